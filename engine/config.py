@@ -1,0 +1,384 @@
+"""`TrainConfig`: everything that defines a run, validated, as plain data, loaded from and saved to YAML presets.
+
+No torch here: the command line and the app read presets before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from engine.errors import ConfigError
+
+AUTO = "auto"
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    source: str = ""
+    """Local folder or Hugging Face id of a decoder-only language model."""
+
+    init: Literal["pretrained", "random"] = "pretrained"
+    """`pretrained` loads the weights; `random` initialises them from the model's own configuration."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """What the GPU computes in. `bfloat16` keeps an exact fp32 master in split planes (14 bytes a parameter on the
+    host, gradient included); `float32` computes in fp32 (16 bytes)."""
+
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    """Attention implementation of transformers; `auto` is `sdpa` where the model has it."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    source: str = ""
+    """A .json, .jsonl or .parquet file, or a Hugging Face data set id."""
+
+    format: Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"] = "auto"
+    """How a row becomes tokens; `auto` looks at the columns and says what it found."""
+
+    split: str = "train"
+    """Split to train on, for data sets that have several."""
+
+    max_seq_len: int = 1024
+    """Tokens per row at most; longer examples are cut and counted."""
+
+    packing: bool = True
+    """Put several examples into one row, with attention kept inside each example."""
+
+    train_on: Literal["assistant", "all"] = "assistant"
+    """Which tokens carry loss: the answers only, or every token."""
+
+    eval_fraction: float = 0.02
+    """Share of the examples held out for evaluation; 0 holds none out."""
+
+    shuffle: bool = True
+    """Visit the examples in a seeded random order, a new one each epoch."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    steps: int | None = None
+    """Optimizer steps of the run; give this or `epochs`. When neither is given, one epoch."""
+
+    epochs: float | None = None
+    """Passes over the training rows; give this or `steps`."""
+
+    batch_size: int = 32
+    """Rows per optimizer step."""
+
+    micro_batch_size: int | Auto = AUTO
+    """Rows that pass through a block at once; must divide `batch_size`. `auto` takes the largest that fits."""
+
+    learning_rate: float = 1.0e-5
+    """Peak learning rate of AdamW."""
+
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Learning rate after warm-up: cosine or linear down to 0, or constant."""
+
+    warmup_steps: int = 10
+    """Steps over which the learning rate rises from 0."""
+
+    weight_decay: float = 0.01
+    """Decoupled weight decay, on weight matrices only (none on norms and biases)."""
+
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+
+    beta2: float = 0.999
+    """AdamW's decay of the second moment."""
+
+    eps: float = 1.0e-8
+    """AdamW's epsilon."""
+
+    max_grad_norm: float | None = 1.0
+    """Global gradient norm to clip to; null never clips."""
+
+    seed: int = 42
+    """Seed of data order, dropout and random initialisation."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    device: Literal["auto", "cuda", "cpu"] = AUTO
+    """Where blocks compute; `auto` is the GPU when there is one."""
+
+    gpu_memory_gib: float | None = None
+    """Hard cap on GPU memory that the plan may use; null is what is free."""
+
+    slots: int | Auto = AUTO
+    """Device buffers that hold one streamed block each; 2 lets a prefetch run under the compute of the block before."""
+
+    save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
+    """What is kept of a block between forward and backward: its input on the host, its input on the device, or all
+    activations (no recompute; resident blocks only)."""
+
+    residency: int | Auto = AUTO
+    """Blocks that stay on the device from forward to backward (the last ones), so they are fetched once a step."""
+
+    rounds: int | Auto = AUTO
+    """Whole forward and backward passes that a step's micro-batches are spread over; `auto` is 1 (vertical order)."""
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes one at the end only."""
+
+    keep_checkpoints: int = 2
+    """Newest checkpoints kept on disk."""
+
+    eval_every: int = 0
+    """Steps between evaluations on the held-out rows; 0 evaluates at the end only."""
+
+    exact_match_samples: int = 0
+    """Held-out examples answered greedily before and after training, and compared with the expected answer."""
+
+    timeline_every: int = 10
+    """Steps between recorded per-unit timelines (at most 500 are kept)."""
+
+    export: bool = True
+    """Write a Hugging Face folder when the run ends."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    name: str = "Untitled"
+    """Name of the run, shown to people."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: OptimConfig = field(default_factory=OptimConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+
+    # ------------------------------------------------------------------ building
+
+    @classmethod
+    def from_dict(cls, tree: Any) -> TrainConfig:
+        """Build and validate. Raises ConfigError naming the first unknown, mistyped or out-of-range field."""
+        config = _build(cls, tree, "")
+        config.validate()
+        return config
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> TrainConfig:
+        """Read a YAML preset and apply `a.b=value` overrides (values in YAML syntax)."""
+        path = Path(path)
+        try:
+            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(str(path), "there is no such preset file; give the path of a YAML preset.") from None
+        except IsADirectoryError:
+            raise ConfigError(str(path), "this is a folder; give the path of a YAML preset.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(str(path), f"the preset cannot be read ({error}).") from None
+        except yaml.YAMLError as error:
+            line = getattr(getattr(error, "problem_mark", None), "line", None)
+            where = f" near line {line + 1}" if line is not None else ""
+            raise ConfigError(str(path), f"this is not valid YAML{where}; fix the preset.") from None
+        if tree is None:
+            tree = {}
+        if not isinstance(tree, dict):
+            raise ConfigError(str(path), "a preset is a mapping of sections (model, data, train, ...).")
+        for text in overrides:
+            _override(tree, text)
+        return cls.from_dict(tree)
+
+    # ------------------------------------------------------------------ writing
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def save(self, path: str | Path) -> None:
+        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
+        Path(path).write_text(text, encoding="utf-8")
+
+    def with_values(self, values: dict[str, Any]) -> TrainConfig:
+        """A validated copy with dotted fields replaced, such as ``{"train.steps": 10}``."""
+        tree = self.to_dict()
+        for dotted, value in values.items():
+            _assign(tree, dotted, value)
+        return type(self).from_dict(tree)
+
+    # ------------------------------------------------------------------ rules across fields
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first rule that is broken."""
+        if not self.model.source.strip():
+            raise ConfigError("model.source", "no model is given; name a local folder or a Hugging Face id.")
+        if not self.data.source.strip():
+            raise ConfigError("data.source", "no data set is given; name a .json, .jsonl or .parquet file or a hub id.")
+        t, d, e, o = self.train, self.data, self.engine, self.output
+        _at_least("data.max_seq_len", d.max_seq_len, 2)
+        _between("data.eval_fraction", d.eval_fraction, 0.0, 0.9)
+        if t.steps is not None and t.epochs is not None:
+            raise ConfigError("train.steps", "steps and epochs are both given; keep one and set the other to null.")
+        if t.steps is not None:
+            _at_least("train.steps", t.steps, 1)
+        if t.epochs is not None and not t.epochs > 0:
+            raise ConfigError("train.epochs", f"{t.epochs} is not above 0; give a positive number of passes.")
+        _at_least("train.batch_size", t.batch_size, 1)
+        if t.micro_batch_size != AUTO:
+            _at_least("train.micro_batch_size", t.micro_batch_size, 1)
+            if t.batch_size % t.micro_batch_size:
+                raise ConfigError("train.micro_batch_size", f"{t.micro_batch_size} does not divide train.batch_size "
+                                  f"{t.batch_size}; choose a divisor.")
+        if not t.learning_rate > 0 or not math.isfinite(t.learning_rate):
+            raise ConfigError("train.learning_rate", f"{t.learning_rate} is not a positive number; 1e-5 is usual.")
+        _at_least("train.warmup_steps", t.warmup_steps, 0)
+        if t.weight_decay < 0:
+            raise ConfigError("train.weight_decay", f"{t.weight_decay} is negative; give 0 or more.")
+        for name in ("beta1", "beta2"):
+            value = getattr(t, name)
+            if not 0.0 <= value < 1.0:
+                raise ConfigError(f"train.{name}", f"{value} is outside 0 to 1 (1 excluded).")
+        if not t.eps > 0:
+            raise ConfigError("train.eps", f"{t.eps} is not above 0; 1e-8 is usual.")
+        if t.max_grad_norm is not None and not t.max_grad_norm > 0:
+            raise ConfigError("train.max_grad_norm", f"{t.max_grad_norm} is not above 0; give null to never clip.")
+        _at_least("train.seed", t.seed, 0)
+        if e.gpu_memory_gib is not None and not e.gpu_memory_gib > 0:
+            raise ConfigError("engine.gpu_memory_gib", f"{e.gpu_memory_gib} is not above 0; give null for what is free.")
+        if e.slots != AUTO:
+            _at_least("engine.slots", e.slots, 1)
+        if e.residency != AUTO:
+            _at_least("engine.residency", e.residency, 0)
+        if e.rounds != AUTO:
+            _at_least("engine.rounds", e.rounds, 1)
+        for name in ("checkpoint_every", "eval_every", "exact_match_samples"):
+            _at_least(f"output.{name}", getattr(o, name), 0)
+        _at_least("output.keep_checkpoints", o.keep_checkpoints, 1)
+        _at_least("output.timeline_every", o.timeline_every, 1)
+
+
+def field_docs() -> dict[str, str]:
+    """Dotted field name to its docstring in this file: the app shows these beside the settings."""
+    import ast
+    import inspect
+
+    docs: dict[str, str] = {}
+    sections = {cls.__name__: name for name, cls in _sections().items()}
+    for node in ast.parse(inspect.getsource(inspect.getmodule(TrainConfig))).body:
+        if not isinstance(node, ast.ClassDef) or (node.name not in sections and node.name != "TrainConfig"):
+            continue
+        prefix = f"{sections[node.name]}." if node.name in sections else ""
+        for item, doc in zip(node.body, node.body[1:]):
+            if isinstance(item, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+                docs[prefix + item.target.id] = " ".join(str(doc.value.value).split())
+    return docs
+
+
+def _sections() -> dict[str, type]:
+    hints = typing.get_type_hints(TrainConfig)
+    return {f.name: hints[f.name] for f in fields(TrainConfig) if dataclasses.is_dataclass(hints[f.name])}
+
+
+def _build(cls: type, tree: Any, prefix: str) -> Any:
+    if not isinstance(tree, dict):
+        raise ConfigError(prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {tree!r}.")
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in fields(cls)}
+    for key in tree:
+        if key not in known:
+            near = _nearest(str(key), known)
+            raise ConfigError(f"{prefix}{key}", f"there is no such setting{near}.")
+    values = {}
+    for name, value in tree.items():
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            values[name] = _build(hint, {} if value is None else value, f"{prefix}{name}.")
+        else:
+            values[name] = _coerce(hint, value, f"{prefix}{name}")
+    return cls(**values)
+
+
+def _coerce(hint: Any, value: Any, name: str) -> Any:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    for option in options:
+        if option is type(None):
+            if value is None:
+                return None
+        elif typing.get_origin(option) is Literal:
+            if value in typing.get_args(option) and isinstance(value, str):
+                return value
+        elif option is bool:
+            if isinstance(value, bool):
+                return value
+        elif option is int:
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+            if isinstance(value, float) and value.is_integer():
+                return int(value)
+        elif option is float:
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return float(value)
+            if isinstance(value, str):  # YAML reads 3e-4 (no dot) as text
+                try:
+                    return float(value)
+                except ValueError:
+                    pass
+        elif option is str:
+            if isinstance(value, str):
+                return value
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return str(value)
+    raise ConfigError(name, f"{value!r} is not {_describe(options)}.")
+
+
+def _describe(options: tuple[Any, ...]) -> str:
+    words: list[str] = []
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            words.extend(str(v) for v in typing.get_args(option))
+        else:
+            words.append(names[option])
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    dotted, equals, raw = text.partition("=")
+    if not equals or not dotted.strip():
+        raise ConfigError("--set", f"{text!r} is not of the form section.field=value.")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise ConfigError(dotted.strip(), f"{raw!r} cannot be read as a value.") from None
+    _assign(tree, dotted.strip(), value)
+
+
+def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    *path, last = dotted.split(".")
+    for part in path:
+        if tree.get(part) is None:
+            tree[part] = {}
+        tree = tree[part]
+        if not isinstance(tree, dict):
+            raise ConfigError(dotted, "there is no such setting.")
+    tree[last] = value
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    import difflib
+
+    match = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(sorted(known))}"
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(name, f"{value} is too small; the least is {low}.")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(name, f"{value} is outside {low:g} to {high:g}.")

@@ -1,0 +1,39 @@
+"""Errors that a user can act on: each is one plain sentence, shown as it is in the terminal and on the screen."""
+
+from __future__ import annotations
+
+
+class RamstreamError(Exception):
+    """Base of every error that ends in one sentence for the user: what is wrong, where, and what to do."""
+
+
+class ConfigError(RamstreamError):
+    """A setting is wrong. `field` is its dotted name in the preset, such as ``train.learning_rate``."""
+
+    def __init__(self, field: str, problem: str):
+        self.field = field
+        super().__init__(f"{field}: {problem}")
+
+
+class DataError(RamstreamError):
+    """The data set cannot be read, has no usable rows, or trains on no token."""
+
+
+class ModelError(RamstreamError):
+    """The model cannot be loaded or cannot be streamed correctly."""
+
+
+class FitError(RamstreamError):
+    """The job does not fit this machine's host memory, GPU memory or disk."""
+
+
+class CheckpointError(RamstreamError):
+    """A checkpoint cannot be written, read or verified."""
+
+
+class NonFiniteError(RamstreamError):
+    """The loss or the gradient norm became NaN or infinite; no update of that step was applied."""
+
+
+class RunError(RamstreamError):
+    """A run folder does not exist, is in use by another process, or cannot do what was asked."""

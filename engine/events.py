@@ -1,0 +1,224 @@
+"""Everything a run records, as immutable events; one JSON line each in ``runs/<id>/events.jsonl``.
+
+Every line carries `kind`, `run_id`, `seq` (counts on across resumes) and `time` (Unix seconds); the rest are the
+event's own fields. A field that an older file lacks takes its default; a kind that this version does not know is
+kept as `Unknown`, so that a newer file still opens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Event:
+    """Base: `kind` is the class name in snake case."""
+
+    kind: ClassVar[str] = "event"
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        EVENT_TYPES[cls.kind] = cls
+
+    def fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+
+EVENT_TYPES: dict[str, type[Event]] = {}
+
+RUN_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving", "finished", "stopped", "failed",
+              "discarded")
+"""`interrupted` is not recorded: it is what a reader concludes when the process that wrote an unfinished run is gone."""
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """First line of a run, and again of each resume."""
+
+    name: str = ""
+    pid: int = 0
+    device: str = "cpu"
+    device_name: str = ""
+    total_steps: int = 0
+    parameters: int = 0
+    units: list[str] = field(default_factory=list)
+    resumed_step: int | None = None
+    program_version: str = ""
+    flops_formula: str = ""
+
+
+@dataclass(frozen=True)
+class StateChanged(Event):
+    state: str = "preparing"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class JobProgressed(Event):
+    """Long work other than steps: `job` is load_model, tokenise, allocate, checkpoint, export, evaluate or sample."""
+
+    job: str = ""
+    done: float = 0
+    total: float = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class DataPrepared(Event):
+    """`summary` is what `engine.data` found: format, columns, rows, tokens, trained tokens, cut and skipped rows."""
+
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FitReported(Event):
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlanBuilt(Event):
+    """`choices`: micro-batches, rounds, slots, residency, save level, where gradients are summed; `grid`: the plan."""
+
+    choices: dict[str, Any] = field(default_factory=dict)
+    grid: str = ""
+
+
+@dataclass(frozen=True)
+class StepFinished(Event):
+    """One optimizer step, emitted when the step is home (its last update is applied)."""
+
+    step: int = 0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    learning_rate: float = 0.0
+    tokens: int = 0
+    """Tokens of the step, padding not counted."""
+    loss_tokens: int = 0
+    """Of these, the tokens that carry loss."""
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+    tflops: float = 0.0
+    """Model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12; recompute and padding not counted."""
+    exposed: dict[str, float] = field(default_factory=dict)
+    """Seconds that the COMPUTE lane waited, by cause: h2d, d2h, optimizer, other."""
+
+
+@dataclass(frozen=True)
+class StepTimeline(Event):
+    """Per-op spans of one sampled step: ``{unit, op, lane, start, end}``, seconds from the step's first op."""
+
+    step: int = 0
+    spans: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MemorySampled(Event):
+    """Bytes. `gpu_driver` is what the driver reports for the whole card."""
+
+    step: int = 0
+    host_rss: int = 0
+    host_pinned: int = 0
+    host_available: int = 0
+    gpu_allocated: int = 0
+    gpu_reserved: int = 0
+    gpu_peak: int = 0
+    gpu_driver: int = 0
+    gpu_total: int = 0
+
+
+@dataclass(frozen=True)
+class EvalFinished(Event):
+    step: int = 0
+    loss: float = 0.0
+    loss_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExactMatchMeasured(Event):
+    """Greedy answers to held-out prompts against the expected ones; `moment` is before or after training."""
+
+    step: int = 0
+    moment: str = "after"
+    correct: int = 0
+    total: int = 0
+    samples: list[dict[str, str]] = field(default_factory=list)
+    """The first few, ``{prompt, expected, answer}``."""
+
+
+@dataclass(frozen=True)
+class CheckpointWritten(Event):
+    step: int = 0
+    path: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExportWritten(Event):
+    step: int = 0
+    path: str = ""
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ControlReceived(Event):
+    """A request from a person: stop, discard, pause, resume or save."""
+
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class LogLine(Event):
+    level: str = "info"
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """Last line of a run: `state` is finished, stopped, failed or discarded; `reason` is one sentence."""
+
+    state: str = "finished"
+    reason: str = ""
+    error_type: str = ""
+
+
+@dataclass(frozen=True)
+class Unknown(Event):
+    """A line of a kind that this version does not know."""
+
+    original_kind: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Record:
+    """An event with its envelope."""
+
+    run_id: str
+    seq: int
+    time: float
+    event: Event
+
+    def to_json(self) -> dict[str, Any]:
+        """The dictionary that becomes one line."""
+        kind, values = self.event.kind, self.event.fields()
+        if isinstance(self.event, Unknown):
+            kind, values = self.event.original_kind, self.event.values
+        return {"kind": kind, "run_id": self.run_id, "seq": self.seq, "time": self.time, **values}
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> Record:
+        values = dict(line)
+        kind, run_id = values.pop("kind"), values.pop("run_id")
+        seq, time = values.pop("seq"), values.pop("time")
+        event_type = EVENT_TYPES.get(kind)
+        if event_type is None or event_type is Unknown:
+            event: Event = Unknown(original_kind=kind, values=values)
+        else:
+            known = {f.name for f in dataclasses.fields(event_type)}
+            event = event_type(**{name: value for name, value in values.items() if name in known})
+        return cls(run_id=run_id, seq=seq, time=time, event=event)

@@ -1,0 +1,19 @@
+"""Where bundled files live, and how a user's source string becomes a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROGRAM_ROOT = Path(__file__).resolve().parent.parent
+
+
+def resolve_source(source: str) -> Path | None:
+    """The existing local path that `source` names (from the working directory first, then beside the program, for
+    bundled assets), or None when it names none and so must be a hub id."""
+    given = Path(source).expanduser()
+    if given.exists():
+        return given.resolve()
+    bundled = PROGRAM_ROOT / source
+    if not given.is_absolute() and bundled.exists():
+        return bundled
+    return None
