@@ -6,6 +6,8 @@ No torch here: the command line and the app read presets before anything heavy i
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import math
 import types
 import typing
@@ -174,7 +176,7 @@ class TrainConfig:
         """Read a YAML preset and apply `a.b=value` overrides (values in YAML syntax)."""
         path = Path(path)
         try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+            tree = _read_yaml(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(str(path), "there is no such preset file; give the path of a YAML preset.") from None
         except IsADirectoryError:
@@ -245,7 +247,7 @@ class TrainConfig:
             raise ConfigError("train.eps", f"{t.eps} is not above 0; 1e-8 is usual.")
         if t.max_grad_norm is not None and not t.max_grad_norm > 0:
             raise ConfigError("train.max_grad_norm", f"{t.max_grad_norm} is not above 0; give null to never clip.")
-        _at_least("train.seed", t.seed, 0)
+        _between("train.seed", t.seed, 0, 2**32 - 1)
         if e.gpu_memory_gib is not None and not e.gpu_memory_gib > 0:
             raise ConfigError("engine.gpu_memory_gib", f"{e.gpu_memory_gib} is not above 0; give null for what is free.")
         if e.slots != AUTO:
@@ -284,7 +286,7 @@ def _sections() -> dict[str, type]:
 
 def _build(cls: type, tree: Any, prefix: str) -> Any:
     if not isinstance(tree, dict):
-        raise ConfigError(prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {tree!r}.")
+        raise ConfigError(prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}.")
     hints = typing.get_type_hints(cls)
     known = {f.name for f in fields(cls)}
     for key in tree:
@@ -316,22 +318,35 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
         elif option is int:
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
-            if isinstance(value, float) and value.is_integer():
-                return int(value)
+            number = _number(value)
+            if number is not None and number.is_integer():
+                return int(number)
         elif option is float:
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                return float(value)
-            if isinstance(value, str):  # YAML reads 3e-4 (no dot) as text
-                try:
-                    return float(value)
-                except ValueError:
-                    pass
+            number = _number(value)
+            if number is not None:
+                return number
         elif option is str:
             if isinstance(value, str):
                 return value
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
                 return str(value)
-    raise ConfigError(name, f"{value!r} is not {_describe(options)}.")
+    raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also from text, since YAML reads 3e-4 (no dot) as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: Any) -> str:
+    """A value as a preset writes it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
 
 
 def _describe(options: tuple[Any, ...]) -> str:
@@ -345,12 +360,20 @@ def _describe(options: tuple[Any, ...]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
+def _read_yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        # PyYAML lets these through for values such as the date 2024-13-45.
+        raise yaml.YAMLError(str(error)) from None
+
+
 def _override(tree: dict[str, Any], text: str) -> None:
     dotted, equals, raw = text.partition("=")
     if not equals or not dotted.strip():
         raise ConfigError("--set", f"{text!r} is not of the form section.field=value.")
     try:
-        value = yaml.safe_load(raw)
+        value = _read_yaml(raw)
     except yaml.YAMLError:
         raise ConfigError(dotted.strip(), f"{raw!r} cannot be read as a value.") from None
     _assign(tree, dotted.strip(), value)
@@ -381,4 +404,4 @@ def _at_least(name: str, value: int, low: int) -> None:
 
 def _between(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise ConfigError(name, f"{value} is outside {low:g} to {high:g}.")
+        raise ConfigError(name, f"{value} is outside {low} to {high}.")

@@ -1,0 +1,116 @@
+"""The four lanes behind one small interface, and its inline implementation for the CPU.
+
+An executor submits ops in plan order; a backend runs each on its lane once the ops it waits for have finished. On the
+CPU every op simply runs when it is submitted, which is one legal order of the plan; `engine.cuda_backend` runs the
+lanes at the same time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.plan import Op
+
+
+class Ticket(Protocol):
+    """Handle of a submitted op."""
+
+    def span(self) -> tuple[float, float]:
+        """Start and end in seconds on the backend's clock; only once the op has finished."""
+
+
+class Backend(Protocol):
+    device: torch.device
+
+    def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
+        """Run `work` on the lane of `op` after `waits`. Raises what an earlier op raised, once it is known."""
+
+    def finish_step(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the HOST lane after all its ops submitted so far."""
+
+    def drain(self) -> None:
+        """Wait until every submitted op has finished; raises the first error of any lane."""
+
+    def upload(self, array) -> torch.Tensor:
+        """A small host array on the device, ordered before COMPUTE ops submitted later."""
+
+    def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """A small zeroed host tensor that COMPUTE may copy to without stalling."""
+
+    def register(self, pointer: int, nbytes: int) -> None:
+        """Make host memory known to the DMA engines."""
+
+    def unregister(self, pointer: int) -> None: ...
+
+    def seed(self, value: int) -> None:
+        """Seed the generator that COMPUTE ops draw from (dropout), without a device synchronization."""
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: allocated, reserved, peak, total, free (zeros on the CPU)."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class DoneTicket:
+    start: float
+    end: float
+
+    def span(self) -> tuple[float, float]:
+        return self.start, self.end
+
+
+class CpuBackend:
+    """All four lanes inline, in plan order."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
+        start = time.perf_counter()
+        work()
+        return DoneTicket(start, time.perf_counter())
+
+    def finish_step(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def drain(self) -> None:
+        """Nothing is ever under way."""
+
+    def upload(self, array) -> torch.Tensor:
+        return torch.from_numpy(array)
+
+    def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(numel, dtype=dtype)
+
+    def register(self, pointer: int, nbytes: int) -> None:
+        """The CPU needs no registration."""
+
+    def unregister(self, pointer: int) -> None:
+        """The CPU needs no registration."""
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+
+    def memory(self) -> dict[str, int]:
+        return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0}
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def open_backend(device: str) -> Backend:
+    """`auto`, `cuda` or `cpu`. Raises RamstreamError when cuda is asked for and there is none."""
+    from engine.cuda_backend import CudaBackend, cuda_available
+    from engine.errors import ConfigError
+
+    if device == "cpu" or (device == "auto" and not cuda_available()):
+        return CpuBackend()
+    if not cuda_available():
+        raise ConfigError("engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu.")
+    return CudaBackend()

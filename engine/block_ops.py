@@ -1,0 +1,253 @@
+"""What each kind of op does: the one place where a plan's words become tensor work.
+
+`BlockOps` owns no policy and no threads. The executor calls ``work(op, step)`` to get the function that the backend
+runs on the op's lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.adamw import HostAdamW
+from engine.backend import Backend
+from engine.device_state import DeviceState
+from engine.errors import NonFiniteError
+from engine.host_store import HostStore
+from engine.layout import UnitLayout
+from engine.loss import chunked_loss
+from engine.model import StreamedModel
+from engine.plan import EMBED, HEAD, Op, StepPlan
+from engine.skeleton import BlockArguments, Capture
+
+
+@dataclass
+class DeviceBatch:
+    """One micro-batch on the device: token ids [batch, tokens], positions or None, and where loss is."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor | None
+    loss_index: torch.Tensor
+    """Flat positions that carry loss, int64 [n]."""
+    labels: torch.Tensor
+    """Their target tokens, int64 [n]."""
+
+
+@dataclass
+class StepContext:
+    """State of one step while its ops run."""
+
+    number: int
+    """Optimizer step, from 1; 0 for passes without gradients."""
+    batches: list[DeviceBatch]
+    loss_scale: float
+    """1 / (tokens of the whole step that carry loss)."""
+    learning_rate: float = 0.0
+    max_grad_norm: float | None = None
+    seed: int = 0
+    training: bool = True
+    logits_at: list[torch.Tensor] | None = None
+    """For sampling: flat positions whose logits are wanted, by micro-batch; no loss is computed then."""
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
+    saved: dict[tuple[str, int], tuple] = field(default_factory=dict)
+    shapes: dict[int, torch.Size] = field(default_factory=dict)
+    """Shape of each micro-batch's hidden state."""
+    loss: float = math.nan
+    grad_norm: float = math.nan
+    clip_factor: float = 1.0
+
+
+class BlockOps:
+    """Binds ops to the host store, the device state and the model."""
+
+    def __init__(self, model: StreamedModel, plan: StepPlan, store: HostStore, state: DeviceState, backend: Backend,
+                 adamw: HostAdamW | None, loss_chunk: int, host_boundaries: dict[tuple[str, int], torch.Tensor]):
+        self.model, self.plan, self.store, self.state = model, plan, store, state
+        self.backend, self.adamw, self.loss_chunk = backend, adamw, loss_chunk
+        self.host_boundaries = host_boundaries
+        self.units = {unit.name: unit for unit in model.units}
+        self.positions = {unit.name: k for k, unit in enumerate(model.units)}
+        self.block_positions = {unit.name: k for k, unit in enumerate(model.blocks)}
+        self.summary = backend.host_buffer(len(model.units) + 1, torch.float32)
+
+    def work(self, op: Op, step: StepContext) -> Callable[[], None]:
+        method = getattr(self, f"_{op.kind}")
+        return lambda: method(op, step)
+
+    # ------------------------------------------------------------------ H2D and D2H
+
+    def _prefetch(self, op: Op, step: StepContext) -> None:
+        plane = self.store.tensor(op.unit, "weight_high")
+        self.state.slots[op.slot][:plane.numel()].copy_(plane, non_blocking=True)
+
+    def _store_boundary(self, op: Op, step: StepContext) -> None:
+        host = self.host_boundaries[op.unit, op.micro_batch]
+        numel = step.shapes[op.micro_batch].numel()
+        host[:numel].copy_(self.state.rings[op.ring][:numel], non_blocking=True)
+
+    def _fetch_boundary(self, op: Op, step: StepContext) -> None:
+        host = self.host_boundaries[op.unit, op.micro_batch]
+        numel = step.shapes[op.micro_batch].numel()
+        self.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
+
+    def _fetch_grad(self, op: Op, step: StepContext) -> None:
+        plane = self.store.tensor(op.unit, "grad")
+        self.state.stagings[op.staging][:plane.numel()].copy_(plane, non_blocking=True)
+
+    def _offload(self, op: Op, step: StepContext) -> None:
+        plane = self.store.tensor(op.unit, "grad")
+        plane.copy_(self.state.stagings[op.staging][:plane.numel()], non_blocking=True)
+
+    # ------------------------------------------------------------------ COMPUTE
+
+    def _seed(self, op: Op, step: StepContext) -> None:
+        """Dropout draws the same numbers in a recompute and after a resume: the seed is a function of where we are."""
+        position = self.positions[op.unit]
+        self.backend.seed(hash((step.seed, step.number, position, op.micro_batch)) & 0x7FFFFFFF)
+
+    def _capture(self, op: Op, step: StepContext) -> Capture:
+        self._seed(op, step)
+        batch = step.batches[op.micro_batch]
+        return self.model.skeleton.capture(batch.input_ids, batch.position_ids)
+
+    def _embed(self, op: Op, step: StepContext) -> None:
+        with torch.no_grad():
+            captured = self._capture(op, step)
+        step.hidden[op.micro_batch] = captured.hidden
+        step.shapes[op.micro_batch] = captured.hidden.shape
+        step.arguments[op.micro_batch] = captured.arguments
+
+    def _run(self, op: Op, step: StepContext, hidden: torch.Tensor) -> torch.Tensor:
+        self._seed(op, step)
+        unit = self.units[op.unit]
+        arguments = step.arguments[op.micro_batch][self.block_positions[op.unit]]
+        return arguments.call(self.state.template(op.slot, unit), hidden)
+
+    def _forward(self, op: Op, step: StepContext) -> None:
+        hidden = step.hidden[op.micro_batch]
+        key = (op.unit, op.micro_batch)
+        if op.unit in self.plan.kept_units and step.training:
+            leaf = hidden.detach().requires_grad_()
+            with torch.enable_grad():
+                out = self._run(op, step, leaf)
+            step.saved[key] = (leaf, out)
+            step.hidden[op.micro_batch] = out.detach()
+            return
+        if op.ring is not None:
+            self.state.rings[op.ring][:hidden.numel()].copy_(hidden.reshape(-1))
+        elif step.training:
+            step.saved[key] = (hidden,)
+        with torch.no_grad():
+            step.hidden[op.micro_batch] = self._run(op, step, hidden)
+
+    def _loss(self, op: Op, step: StepContext) -> None:
+        hidden = step.hidden[op.micro_batch]
+        if step.logits_at is not None:
+            flat = hidden.reshape(-1, hidden.shape[-1]).index_select(0, step.logits_at[op.micro_batch])
+            with torch.no_grad():
+                step.logits[op.micro_batch] = self.model.skeleton.logits(flat).float()
+            del step.hidden[op.micro_batch]
+            return
+        batch = step.batches[op.micro_batch]
+        outer = self.state.outer_parameters
+        owners = [HEAD, EMBED] if self.model.tied else [HEAD]
+        if op.first:
+            for owner in owners:
+                self._grad(owner, op, HEAD).zero_()
+        if op.micro_batch == 0:
+            self.state.norms[-1].zero_()
+
+        def accumulate(gradients: tuple[torch.Tensor | None, ...]) -> None:
+            start = 0
+            for owner in owners:
+                count = len(outer[owner])
+                self._add(self.units[owner].layout, self._grad(owner, op, HEAD), gradients[start:start + count])
+                start += count
+
+        parameters = [p for owner in owners for p in outer[owner]]
+        loss, gradient = chunked_loss(self.model.skeleton, hidden, batch.loss_index, batch.labels, step.loss_scale,
+                                      self.loss_chunk, parameters, accumulate if step.training else None)
+        self.state.norms[-1] += loss
+        if gradient is None:
+            del step.hidden[op.micro_batch]
+        else:
+            step.hidden[op.micro_batch] = gradient
+
+    def _backward(self, op: Op, step: StepContext) -> None:
+        unit = self.units[op.unit]
+        key = (op.unit, op.micro_batch)
+        if op.unit in self.plan.kept_units:
+            leaf, out = step.saved.pop(key)
+        else:
+            if op.ring is not None:
+                shape = step.shapes[op.micro_batch]
+                boundary = self.state.rings[op.ring][:shape.numel()].view(shape)
+            else:
+                (boundary,) = step.saved.pop(key)
+            leaf = boundary.detach().requires_grad_()
+            with torch.enable_grad():
+                out = self._run(op, step, leaf)
+        parameters = self.state.parameters(op.slot, unit)
+        hidden_gradient, *gradients = torch.autograd.grad(out, [leaf, *parameters], step.hidden[op.micro_batch],
+                                                          allow_unused=True)
+        step.hidden[op.micro_batch] = hidden_gradient
+        grad = self._grad(op.unit, op, op.unit)
+        if op.first:
+            grad.zero_()
+        self._add(unit.layout, grad, tuple(gradients))
+
+    def _embed_backward(self, op: Op, step: StepContext) -> None:
+        unit = self.units[EMBED]
+        with torch.enable_grad():
+            captured = self._capture(op, step)
+        gradients = torch.autograd.grad(captured.hidden, self.state.outer_parameters[EMBED],
+                                        step.hidden.pop(op.micro_batch), allow_unused=True)
+        del step.arguments[op.micro_batch]
+        grad = self._grad(EMBED, op, EMBED)
+        if op.first:
+            grad.zero_()
+        self._add(unit.layout, grad, gradients)
+
+    def _grad(self, owner: str, op: Op, unit: str) -> torch.Tensor:
+        """The owner's part of its fp32 gradient buffer. A tied loss op also sums into the embed unit's buffer."""
+        name = op.grad if owner == unit else f"grad {owner}"
+        return self.state.grads[name][:self.units[owner].layout.numel]
+
+    @staticmethod
+    def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
+            if gradient is not None:
+                buffer[offset:offset + spec.numel].view(spec.shape).add_(gradient)
+
+    def _reduce(self, op: Op, step: StepContext) -> None:
+        numel = self.units[op.unit].layout.numel
+        grad, staging = self.state.grads[op.grad][:numel], self.state.stagings[op.staging][:numel]
+        if not op.first:
+            grad.add_(staging)
+        if op.last:
+            self.state.norms[self.positions[op.unit]] = torch.linalg.vector_norm(grad).square()
+        staging.copy_(grad)
+
+    def _summary(self, op: Op, step: StepContext) -> None:
+        self.summary.copy_(self.state.norms, non_blocking=True)
+
+    # ------------------------------------------------------------------ HOST
+
+    def _clip(self, op: Op, step: StepContext) -> None:
+        *squares, step.loss = self.summary.tolist()
+        step.grad_norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+        for what, value in (("loss", step.loss), ("gradient norm", step.grad_norm)):
+            if not math.isfinite(value):
+                raise NonFiniteError(f"The {what} of step {step.number} is not a finite number, so the run stopped "
+                                     "before applying that step; lower the learning rate or look at the data, then "
+                                     "resume from the last checkpoint.")
+        if step.max_grad_norm is not None:
+            step.clip_factor = min(1.0, step.max_grad_norm / (step.grad_norm + 1e-6))
+
+    def _update(self, op: Op, step: StepContext) -> None:
+        self.adamw.update(op.unit, step.number, step.learning_rate, step.clip_factor)

@@ -1,0 +1,229 @@
+"""The four lanes on a CUDA GPU: three streams and a host thread, ordered by events and by nothing else.
+
+COMPUTE ops are launched from the caller's thread on the default stream. H2D and D2H have a thread each, because a
+prefetch must wait for a host update without holding up the launches of COMPUTE. HOST ops run on a thread of their own.
+This is the only file that speaks of CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.errors import FitError, RamstreamError
+from engine.plan import COMPUTE, D2H, H2D, HOST, Op
+
+# Growing segments leave no gaps when micro-batch shapes vary; read when CUDA starts, a user's own setting wins.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def cuda_available() -> bool:
+    return torch.cuda.is_available()
+
+
+class _Ticket:
+    """An op on its way: `issued` is set once its end event is recorded (or the op failed)."""
+
+    def __init__(self, backend: CudaBackend):
+        self._backend = backend
+        self.issued = threading.Event()
+        self.error: BaseException | None = None
+
+    def require(self) -> None:
+        self.issued.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class _DeviceTicket(_Ticket):
+    """An op of a stream."""
+
+    def __init__(self, backend: CudaBackend):
+        super().__init__(backend)
+        self.start = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+
+    def span(self) -> tuple[float, float]:
+        anchor, seconds = self._backend.anchor
+        return seconds + anchor.elapsed_time(self.start) / 1e3, seconds + anchor.elapsed_time(self.end) / 1e3
+
+
+class _HostTicket(_Ticket):
+    """An op of the host thread; issued means finished."""
+
+    start = end = 0.0
+
+    def span(self) -> tuple[float, float]:
+        return self.start, self.end
+
+
+class CudaBackend:
+    """Runs each lane as soon as its waits allow. See `engine.backend.Backend` for the contract."""
+
+    def __init__(self, index: int = 0):
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        self._streams = {COMPUTE: torch.cuda.default_stream(self.device),
+                         H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
+        self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}
+        self._error: BaseException | None = None
+        self._last_compute: _DeviceTicket | None = None
+        self._set_anchor()
+        self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
+                         for lane in self._queues]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------------ lanes
+
+    def submit(self, op: Op, waits: Sequence[_Ticket], work: Callable[[], None]) -> _Ticket:
+        if self._error is not None:
+            raise self._error
+        ticket = _HostTicket(self) if op.lane == HOST else _DeviceTicket(self)
+        if op.lane == COMPUTE:
+            self._launch(op.lane, ticket, waits, work)
+            if ticket.error is not None:
+                raise ticket.error
+            self._last_compute = ticket
+        else:
+            self._queues[op.lane].put((ticket, waits, work))
+        return ticket
+
+    def _launch(self, lane: str, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
+        stream = self._streams[lane]
+        try:
+            for wait in waits:
+                wait.require()
+                if isinstance(wait, _DeviceTicket):
+                    stream.wait_event(wait.end)
+            with torch.cuda.stream(stream):
+                ticket.start.record(stream)
+                work()
+                ticket.end.record(stream)
+        except BaseException as error:
+            self._fail(ticket, error)
+        ticket.issued.set()
+
+    def _run_on_host(self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
+        try:
+            for wait in waits:
+                wait.require()
+                if isinstance(wait, _DeviceTicket):
+                    wait.end.synchronize()
+            ticket.start = time.perf_counter()
+            work()
+            ticket.end = time.perf_counter()
+        except BaseException as error:
+            self._fail(ticket, error)
+        ticket.issued.set()
+
+    def _fail(self, ticket: _Ticket, error: BaseException) -> None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            memory = self.memory()
+            error = FitError(f"The GPU ran out of memory ({memory['allocated'] / 2**30:.1f} GiB in use of "
+                             f"{memory['total'] / 2**30:.1f}); lower train.micro_batch_size or data.max_seq_len, or set "
+                             "engine.save_level to boundary_host.")
+        ticket.error = error
+        if self._error is None:
+            self._error = error
+
+    def _serve(self, lane: str) -> None:
+        torch.cuda.set_device(self.device)
+        while True:
+            item = self._queues[lane].get()
+            if item is None:
+                return
+            ticket, waits, work = item
+            if lane == HOST:
+                self._run_on_host(ticket, waits, work)
+            else:
+                self._launch(lane, ticket, waits, work)
+            # The closure holds a step's tensors: let go of it before waiting for the next item.
+            del item, ticket, waits, work
+
+    def finish_step(self, callback: Callable[[], None]) -> None:
+        last = self._last_compute
+
+        def finish() -> None:
+            if self._error is None:
+                callback()
+                self._move_anchor(last)
+
+        self._queues[HOST].put((_HostTicket(self), (), finish))
+
+    def drain(self) -> None:
+        marks = []
+        for lane in self._queues:
+            mark = _HostTicket(self) if lane == HOST else _DeviceTicket(self)
+            self._queues[lane].put((mark, (), lambda: None))
+            marks.append(mark)
+        for mark in marks:
+            mark.issued.wait()
+        torch.cuda.synchronize(self.device)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    # ------------------------------------------------------------------ clocks
+
+    def _set_anchor(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._streams[COMPUTE])
+        event.synchronize()
+        self.anchor = (event, time.perf_counter())
+
+    def _move_anchor(self, ticket: _DeviceTicket | None) -> None:
+        """Elapsed times are single-precision milliseconds: an anchor near the measured step keeps microseconds."""
+        if ticket is not None:
+            self.anchor = (ticket.end, ticket.span()[1])
+
+    # ------------------------------------------------------------------ memory
+
+    def upload(self, array) -> torch.Tensor:
+        return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
+
+    def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(numel, dtype=dtype, pin_memory=True)
+
+    def register(self, pointer: int, nbytes: int) -> None:
+        code = int(torch.cuda.cudart().cudaHostRegister(pointer, nbytes, 0))
+        if code != 0:
+            raise FitError(f"{nbytes} bytes of host memory could not be registered for transfers (CUDA error {code}); "
+                           "free host memory, raise the locked-memory limit (ulimit -l), or choose a smaller model.")
+
+    def unregister(self, pointer: int) -> None:
+        torch.cuda.cudart().cudaHostUnregister(pointer)
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Refuse allocations beyond `nbytes` in this process."""
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
+
+    def seed(self, value: int) -> None:
+        torch.default_generator.manual_seed(value)
+        torch.cuda.default_generators[self.device.index].manual_seed(value)
+
+    def memory(self) -> dict[str, int]:
+        free, total = torch.cuda.mem_get_info(self.device)
+        return {"allocated": torch.cuda.memory_allocated(self.device),
+                "reserved": torch.cuda.memory_reserved(self.device),
+                "peak": torch.cuda.max_memory_allocated(self.device), "total": total, "free": free}
+
+    @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self.device)
+
+    def close(self) -> None:
+        """End the lane threads and give cached device memory back."""
+        for lane in self._queues:
+            self._queues[lane].put(None)
+        for thread in self._threads:
+            thread.join(timeout=60)
+            if thread.is_alive():
+                raise RamstreamError("A transfer did not end within a minute; the GPU may be gone.")
+        torch.cuda.empty_cache()

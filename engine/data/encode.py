@@ -1,0 +1,148 @@
+"""Examples as token ids with a mark on every token that carries loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.data.formats import Example, Pair, Text
+from engine.data.render import ChatRenderer, Rendered, Skipped
+from engine.errors import DataError
+
+
+@dataclass(frozen=True)
+class Document:
+    """Tokens that attend to each other and to nothing else."""
+
+    ids: np.ndarray
+    """int32[T], at most max_seq_len."""
+    trained: np.ndarray
+    """bool[T]: the token is a target. The first token never is: nothing predicts it."""
+    answer: tuple[int, int] | None
+    """Token range of the last answer; None when there is none or some of it was cut."""
+    length: int
+    """Tokens before the cut to max_seq_len."""
+
+
+class Encoder:
+    """Examples to documents, in batches. Raises DataError when the tokenizer cannot do what the data needs."""
+
+    def __init__(self, tokenizer: Any, train_on: str, max_seq_len: int):
+        self.tokenizer = tokenizer
+        self.train_on = train_on
+        self.max_seq_len = max_seq_len
+        if not getattr(tokenizer, "is_fast", False):
+            raise DataError(f"The tokenizer {type(tokenizer).__name__} does not tell which characters a token covers, "
+                            "so answers cannot be masked; use a model with a fast tokenizer (tokenizer.json).")
+        self.renderer = ChatRenderer(tokenizer, train_on)
+        self._prefix, self._suffix = self._frame()
+
+    def encode(self, examples: list[Example]) -> list[list[Document] | Skipped]:
+        """Each example's documents (several where turns are trained one at a time), or why it is skipped."""
+        rendered = self._render(examples)
+        texts = [text for texts in rendered if not isinstance(texts, Skipped) for text in texts]
+        documents = iter(self._tokenise(texts))
+        results: list[list[Document] | Skipped] = []
+        for texts_or_reason in rendered:
+            if isinstance(texts_or_reason, Skipped):
+                results.append(texts_or_reason)
+                continue
+            kept = [document for document in [next(documents) for _ in texts_or_reason] if document.trained.any()]
+            results.append(kept or Skipped("no trained token is left within max_seq_len"))
+        return results
+
+    def template_use(self, data_format: str) -> str:
+        """Where the frame around the text comes from: `tokenizer` (its chat template) or `none`."""
+        return "tokenizer" if data_format != "text" and self.renderer.available else "none"
+
+    # ------------------------------------------------------------------ text
+
+    def _render(self, examples: list[Example]) -> list[list[Rendered] | Skipped]:
+        chats = {}
+        results: list[list[Rendered] | Skipped] = [[]] * len(examples)
+        for place, example in enumerate(examples):
+            if isinstance(example, Text):
+                results[place] = [Rendered(example.text, ((0, len(example.text)),), None, framed=False)]
+            elif isinstance(example, Pair) and not self.renderer.available:
+                results[place] = [self._join(example)]
+            else:
+                chats[place] = example.conversation() if isinstance(example, Pair) else example
+        if chats and not self.renderer.available:
+            raise DataError("The tokenizer has no chat template, so conversations cannot be written as its model "
+                            "expects; choose an instruct model, or data of format prompt_completion or text.")
+        for place, documents in zip(chats, self.renderer.render(list(chats.values()))):
+            results[place] = documents
+        return results
+
+    def _join(self, pair: Pair) -> Rendered:
+        """A pair for a tokenizer without a chat template: prompt, separator, completion, end of sequence."""
+        prompt = self.renderer.stand_in(f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt)
+        prompt += pair.separator
+        text = prompt + self.renderer.stand_in(pair.completion)
+        answer = (len(prompt), len(text))
+        return Rendered(text, ((0, len(text)) if self.train_on == "all" else answer,), answer, framed=False)
+
+    # ------------------------------------------------------------------ tokens
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before a text, and the end of sequence that closes one."""
+        bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        framed = self.tokenizer("a")["input_ids"]
+        start = next((i for i in range(len(framed)) if framed[i:i + len(bare)] == bare), 0)
+        eos = self.tokenizer.eos_token_id
+        return framed[:start], [] if eos is None else [eos]
+
+    def _tokenise(self, texts: list[Rendered]) -> list[Document]:
+        if not texts:
+            return []
+        pieces: list[tuple[int, int, str, bool]] = []
+        for place, rendered in enumerate(texts):
+            pieces.extend((place, *piece) for piece in self.renderer.pieces(rendered.text))
+        plain = iter(self._call([text for _, _, text, typed in pieces if not typed]))
+        ids: list[list[int]] = [[] for _ in texts]
+        offsets: list[list[tuple[int, int]]] = [[] for _ in texts]
+        for place, first, text, typed in pieces:
+            if typed:
+                found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+                ids[place].extend(found)
+                offsets[place].extend([(first, first + 1)] * len(found))
+                continue
+            encoding = next(plain)
+            ids[place].extend(encoding.ids)
+            offsets[place].extend([(first + a, first + b) for a, b in encoding.offsets] if first else encoding.offsets)
+        return [self._document(*parts) for parts in zip(texts, ids, offsets)]
+
+    def _call(self, texts: list[str]) -> list[Any]:
+        if not texts:
+            return []
+        batch = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=False, verbose=False)
+        return batch.encodings
+
+    def _document(self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> Document:
+        tokens = np.asarray(ids, dtype=np.int32)
+        bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+        trained = np.zeros(len(tokens), dtype=bool)
+        for span in rendered.spans:
+            trained |= _covered(bounds, span)
+        places = np.flatnonzero(_covered(bounds, rendered.answer)) if rendered.answer else np.empty(0, dtype=int)
+        answer = (int(places[0]), int(places[-1]) + 1) if len(places) else None
+        if not rendered.framed:
+            tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
+            trained = np.concatenate([np.full(len(self._prefix), self.train_on == "all"), trained,
+                                      np.ones(len(self._suffix), dtype=bool)])
+            if answer:
+                answer = (answer[0] + len(self._prefix), len(tokens))
+        if len(trained):
+            trained[0] = False
+        limit = self.max_seq_len
+        return Document(tokens[:limit], trained[:limit], answer if answer and answer[1] <= limit else None, len(tokens))
+
+
+def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:
+    """Tokens (character bounds [T, 2]) with a character in `span`. Some tokenizers trim white space from the bounds,
+    so a token of white space alone is empty and stands at its end: it counts when that end lies in the span."""
+    start, end = span
+    return (bounds[:, 1] > start) & ((bounds[:, 0] < end) & (bounds[:, 0] < bounds[:, 1])
+                                     | (bounds[:, 0] == bounds[:, 1]) & (bounds[:, 1] <= end))

@@ -1,0 +1,71 @@
+"""What the app shows of a data set before a run: the first rows as text, with what is trained marked."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from engine.config import DataConfig
+from engine.data.encode import Document, Encoder
+from engine.data.formats import map_columns
+from engine.data.loader import encoded_rows
+from engine.data.render import Skipped
+from engine.data.sources import open_source
+from engine.errors import DataError
+
+_ROWS_MEASURED = 200
+_BINS = 20
+
+
+def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
+    """Read the first 200 rows and show the first `rows` of them. Raises DataError as prepare_data does.
+
+    Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`, `max_seq_len`,
+    `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text, trained}]]}`), `rows_measured`,
+    `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
+    `histogram` `{edges, counts}` of these, and `warnings`."""
+    source = open_source(config, streaming=True)
+    read = list(itertools.islice(source.read(), max(rows, _ROWS_MEASURED)))
+    if not read:
+        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+    columns = map_columns(config.format, [row for _, row in read], source)
+    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    shown: list[dict[str, Any]] = []
+    lengths: list[int] = []
+    tokens = trained = cut = skipped = 0
+    for number, _, documents in encoded_rows(source, columns, encoder, iter(read)):
+        kept = [] if isinstance(documents, Skipped) else documents
+        row = {"where": source.where(number), "tokens": sum(len(d.ids) for d in kept),
+               "trained_tokens": sum(int(d.trained.sum()) for d in kept),
+               "cut": any(d.length > len(d.ids) for d in kept),
+               "skipped": documents.reason if isinstance(documents, Skipped) else None,
+               "documents": [_pieces(d, tokenizer) for d in kept] if len(shown) < rows else []}
+        if len(shown) < rows:
+            shown.append(row)
+        tokens, trained = tokens + row["tokens"], trained + row["trained_tokens"]
+        cut, skipped = cut + row["cut"], skipped + (row["skipped"] is not None)
+        lengths.extend(d.length for d in kept)
+    counts, edges = np.histogram(lengths, bins=_BINS) if lengths else (np.empty(0), np.empty(0))
+    return {
+        "source": source.name, "format": columns.format, "format_detected": columns.detected,
+        "columns": columns.meaning(), "unused_columns": columns.unused,
+        "chat_template": encoder.template_use(columns.format), "max_seq_len": config.max_seq_len,
+        "rows": shown, "rows_measured": len(read), "rows_cut": cut, "rows_skipped": skipped,
+        "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
+        "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
+        "warnings": [f"{count} {sentence}" for sentence, count in encoder.renderer.warnings.items()],
+    }
+
+
+def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
+    """The document's text, cut where training begins or ends. Pieces are differences of decoded beginnings, because
+    decoding a piece alone loses its first space with some tokenizers."""
+    edges = [0, *(np.flatnonzero(np.diff(document.trained)) + 1).tolist(), len(document.ids)]
+    pieces, before = [], ""
+    for start, end in zip(edges, edges[1:]):
+        text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
+        pieces.append({"text": text[len(before):], "trained": bool(document.trained[start])})
+        before = text
+    return pieces

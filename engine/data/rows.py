@@ -1,0 +1,145 @@
+"""Rows of tokens and the micro-batches of any step, without state: a resumed run asks for its next step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+IGNORED = -100
+"""Label of a position without loss."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, not padded."""
+
+    input_ids: np.ndarray
+    """int32[T]"""
+    labels: np.ndarray
+    """int32[T], already shifted: labels[t] is input_ids[t + 1] or -100, never across documents."""
+    position_ids: np.ndarray
+    """int32[T], from 0 in every document."""
+    documents: int
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows that pass through the model at once, right-padded to the longest; padding carries no loss."""
+
+    input_ids: np.ndarray
+    """int64[B, T]"""
+    labels: np.ndarray
+    """int64[B, T], already shifted, -100 = no loss."""
+    position_ids: np.ndarray | None
+    """int64[B, T], from 0 in every document, padding being one more document; None when no row is packed."""
+    tokens: int
+    """Tokens that are not padding."""
+    loss_tokens: int
+
+
+class RowSet:
+    """Rows of a data set, as token ids of documents and the list of documents of each row."""
+
+    def __init__(self, ids: np.ndarray, trained: np.ndarray, starts: np.ndarray, rows: list[list[int]], pad_id: int,
+                 seed: int, shuffle: bool):
+        self.ids = ids
+        """int32: the documents' tokens, one after another."""
+        self.trained = trained
+        """bool: the token is a target."""
+        self.starts = starts
+        """int64[documents + 1]: where each document starts in `ids`."""
+        self.rows = rows
+        """Document numbers of each row."""
+        self.pad_id = pad_id
+        self.packed = any(len(row) > 1 for row in rows)
+        self.seed = seed
+        self.shuffle = shuffle
+        self._last_order: tuple[tuple[int, int, bool], np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def tokens(self) -> int:
+        return int(len(self.ids))
+
+    @property
+    def loss_tokens(self) -> int:
+        return int(self.trained.sum())
+
+    def row(self, i: int) -> Row:
+        documents = self.rows[i]
+        ids, labels, positions = [], [], []
+        for document in documents:
+            start, end = self.starts[document], self.starts[document + 1]
+            tokens = self.ids[start:end]
+            target = np.full(len(tokens), IGNORED, dtype=np.int32)
+            target[:-1] = np.where(self.trained[start + 1:end], tokens[1:], IGNORED)
+            ids.append(tokens)
+            labels.append(target)
+            positions.append(np.arange(len(tokens), dtype=np.int32))
+        return Row(np.concatenate(ids), np.concatenate(labels), np.concatenate(positions), len(documents))
+
+    def row_length(self, i: int) -> int:
+        """Tokens of row `i`."""
+        return int(sum(self.starts[d + 1] - self.starts[d] for d in self.rows[i]))
+
+    def order(self, epoch: int, seed: int | None = None, shuffle: bool | None = None) -> np.ndarray:
+        """Row numbers in the order in which `epoch` (from 0) visits them: a function of seed and epoch alone."""
+        key = (epoch, self.seed if seed is None else seed, self.shuffle if shuffle is None else shuffle)
+        cached = self._last_order
+        if cached is not None and cached[0] == key:
+            return cached[1]
+        order = np.random.default_rng(key[:2]).permutation(len(self)) if key[2] else np.arange(len(self))
+        self._last_order = (key, order)
+        return order
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps after which every row has been visited; the last one goes on into the next epoch."""
+        return self.steps_of(1.0, batch_size)
+
+    def steps_of(self, epochs: float, batch_size: int) -> int:
+        """Steps that `epochs` passes over the rows take, rounded up."""
+        return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
+
+
+def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shuffle: bool,
+            step: int) -> list[MicroBatch]:
+    """The micro-batches of step `step` (from 1). Steps read the epochs' orders one after another, so each has exactly
+    `batch_size` rows; within a step, rows of like length stand together, which saves padding."""
+    first = (step - 1) * batch_size
+    chosen = []
+    for place in range(first, first + batch_size):
+        epoch, within = divmod(place, len(rows))
+        chosen.append(int(rows.order(epoch, seed, shuffle)[within]))
+    if micro_batch_size < batch_size:
+        chosen.sort(key=rows.row_length, reverse=True)
+    return [micro_batch(rows, chosen[i:i + micro_batch_size]) for i in range(0, batch_size, micro_batch_size)]
+
+
+def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
+    """Every row once, in order, as evaluation reads them; the last micro-batch may be smaller."""
+    for start in range(0, len(rows), micro_batch_size):
+        yield micro_batch(rows, list(range(start, min(start + micro_batch_size, len(rows)))))
+
+
+def micro_batch(rows: RowSet, chosen: list[int]) -> MicroBatch:
+    """The rows `chosen`, padded to the longest of them."""
+    parts = [rows.row(i) for i in chosen]
+    length = max(len(part.input_ids) for part in parts)
+    input_ids = np.full((len(parts), length), rows.pad_id, dtype=np.int64)
+    labels = np.full((len(parts), length), IGNORED, dtype=np.int64)
+    position_ids = np.zeros((len(parts), length), dtype=np.int64)
+    tokens = 0
+    for line, part in enumerate(parts):
+        size = len(part.input_ids)
+        input_ids[line, :size] = part.input_ids
+        labels[line, :size] = part.labels
+        position_ids[line, :size] = part.position_ids
+        position_ids[line, size:] = np.arange(length - size)
+        tokens += size
+    packed = any(part.documents > 1 for part in parts)
+    return MicroBatch(input_ids, labels, position_ids if packed else None, tokens, int((labels != IGNORED).sum()))

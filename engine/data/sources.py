@@ -1,0 +1,225 @@
+"""Rows of a data set, one after another, each with the number that an error can name.
+
+Local JSON and JSONL are read here, so that a broken line is named; Parquet through pyarrow, batch by batch; folders and
+hub ids through `datasets`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import DataConfig
+from engine.errors import DataError
+from engine.paths import resolve_source
+
+Row = dict[str, Any]
+TURN_COLUMNS = ("messages", "conversations", "conversation")
+"""Columns that hold the turns of a conversation."""
+
+_FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
+_OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".xlsx", ".arrow", ".md")
+_ROWS_A_READ = 1024
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be read from its start as often as wanted."""
+
+    name: str
+    unit: str
+    """What a row is called in an error: line, item or row."""
+    total: int | None
+    """Rows, or None where only reading to the end would tell."""
+    read: Callable[[], Iterator[tuple[int, Row]]]
+    """Starts over and yields (number from 1, row)."""
+
+    def where(self, number: int) -> str:
+        return f"{self.unit} {number} of {self.name}"
+
+
+def open_source(config: DataConfig, streaming: bool = False) -> Source:
+    """The data set that `config.source` names. `streaming` reads only what is asked for, as a preview needs, and then
+    `total` may be unknown. Raises DataError when there is no such data set or it cannot be read."""
+    path = resolve_source(config.source)
+    if path is None:
+        suffix = Path(config.source).suffix.lower()
+        if suffix in _FILE_SUFFIXES + _OTHER_SUFFIXES or config.source.startswith((".", "/", "~")):
+            raise DataError(f"There is no file {config.source}; check data.source.")
+        return _hub(config, streaming)
+    if path.is_dir():
+        return _folder(path, config, streaming)
+    suffix = path.suffix.lower()
+    if suffix not in _FILE_SUFFIXES:
+        raise DataError(f"{path.name} is not a .json, .jsonl or .parquet file; convert it to one of these.")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path.name} is empty; give a file with at least one row.")
+    if suffix == ".parquet":
+        return _parquet(path)
+    return _json(path) if suffix == ".json" else _json_lines(path, counted=not streaming)
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def _json_lines(path: Path, counted: bool) -> Source:
+    def read() -> Iterator[tuple[int, Row]]:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, 1):
+                if raw.strip():
+                    yield number, _parse_line(raw, number, path.name)
+
+    total = None
+    if counted:
+        with _readable(path) as file:
+            total = sum(1 for raw in file if raw.strip())
+    return Source(path.name, "line", total, read)
+
+
+def _parse_line(raw: bytes, number: int, name: str) -> Row:
+    try:
+        row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError:
+        raise DataError(f"Line {number} of {name} is not UTF-8 text; save the file as UTF-8.") from None
+    except json.JSONDecodeError as error:
+        raise DataError(f"Line {number} of {name} is not valid JSON ({error.msg.lower()} at column {error.colno}); "
+                        "fix or remove that line.") from None
+    except RecursionError:
+        raise DataError(f"Line {number} of {name} is nested too deeply; fix or remove that line.") from None
+    if not isinstance(row, dict):
+        raise DataError(f"Line {number} of {name} is {_kind(row)}, not an object with named columns; write one JSON "
+                        "object a line.")
+    return row
+
+
+def _json(path: Path) -> Source:
+    with _readable(path) as file:
+        raw = file.read()
+    try:
+        tree = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8.") from None
+    except RecursionError:
+        raise DataError(f"{path.name} is nested too deeply; write a list of rows.") from None
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":  # one object a line, named .json
+            return _json_lines(path, counted=True)
+        raise DataError(f"{path.name} is not valid JSON ({error.msg.lower()} at line {error.lineno}, column "
+                        f"{error.colno}); fix the file.") from None
+    rows = tree
+    if isinstance(tree, dict):
+        lists = [value for key, value in tree.items()
+                 if key not in TURN_COLUMNS and isinstance(value, list) and value and isinstance(value[0], dict)]
+        rows = lists[0] if len(lists) == 1 else [tree]
+    if not isinstance(rows, list):
+        raise DataError(f"{path.name} holds {_kind(tree)}; write a list of objects, one for each row.")
+    if not rows:
+        raise DataError(f"{path.name} is an empty list; give a file with at least one row.")
+
+    def read() -> Iterator[tuple[int, Row]]:
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row, dict):
+                raise DataError(f"Item {number} of {path.name} is {_kind(row)}, not an object with named columns; "
+                                "write one object for each row.")
+            yield number, row
+
+    return Source(path.name, "item", len(rows), read)
+
+
+def _readable(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions.") from None
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {list: "a list", dict: "an object", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)
+
+
+# ---------------------------------------------------------------------- Parquet, folders, hub
+
+
+def _parquet(path: Path) -> Source:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        total = parquet.read_metadata(path).num_rows
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path.name} cannot be read as Parquet ({_first_line(error)}); give a whole Parquet "
+                        "file.") from None
+
+    def read() -> Iterator[tuple[int, Row]]:
+        number = 0
+        try:
+            with parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(batch_size=_ROWS_A_READ):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+        except (OSError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path.name} cannot be read after row {number} ({_first_line(error)}); write the file "
+                            "again.") from None
+
+    return Source(path.name, "row", total, read)
+
+
+def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
+    import datasets
+
+    def load() -> Any:
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            loaded = datasets.load_from_disk(str(path))
+            return loaded[config.split] if isinstance(loaded, dict) else loaded
+        return datasets.load_dataset(str(path), split=config.split, streaming=streaming)
+
+    return _from_datasets(load, path.name, f"The folder {path}", "give a folder of .json, .jsonl or .parquet files, "
+                          "and a data.split that it has")
+
+
+def _hub(config: DataConfig, streaming: bool) -> Source:
+    import datasets
+
+    name, _, subset = config.source.partition(":")
+
+    def load() -> Any:
+        return datasets.load_dataset(name, subset or None, split=config.split, streaming=streaming)
+
+    return _from_datasets(load, config.source, f"The data set {config.source}", "check the id (a subset is written as "
+                          "owner/name:subset), data.split and the connection to the Hugging Face hub")
+
+
+def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str) -> Source:
+    try:
+        data = load()
+    except Exception as error:  # datasets raises errors of many libraries
+        raise DataError(f"{subject} cannot be loaded ({_first_line(error)}); {remedy}.") from None
+
+    def read() -> Iterator[tuple[int, Row]]:
+        number = 0
+        rows = iter(data)
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise DataError(f"{subject} cannot be read after row {number} ({_first_line(error)}); "
+                                f"{remedy}.") from None
+            number += 1
+            yield number, row
+
+    return Source(name, "row", len(data) if hasattr(data, "__len__") else None, read)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip().rstrip(".") if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

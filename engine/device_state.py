@@ -1,0 +1,105 @@
+"""Everything that lives on the device besides activations: slots, templates, gradient sums, staging and rings.
+
+Its size depends on the largest unit and on the plan's choices, never on the depth of the model.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from engine.model import TORCH_DTYPES, StreamedModel, Unit
+from engine.plan import EMBED, HEAD, StepPlan
+
+
+class DeviceState:
+    """Buffers of one plan on one device.
+
+    A slot is a flat buffer; templates are block modules whose parameters are views into it. Overwriting a slot bumps
+    no autograd version, so nothing but the plan's waits protects a slot that is still in use.
+    """
+
+    def __init__(self, model: StreamedModel, plan: StepPlan, device: torch.device, boundary_numel: int = 0):
+        self.model, self.device = model, device
+        self.dtype = TORCH_DTYPES[model.dtype]
+        self._units = {unit.name: unit for unit in model.units}
+        self.slots = {name: self._flat(units, self.dtype) for name, units in plan.slots.items()}
+        self.grads = {name: self._flat(units, torch.float32) for name, units in plan.grads.items()}
+        self.stagings = {name: self._flat(units, self.dtype) for name, units in plan.stagings.items()}
+        self.rings = {name: torch.empty(boundary_numel, dtype=self.dtype, device=device) for name in plan.rings}
+        self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
+        """Squared gradient norm of each unit, and the loss last."""
+        self._templates: dict[tuple[str, int], nn.Module] = {}
+        self._parameters: dict[tuple[str, int], list[nn.Parameter]] = {}
+        self._place_skeleton()
+        for slot, units in plan.slots.items():
+            for name in units:
+                unit = self._units[name]
+                if unit.block is not None and (slot, unit.kind) not in self._templates:
+                    self._make_template(slot, unit)
+
+    def _flat(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+        numel = max(self._units[unit].layout.numel for unit in units)
+        return torch.zeros(numel, dtype=dtype, device=self.device)
+
+    def _place_skeleton(self) -> None:
+        """Bind the embed and head parameters to their slots, and bring every buffer to the device."""
+        skeleton = self.model.skeleton
+        inside = {id(m) for block in skeleton.blocks for m in block.modules()}
+        for module in skeleton.model.modules():
+            if id(module) not in inside:
+                for name, buffer in module._buffers.items():
+                    if buffer is not None:
+                        module._buffers[name] = buffer.to(self.device)
+        self.outer_parameters: dict[str, list[nn.Parameter]] = {}
+        for name in (EMBED, HEAD):
+            unit = self._units[name]
+            parameters = self._views(name, unit)
+            for spec, parameter in zip(unit.layout.parameters, parameters):
+                for module, attribute in unit.bindings[spec.name]:
+                    module._parameters[attribute] = parameter
+            self.outer_parameters[name] = parameters
+        for unit in self.model.blocks:
+            unit.buffers = {name: buffer.to(self.device) for name, buffer in unit.buffers.items()}
+
+    def _views(self, slot: str, unit: Unit) -> list[nn.Parameter]:
+        flat = self.slots[slot]
+        return [nn.Parameter(flat[offset:offset + spec.numel].view(spec.shape))
+                for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)]
+
+    def _make_template(self, slot: str, unit: Unit) -> None:
+        config = getattr(unit.block, "config", None) or self.model.config
+        template = copy.deepcopy(unit.block, {id(config): config})
+        template.__dict__.pop("forward", None)
+        template.train()
+        parameters = self._views(slot, unit)
+        for spec, parameter in zip(unit.layout.parameters, parameters):
+            owner, _, attribute = spec.name.rpartition(".")
+            template.get_submodule(owner)._parameters[attribute] = parameter
+        self._templates[slot, unit.kind] = template
+        self._parameters[slot, unit.kind] = parameters
+
+    def template(self, slot: str, unit: Unit) -> nn.Module:
+        """The block module over `slot`, with this unit's buffers bound."""
+        template = self._templates[slot, unit.kind]
+        for name, buffer in unit.buffers.items():
+            owner, _, attribute = name.rpartition(".")
+            template.get_submodule(owner)._buffers[attribute] = buffer
+        return template
+
+    def parameters(self, slot: str, unit: Unit) -> list[nn.Parameter]:
+        """Parameters of the unit's template over `slot`, in layout order."""
+        return self._parameters[slot, unit.kind]
+
+    def set_training(self, training: bool) -> None:
+        """Dropout on or off, in the templates and around them."""
+        for template in self._templates.values():
+            template.train(training)
+        self.model.skeleton.model.train(training)
+
+    def fixed_bytes(self) -> int:
+        """Bytes of all buffers held here."""
+        tensors = [*self.slots.values(), *self.grads.values(), *self.stagings.values(), *self.rings.values(), self.norms]
+        return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,173 @@
+"""`StreamingEngine`: one model, its host planes and one plan on one device. Training steps, evaluation, logits."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.adamw import HostAdamW
+from engine.backend import Backend
+from engine.block_ops import BlockOps, DeviceBatch, StepContext
+from engine.device_state import DeviceState
+from engine.executor import Executor, Span
+from engine.host_store import HostStore
+from engine.model import TORCH_DTYPES, StreamedModel
+from engine.plan import StepPlan, validate
+from engine.planner import PlanChoices, build_forward_plan, build_step_plan
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a step came to once its last update was applied."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    spans: list[Span]
+
+
+class StreamingEngine:
+    """Streams units of `model` from `store` through `backend`'s device, as `choices` say.
+
+    `tokens`: positions of the largest micro-batch (rows x length), for buffers of host boundaries. `adamw` None makes
+    an engine that only evaluates and samples. `loss_chunk`: positions whose logits exist at once.
+    """
+
+    def __init__(self, model: StreamedModel, store: HostStore, backend: Backend, choices: PlanChoices, tokens: int,
+                 adamw: HostAdamW | None = None, loss_chunk: int = 1024, max_grad_norm: float | None = 1.0, seed: int = 0):
+        self.model, self.store, self.backend, self.choices = model, store, backend, choices
+        self.loss_chunk, self.max_grad_norm, self.seed = loss_chunk, max_grad_norm, seed
+        self._adamw = adamw
+        self._blocks = [unit.name for unit in model.blocks]
+        self.plan = self._step_plan() if adamw is not None else self._forward_plan(1)
+        validate(self.plan)
+        width = model.config.get_text_config().hidden_size
+        self._boundaries = _HostBoundaries(self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend)
+        self.state = DeviceState(model, self.plan, backend.device, tokens * width)
+        self._executors: dict[int, Executor] = {}
+        self._train = self._executor(self.plan)
+
+    def _step_plan(self) -> StepPlan:
+        return build_step_plan(self._blocks, self.model.tied, self.choices)
+
+    def _forward_plan(self, micro_batches: int) -> StepPlan:
+        c = self.choices
+        return build_forward_plan(self._blocks, self.model.tied, micro_batches, c.slots, c.prefetch_depth,
+                                  c.resident_blocks)
+
+    def _executor(self, plan: StepPlan) -> Executor:
+        ops = BlockOps(self.model, plan, self.store, self.state, self.backend, self._adamw, self.loss_chunk,
+                       self._boundaries.tensors)
+        return Executor(plan, ops, self.backend)
+
+    # ------------------------------------------------------------------ training
+
+    def train_step(self, number: int, batches: Sequence, learning_rate: float,
+                   on_home: Callable[[Home], None] | None = None) -> None:
+        """Submit optimizer step `number` (from 1). `batches`: as many micro-batches as the plan has, each with numpy
+        `input_ids`, `labels` [rows, tokens], `position_ids` or None, and `loss_tokens`.
+
+        Returns once submitted; `on_home` is called when the last update is applied. A non-finite loss or norm raises
+        NonFiniteError here, in a later call, or in `drain`, and applies nothing of that step.
+        """
+        loss_tokens = sum(int(b.loss_tokens) for b in batches)
+        step = StepContext(number=number, batches=[self._upload(b) for b in batches], loss_scale=1.0 / max(1, loss_tokens),
+                           learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed)
+        finish = None
+        if on_home is not None:
+            def finish(done: StepContext, spans: list[Span]) -> None:
+                on_home(Home(done.number, done.loss, done.grad_norm, done.learning_rate, spans))
+        self._train.run(step, finish)
+
+    def drain(self) -> None:
+        """Return when every submitted step is home."""
+        self._train.drain()
+
+    def _upload(self, batch) -> DeviceBatch:
+        labels = np.ascontiguousarray(batch.labels).reshape(-1)
+        index = np.flatnonzero(labels >= 0)
+        positions = None if batch.position_ids is None else self.backend.upload(_int64(batch.position_ids))
+        return DeviceBatch(self.backend.upload(_int64(batch.input_ids)), positions, self.backend.upload(_int64(index)),
+                           self.backend.upload(_int64(labels[index])))
+
+    # ------------------------------------------------------------------ without gradients (everything must be home)
+
+    def evaluate(self, batches: Sequence) -> float:
+        """Mean cross-entropy over the tokens of `batches` that carry loss; dropout is off."""
+        total, count = 0.0, 0
+        for batch in batches:
+            step = StepContext(number=0, batches=[self._upload(batch)], loss_scale=1.0, training=False)
+            executor = self._run_forward(step)
+            total += float(executor.ops.state.norms[-1])
+            count += int(batch.loss_tokens)
+        return total / max(1, count)
+
+    def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
+        """Logits [rows, vocabulary] in float32, on the host, after the last token of each row. Rows are padded on the
+        right, where causal attention never looks."""
+        longest = max(len(row) for row in rows)
+        ids = np.full((len(rows), longest), pad_token, dtype=np.int64)
+        for k, row in enumerate(rows):
+            ids[k, :len(row)] = row
+        at = np.array([k * longest + len(row) - 1 for k, row in enumerate(rows)], dtype=np.int64)
+        nothing = self.backend.upload(np.zeros(0, dtype=np.int64))
+        step = StepContext(number=0, batches=[DeviceBatch(self.backend.upload(ids), None, nothing, nothing)],
+                           loss_scale=1.0, training=False, logits_at=[self.backend.upload(at)])
+        self._run_forward(step)
+        return step.logits[0].cpu()
+
+    def _run_forward(self, step: StepContext) -> Executor:
+        """Slots are shared with training, so nothing of a training step may be under way."""
+        executor = self._executors.get(1)
+        if executor is None:
+            executor = self._executors[1] = self._executor(self._forward_plan(1))
+        self.state.set_training(False)
+        try:
+            executor.run(step)
+            executor.drain()
+        finally:
+            self.state.set_training(True)
+        return executor
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Host bytes of boundaries kept on the host."""
+        return self._boundaries.nbytes
+
+    def close(self) -> None:
+        """Give boundary memory back; store, optimizer and backend belong to the caller."""
+        self._boundaries.close()
+
+
+class _HostBoundaries:
+    """One exact-size registered host buffer for every boundary that the plan stores on the host."""
+
+    def __init__(self, plan: StepPlan, blocks: list[str], numel: int, dtype: torch.dtype, backend: Backend):
+        keys = [(op.unit, op.micro_batch) for op in plan.ops if op.kind == "store_boundary"]
+        item = torch.empty(0, dtype=dtype).element_size()
+        self.nbytes = len(keys) * numel * item
+        self.tensors: dict[tuple[str, int], torch.Tensor] = {}
+        self._backend, self._memory, self._pointer = backend, None, 0
+        if not keys:
+            return
+        self._memory = mmap.mmap(-1, self.nbytes)
+        flat = torch.frombuffer(self._memory, dtype=dtype)
+        flat.zero_()
+        self._pointer = flat.data_ptr()
+        backend.register(self._pointer, self.nbytes)
+        self.tensors = {key: flat[k * numel:(k + 1) * numel] for k, key in enumerate(keys)}
+
+    def close(self) -> None:
+        if self._memory is not None:
+            self._backend.unregister(self._pointer)
+            self.tensors.clear()
+            self._memory = None
+
+
+def _int64(array) -> np.ndarray:
+    return np.ascontiguousarray(array, dtype=np.int64)

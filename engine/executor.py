@@ -1,0 +1,51 @@
+"""Walks a plan: gives every op to its lane with the tickets it waits for. It knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.backend import Backend, Ticket
+from engine.block_ops import BlockOps, StepContext
+from engine.plan import Op, StepPlan
+
+
+@dataclass(frozen=True)
+class Span:
+    """When one op ran, in seconds on the backend's clock."""
+
+    op: Op
+    start: float
+    end: float
+
+
+class Executor:
+    """Runs steps of one plan on one backend.
+
+    `run` returns once every op is submitted; updates may still be under way, and the next step's prefetches wait for
+    them unit by unit. `on_home` is called, on the HOST lane, when the step's last op there has finished: the step is
+    home and all its spans can be read without waiting.
+    """
+
+    def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
+        self.plan, self.ops, self.backend = plan, ops, backend
+        self._previous: list[Ticket] | None = None
+
+    def run(self, step: StepContext, on_home: Callable[[StepContext, list[Span]], None] | None = None) -> None:
+        tickets: list[Ticket] = []
+        for op in self.plan.ops:
+            waits = [tickets[k] for k in op.waits]
+            if self._previous is not None:
+                waits += [self._previous[k] for k in op.waits_previous]
+            tickets.append(self.backend.submit(op, waits, self.ops.work(op, step)))
+        self._previous = tickets
+        if on_home is not None:
+            self.backend.finish_step(lambda: on_home(step, self._spans(tickets)))
+
+    def _spans(self, tickets: list[Ticket]) -> list[Span]:
+        return [Span(op, *ticket.span()) for op, ticket in zip(self.plan.ops, tickets)]
+
+    def drain(self) -> None:
+        """Return when everything is home; raises the first error of any lane."""
+        self.backend.drain()
+        self._previous = None

@@ -1,0 +1,200 @@
+"""Host kernels at memory speed: AdamW on planes, and splitting fp32 values into two 16-bit planes and joining them.
+
+Each kernel is serial and releases the GIL; `Workers` runs it on chunks of fixed bounds, so bits do not depend on how
+many threads there are. An fp32 value is its bf16 rounding (`high`, half away from zero) and a signed 16-bit rest
+(`low`): ``bits == (high << 16) + low``. Two kinds of values are changed by the split, so that `high` alone tells the
+truth: NaNs become the quiet NaN, and finite values that would round to infinity become the largest that does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from engine.machine import usable_cores
+
+CHUNK = 1 << 20
+"""Elements that a worker takes at once: some milliseconds of work, and a multiple of every vector width."""
+
+MAX_THREADS = 16
+
+_I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
+
+
+def default_threads() -> int:
+    """The cores that this process may use, 16 at most: host memory is saturated by then."""
+    return min(usable_cores(), MAX_THREADS)
+
+
+class Workers:
+    """Own threads that drain a list of chunks; with one thread the caller does the work itself."""
+
+    def __init__(self, threads: int | None, name: str):
+        self.threads = default_threads() if threads is None else max(1, threads)
+        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=name) if self.threads > 1 else None
+
+    def run(self, task: Callable[..., None], chunks: Iterable[tuple]) -> None:
+        """Call ``task(*chunk)`` for every chunk and return when all are done; the first error is raised."""
+        waiting = deque(chunks)
+        if self._pool is None or len(waiting) == 1:
+            _drain(task, waiting)
+            return
+        futures = [self._pool.submit(_drain, task, waiting) for _ in range(min(self.threads, len(waiting)))]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def _drain(task: Callable[..., None], waiting: deque) -> None:
+    while True:
+        try:
+            chunk = waiting.popleft()
+        except IndexError:
+            return
+        try:
+            task(*chunk)
+        except BaseException:
+            waiting.clear()
+            raise
+
+
+def ranges(start: int, stop: int, size: int = CHUNK) -> list[tuple[int, int]]:
+    """``(start, stop)`` pairs of at most `size` that cover a range in order."""
+    return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
+
+
+# ---------------------------------------------------------------- bits
+
+# numba widens every 32-bit integer operation to 64 bits, which halves the vector width: these are written as LLVM code.
+
+
+@intrinsic
+def _widen(typing_context, high):
+    def generate(context, builder, signature, args):
+        return builder.bitcast(builder.shl(builder.zext(args[0], _I32), _I32(16)), _F32)
+
+    return types.float32(types.uint16), generate
+
+
+@intrinsic
+def _joined(typing_context, high, low):
+    def generate(context, builder, signature, args):
+        upper = builder.shl(builder.zext(args[0], _I32), _I32(16))
+        return builder.bitcast(builder.add(upper, builder.sext(args[1], _I32)), _F32)
+
+    return types.float32(types.uint16, types.int16), generate
+
+
+@intrinsic
+def _bits_to_keep(typing_context, value):
+    def generate(context, builder, signature, args):
+        bits = builder.bitcast(args[0], _I32)
+        magnitude = builder.and_(bits, _I32(0x7FFFFFFF))
+        sign = builder.and_(bits, _I32(0x80000000))
+        rounds_to_infinity = builder.and_(builder.icmp_unsigned(">=", magnitude, _I32(0x7F7F8000)),
+                                          builder.icmp_unsigned("<", magnitude, _I32(0x7F800000)))
+        is_nan = builder.icmp_unsigned(">", magnitude, _I32(0x7F800000))
+        bits = builder.select(rounds_to_infinity, builder.or_(sign, _I32(0x7F7F7FFF)), bits)
+        return builder.select(is_nan, builder.or_(sign, _I32(0x7FC00000)), bits)
+
+    return types.int32(types.float32), generate
+
+
+@intrinsic
+def _high(typing_context, bits):
+    def generate(context, builder, signature, args):
+        return builder.trunc(builder.lshr(builder.add(args[0], _I32(0x8000)), _I32(16)), _I16)
+
+    return types.uint16(types.int32), generate
+
+
+@intrinsic
+def _low(typing_context, bits):
+    def generate(context, builder, signature, args):  # high << 16 ends in 16 zeros, so the rest is the lower half
+        return builder.trunc(args[0], _I16)
+
+    return types.int16(types.int32), generate
+
+
+# ---------------------------------------------------------------- kernels
+
+_HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
+_SCALARS = (types.float32,) * 9
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+
+# Subnormal moments would cost 6 to 18 times a step's time, and for ever: decay rounds them back to themselves. Rows of
+# an embedding or a head that are no longer seen get there. So a subnormal exp_avg becomes 0, and a `bias` that vanishes
+# in eps keeps exp_avg_sq out of that range.
+
+
+def _split(source, high, low):
+    for i in range(source.size):
+        bits = _bits_to_keep(source[i])
+        high[i] = _high(bits)
+        low[i] = _low(bits)
+
+
+def _join(high, low, target):
+    for i in range(target.size):
+        target[i] = _joined(high[i], low[i])
+
+
+def _adamw_split(grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
+    for i in range(grad.size):
+        g = _widen(grad[i]) * clip
+        m = exp_avg[i]
+        m += (g - m) * take1
+        m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
+        v = exp_avg_sq[i] * beta2 + take2 * (g * g + bias)
+        w = _joined(high[i], low[i]) * keep - step_size * (m / (math.sqrt(v) * root2 + eps))
+        exp_avg[i] = m
+        exp_avg_sq[i] = v
+        bits = _bits_to_keep(w)
+        high[i] = _high(bits)
+        low[i] = _low(bits)
+
+
+def _adamw_float(grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
+    for i in range(grad.size):
+        g = grad[i] * clip
+        m = exp_avg[i]
+        m += (g - m) * take1
+        m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
+        v = exp_avg_sq[i] * beta2 + take2 * (g * g + bias)
+        weight[i] = weight[i] * keep - step_size * (m / (math.sqrt(v) * root2 + eps))
+        exp_avg[i] = m
+        exp_avg_sq[i] = v
+
+
+_SIGNATURES: dict[str, tuple[Callable, Any]] = {
+    "split": (_split, types.void(_FLOAT, _HALF, _REST)),
+    "join": (_join, types.void(_HALF, _REST, _FLOAT)),
+    "adamw_split": (_adamw_split, types.void(_HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS)),
+    "adamw_float": (_adamw_float, types.void(_FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS)),
+}
+
+
+@functools.cache
+def kernel(name: str) -> Callable[..., None]:
+    """The compiled kernel: `split(source, high, low)`, `join(high, low, target)`, `adamw_split(grad, high, low,
+    exp_avg, exp_avg_sq, *scalars)` or `adamw_float(grad, weight, exp_avg, exp_avg_sq, *scalars)`, all on flat
+    contiguous arrays of equal length. The first call in a process compiles it or reads it from numba's cache."""
+    function, signature = _SIGNATURES[name]
+    options = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+    try:
+        return njit(signature, cache=True, **options)(function)
+    except (RuntimeError, OSError):  # no folder that the cache can be written to
+        return njit(signature, **options)(function)

@@ -1,0 +1,304 @@
+"""From a Hugging Face source to units: the model's shape on the meta device, split into embed, blocks and head.
+
+Nothing here reads weights. What cannot be streamed correctly is refused by name before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine.config import ModelConfig
+from engine.errors import ModelError
+from engine.layout import ParameterSpec, UnitLayout, lay_out
+from engine.paths import resolve_source
+from engine.plan import EMBED, HEAD
+from engine.skeleton import BlockArguments, Skeleton, parameters_reached, tensors_in
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass
+class Unit:
+    """One streamed unit. `parameters` maps each ParameterSpec name to the (module, attribute) pairs it is bound to."""
+
+    name: str
+    layout: UnitLayout
+    block: nn.Module | None = None
+    kind: int = -1
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+
+
+@dataclass
+class StreamedModel:
+    """A causal language model ready to be streamed: its skeleton and its units in forward order."""
+
+    config: Any
+    skeleton: Skeleton
+    units: list[Unit]
+    tied: bool
+    """The head uses the embed unit's weights."""
+    dtype: str
+    active_parameters: int
+    """Parameters that one token passes through (all of them, except for the experts a router does not choose)."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Second names of tied parameters, to the name that owns the plane."""
+
+    @property
+    def blocks(self) -> list[Unit]:
+        return self.units[1:-1]
+
+    @property
+    def layouts(self) -> list[UnitLayout]:
+        return [unit.layout for unit in self.units]
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(layout.parameter_count for layout in self.layouts)
+
+    def unit(self, name: str) -> Unit:
+        return next(u for u in self.units if u.name == name)
+
+
+def load_config(source: str) -> Any:
+    """The model's configuration, from a local folder or the hub. Raises ModelError in one sentence."""
+    from transformers import AutoConfig
+
+    path = resolve_source(source)
+    if path is not None and path.is_dir() and not (path / "config.json").exists():
+        raise ModelError(f"model.source: {source} has no config.json; give a Hugging Face model folder.")
+    if path is not None and not path.is_dir() and path.suffix != ".json":
+        raise ModelError(f"model.source: {source} is a file; give a Hugging Face model folder or a hub id.")
+    try:
+        return AutoConfig.from_pretrained(str(path or source), trust_remote_code=False)
+    except Exception as error:  # the library raises many kinds; all mean that this source cannot be used
+        if path is None:
+            raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
+                             f"({_first_line(error)}); check the name or your connection.") from error
+        raise ModelError(f"model.source: the configuration in {source} cannot be read ({_first_line(error)}).") from error
+
+
+def build_model(config: Any, model: ModelConfig) -> StreamedModel:
+    """Build the skeleton on the meta device and split it into units. Raises ModelError for what cannot be streamed.
+
+    `config`: a transformers configuration. The probe runs the model once on two tokens with weights that occupy no
+    memory, so it takes well under a second for any size.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelError(f"{config.model_type} is an encoder-decoder model; Ramstream trains decoder-only models.")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelError(f"{config.model_type} has no causal language model in transformers; choose a decoder-only model.")
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelError(f"{config.model_type} is a quantised checkpoint; Ramstream trains at full precision, so give "
+                         "the unquantised model.")
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    attention = "sdpa" if model.attention == "auto" else model.attention
+    dtype = TORCH_DTYPES[model.dtype]
+
+    def build(implementation: str) -> nn.Module:
+        with init_empty_weights(include_buffers=False):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+
+    try:
+        module = build(attention)
+    except ValueError as error:
+        if model.attention != "auto":
+            raise ModelError(f"model.attention: {config.model_type} cannot use {model.attention} "
+                             f"({_first_line(error)}).") from error
+        module = build("eager")
+    module.tie_weights()
+    module.train()
+    layers = find_layers(module, config)
+    decay_names = _decay_names(module)
+    names = _parameter_names(module)
+    units = _block_units(module, layers, names, decay_names)
+    skeleton = Skeleton(module, layers)
+    outer, tied, aliases = _probe(module, skeleton, units, names, decay_names)
+    return StreamedModel(config=config, skeleton=skeleton, units=[outer[0], *units, outer[1]], tied=tied,
+                         dtype=model.dtype, active_parameters=_active_parameters(config, outer[0], units, outer[1]),
+                         aliases=aliases)
+
+
+def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
+    """The ModuleList of decoder blocks: as long as the configuration says, and holding the most parameters."""
+    count = getattr(config.get_text_config(), "num_hidden_layers", None)
+    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        raise ModelError(f"{type(module).__name__} has no list of {count} decoder blocks, so it cannot be streamed.")
+    return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
+
+
+def _parameter_names(module: nn.Module) -> dict[int, list[str]]:
+    """id of each parameter to all of its names, the owning one first."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def _decay_names(module: nn.Module) -> set[str]:
+    """Parameters that AdamW decays, by transformers' rule: not in a LayerNorm, not named as a bias or a norm."""
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    forbidden = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+    return set(get_parameter_names(module, [nn.LayerNorm], forbidden))
+
+
+def _spec(name: str, full_name: str, parameter: torch.Tensor, decay_names: set[str]) -> ParameterSpec:
+    return ParameterSpec(name, full_name, tuple(parameter.shape), full_name in decay_names)
+
+
+def _block_units(module: nn.Module, layers: nn.ModuleList, names: dict[int, list[str]],
+                 decay_names: set[str]) -> list[Unit]:
+    prefix = next(name for name, m in module.named_modules() if m is layers)
+    units, kinds = [], {}
+    for position, block in enumerate(layers):
+        specs = []
+        for name, parameter in block.named_parameters():
+            full_name = f"{prefix}.{position}.{name}"
+            others = [n for n in names[id(parameter)] if not n.startswith(f"{prefix}.{position}.")]
+            if others:
+                raise ModelError(f"{type(module).__name__} shares {full_name} with {others[0]}, which cannot be "
+                                 "streamed; choose another model.")
+            specs.append(_spec(name, full_name, parameter, decay_names))
+        if not specs:
+            raise ModelError(f"{prefix}.{position} has no parameters, so it cannot be streamed.")
+        kind = kinds.setdefault(_kind_of(block), len(kinds))
+        units.append(Unit(f"block {position}", lay_out(f"block {position}", specs), block, kind,
+                          dict(block.named_buffers())))
+    return units
+
+
+def _kind_of(block: nn.Module) -> tuple:
+    """What two blocks must share to use one template: class tree, parameter and buffer shapes, plain attributes.
+
+    Shapes alone are not enough: sliding or full attention and rotary or none live in attributes.
+    """
+    parts: list[Any] = []
+    for name, module in block.named_modules():
+        plain = []
+        for key, value in sorted(vars(module).items()):
+            if key.startswith("_") or key in ("layer_idx", "training", "config", "forward"):
+                continue
+            simple = value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple, list, dict))
+            plain.append((key, repr(value) if simple else id(value)))
+        parts.append((name, type(module), tuple(plain)))
+    shapes = tuple((n, tuple(t.shape), t.dtype) for n, t in [*block.named_parameters(), *block.named_buffers()])
+    return tuple(parts), shapes
+
+
+def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dict[int, list[str]],
+           decay_names: set[str]) -> tuple[tuple[Unit, Unit], bool, dict[str, str]]:
+    """Run the capture pass, one block of each kind and the tail on two tokens with weights that occupy no memory.
+
+    Finds which parameters the embed unit and the head unit own, and what each block returns; refuses block
+    arguments that carry gradients or state from one block to another.
+    """
+    in_blocks = {f"{s.full_name}" for u in blocks for s in u.layout.parameters}
+    outer: dict[str, nn.Parameter] = {}
+    where: dict[str, list[tuple[nn.Module, str]]] = {}
+    aliases: dict[str, str] = {}
+    modules = dict(module.named_modules())
+    for group in names.values():
+        if group[0] in in_blocks:
+            continue
+        meta = module.get_parameter(group[0])
+        hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
+        outer[group[0]] = hollow
+        aliases.update({name: group[0] for name in group[1:]})
+        for name in group:
+            owner, _, attribute = name.rpartition(".")
+            modules[owner]._parameters[attribute] = hollow
+            where.setdefault(group[0], []).append((modules[owner], attribute))
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    with torch.enable_grad():
+        captured = skeleton.capture(ids, None)
+        _refuse_stateful(module, blocks, captured.arguments)
+        embed_ids = parameters_reached(captured.hidden)
+        width = captured.hidden.shape[-1]
+        for unit, arguments in zip(blocks, captured.arguments):
+            first = next(position for position, other in enumerate(blocks) if other.kind == unit.kind)
+            position = int(unit.name.split()[1])
+            if first == position:
+                skeleton.returns_tuple[position] = _returns_tuple(module, unit, arguments, captured.hidden)
+            else:
+                skeleton.returns_tuple[position] = skeleton.returns_tuple[first]
+        hidden = torch.zeros(2, width, dtype=captured.hidden.dtype, requires_grad=True)
+        head_ids = parameters_reached(skeleton.logits(hidden))
+    embed = {n: p for n, p in outer.items() if id(p) in embed_ids}
+    head = {n: p for n, p in outer.items() if id(p) in head_ids and n not in embed}
+    unused = [n for n in outer if n not in embed and n not in head]
+    if unused:
+        raise ModelError(f"{type(module).__name__} has parameters that take no part in its forward pass "
+                         f"({', '.join(unused[:3])}), so it cannot be trained by streaming.")
+    tied = any(id(p) in head_ids for p in embed.values())
+
+    def unit(name: str, parameters: dict[str, nn.Parameter]) -> Unit:
+        specs = [_spec(n, n, p, decay_names) for n, p in parameters.items()]
+        return Unit(name, lay_out(name, specs), bindings={n: where[n] for n in parameters})
+
+    return (unit(EMBED, embed), unit(HEAD, head)), tied, aliases
+
+
+def _refuse_stateful(module: nn.Module, blocks: list[Unit], arguments: list[BlockArguments]) -> None:
+    for unit, given in zip(blocks, arguments):
+        for path, tensor in tensors_in(given.args, "argument") + tensors_in(given.kwargs, ""):
+            if tensor.requires_grad:
+                raise ModelError(f"{type(module).__name__} gives {unit.name} a further input that is trained "
+                                 f"({path.strip('[]') or 'argument'}); its gradient would be lost, so this model is refused.")
+
+
+def _returns_tuple(module: nn.Module, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> bool:
+    block = copy.deepcopy(unit.block)
+    block.__dict__.pop("forward", None)
+    for name, parameter in list(block.named_parameters()):
+        owner, _, attribute = name.rpartition(".")
+        # calloc: pages that are only read are never backed by memory, and grouped matmuls refuse stride-0 weights.
+        hollow = torch.from_numpy(np.zeros(parameter.shape, np.uint16 if parameter.itemsize == 2 else np.float32))
+        block.get_submodule(owner)._parameters[attribute] = nn.Parameter(hollow.view(parameter.dtype), requires_grad=False)
+    before = _container_state(arguments)
+    block.eval()
+    with torch.no_grad():
+        out = block(hidden, *arguments.args, **arguments.kwargs) if arguments.hidden_keyword is None else \
+            block(*arguments.args, **{arguments.hidden_keyword: hidden}, **arguments.kwargs)
+    if _container_state(arguments) != before:
+        raise ModelError(f"{type(module).__name__} passes state from block to block ({unit.name} changes its own "
+                         "arguments); its gradients would be wrong, so this model is refused.")
+    return isinstance(out, tuple)
+
+
+def _container_state(arguments: BlockArguments) -> list[tuple]:
+    """Which tensors the mutable containers among the arguments hold."""
+    found = tensors_in(arguments.args, "argument") + tensors_in(arguments.kwargs, "")
+    return [(path, id(tensor)) for path, tensor in found]
+
+
+def _active_parameters(config: Any, embed: Unit, blocks: list[Unit], head: Unit) -> int:
+    """All parameters, with expert stacks (three dimensions, as many rows as experts) counted by the experts a token
+    uses."""
+    text = config.get_text_config()
+    experts = next((getattr(text, n) for n in ("num_local_experts", "num_experts", "n_routed_experts")
+                    if getattr(text, n, None)), None)
+    chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None)
+    total = 0
+    for unit in [embed, *blocks, head]:
+        for spec in unit.layout.parameters:
+            routed = experts and chosen and len(spec.shape) == 3 and spec.shape[0] == experts
+            total += spec.numel * chosen // experts if routed else spec.numel
+    return total
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).rstrip(".")[:200]

@@ -1,0 +1,233 @@
+"""The ordered ops of one training step as plain data, a validator that proves every wait, and a readable grid.
+
+An op runs on one lane. Ops of one lane run in plan order; between lanes, only `waits` order them. Every op declares
+what it reads and writes, so `validate` can show, without running anything, that no op reads a buffer before it is
+filled or overwrites one that is still needed - within a step and across two consecutive steps.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+H2D, COMPUTE, D2H, HOST = "H2D", "COMPUTE", "D2H", "HOST"
+LANES = (H2D, COMPUTE, D2H, HOST)
+
+EMBED, HEAD = "embed", "head"
+
+
+@dataclass(frozen=True)
+class Op:
+    """One piece of work of one unit on one lane.
+
+    `kind` is one of
+      prefetch         H2D      weight_high plane of `unit` -> `slot`
+      embed            COMPUTE  capture pass of `micro_batch`: token ids -> first hidden state and block arguments
+      forward          COMPUTE  block on its boundary; keeps the boundary (or all activations)
+      store_boundary   D2H      device ring buffer `ring` -> host boundary
+      fetch_boundary   H2D      host boundary -> device ring buffer `ring`
+      loss             COMPUTE  final norm, head and loss, forward and (in training) backward, in chunks
+      backward         COMPUTE  recompute from the boundary if needed, then backward; gradient into `grad`
+      embed_backward   COMPUTE  capture again with gradients on, then backward
+      fetch_grad       H2D      host grad plane -> staging buffer (sum over rounds on the host)
+      reduce           COMPUTE  squared norm of the fp32 sum; rounds it into staging buffer `staging`
+      offload          D2H      staging buffer -> host grad plane
+      summary          COMPUTE  loss and norms to pinned memory
+      clip             HOST     clip factor; a non-finite loss or norm stops the run here
+      update           HOST     AdamW on the planes of `unit`
+    """
+
+    index: int
+    kind: str
+    lane: str
+    unit: str
+    micro_batch: int | None = None
+    round: int = 0
+    slot: str | None = None
+    grad: str | None = None
+    staging: str | None = None
+    ring: str | None = None
+    first: bool = False
+    """A backward that overwrites its gradient buffer rather than adding to it; a reduce of the first round."""
+    last: bool = False
+    """A reduce of the last round: it also computes the norm."""
+    reads: tuple[tuple[str, str], ...] = ()
+    writes: tuple[tuple[str, str], ...] = ()
+    waits: tuple[int, ...] = ()
+    """Ops of this step, on other lanes, that must have finished."""
+    waits_previous: tuple[int, ...] = ()
+    """The same for ops of the step before (plans of consecutive steps are equal)."""
+
+    @property
+    def label(self) -> str:
+        at = "" if self.micro_batch is None else f"[{self.micro_batch}]"
+        return f"{self.kind} {self.unit}{at}"
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One step. `slots`, `grads`, `stagings` and `rings` name the device buffers that the ops use, with the units
+    (or boundaries) each must be able to hold."""
+
+    ops: tuple[Op, ...]
+    slots: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    grads: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stagings: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    rings: tuple[str, ...] = ()
+    kept_units: frozenset[str] = frozenset()
+    """Blocks whose activations are kept (no recompute)."""
+    host_boundaries: bool = False
+    rounds: int = 1
+    micro_batches: int = 1
+    gradient_sum: str = "vertical"
+    """vertical: one round, one fp32 sum, one rounding; device: fp32 sums of every unit stay on the device over the
+    rounds, one rounding; host: one bf16 rounding a round."""
+
+
+class PlanError(AssertionError):
+    """A plan breaks a rule; the message names the op, the rule and shows the neighbourhood in the grid."""
+
+
+class PlanBuilder:
+    """Appends ops and derives their waits from what they read and write (read after write, write after read, write
+    after write), keeping only waits that lane order and other waits do not already imply."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self._writer: dict[str, int] = {}
+        self._readers: dict[str, list[int]] = defaultdict(list)
+        self._clocks: list[dict[str, int]] = []
+        self._lane_last: dict[str, int] = {}
+        self._base = 0
+
+    def start_step(self) -> None:
+        """Forget the ops of the step before, but not who touched what last."""
+        self._base = len(self.ops)
+
+    def emit(self, kind: str, lane: str, unit: str, reads: dict[str, str] | None = None,
+             writes: dict[str, str] | None = None, **attributes) -> int:
+        reads, writes = reads or {}, writes or {}
+        index = len(self.ops)
+        needs: set[int] = set()
+        for resource in reads:
+            if resource in self._writer:
+                needs.add(self._writer[resource])
+        for resource in writes:
+            if resource in self._writer:
+                needs.add(self._writer[resource])
+            needs.update(self._readers[resource])
+        clock = dict(self._clocks[self._lane_last[lane]]) if lane in self._lane_last else {}
+        waits = []
+        for need in sorted(needs, reverse=True):
+            other = self.ops[need].lane
+            if clock.get(other, -1) >= need:
+                continue
+            waits.append(need)
+            for name, value in self._clocks[need].items():
+                clock[name] = max(clock.get(name, -1), value)
+        clock[lane] = index
+        self._clocks.append(clock)
+        self._lane_last[lane] = index
+        for resource in reads:
+            self._readers[resource].append(index)
+        for resource in writes:
+            self._writer[resource] = index
+            self._readers[resource] = []
+        self.ops.append(Op(index - self._base, kind, lane, unit, reads=tuple(reads.items()),
+                           writes=tuple(writes.items()),
+                           waits=tuple(sorted(w - self._base for w in waits if w >= self._base)),
+                           waits_previous=tuple(sorted(waits_w for waits_w in waits if waits_w < self._base)),
+                           **attributes))
+        return index
+
+    def step_ops(self) -> tuple[Op, ...]:
+        return tuple(self.ops[self._base:])
+
+
+def validate(plan: StepPlan) -> None:
+    """Prove the plan free of races and wrong reads by running it twice in a row on paper.
+
+    For every read: the latest write of that resource happened before it and left what the reader expects. For every
+    write: all earlier reads and writes of that resource happened before it. `Happened before` follows lane order and
+    waits only (vector clocks over the four lanes). Raises PlanError.
+    """
+    count = len(plan.ops)
+    clocks: list[dict[str, int]] = []
+    lane_clock: dict[str, dict[str, int]] = {}
+    writer: dict[str, tuple[int, str]] = {}
+    readers: dict[str, list[int]] = defaultdict(list)
+
+    def before(early: int, clock: dict[str, int]) -> bool:
+        return clock.get(plan.ops[early % count].lane, -1) >= early
+
+    for position in range(2 * count):
+        step, op = divmod(position, count)[0], plan.ops[position % count]
+        if op.index != position % count:
+            raise PlanError(f"op {position % count} carries index {op.index}")
+        if op.lane not in LANES:
+            raise PlanError(f"{op.label}: unknown lane {op.lane}")
+        clock = dict(lane_clock.get(op.lane, {}))
+        for wait in op.waits:
+            if not 0 <= wait < op.index:
+                raise PlanError(_explain(plan, op, f"waits for op {wait}, which is not before it"))
+            _merge(clock, clocks[step * count + wait])
+        if step:
+            for wait in op.waits_previous:
+                if not 0 <= wait < count:
+                    raise PlanError(_explain(plan, op, f"waits for op {wait} of the step before, which has no such op"))
+                _merge(clock, clocks[wait])
+        for resource, tag in op.reads:
+            if resource in writer:
+                last, found = writer[resource]
+                if found != tag:
+                    raise PlanError(_explain(plan, op, f"expects {tag} in {resource} and finds {found}"))
+                if not before(last, clock):
+                    raise PlanError(_explain(plan, op, f"reads {resource} without waiting for "
+                                             f"{plan.ops[last % count].label} (op {last % count}), which fills it"))
+            elif not resource.startswith("plane:"):
+                raise PlanError(_explain(plan, op, f"reads {resource}, which nothing has filled"))
+        for resource, _ in op.writes:
+            earlier = readers[resource] + ([writer[resource][0]] if resource in writer else [])
+            for other in earlier:
+                if not before(other, clock):
+                    raise PlanError(_explain(plan, op, f"overwrites {resource} without waiting for "
+                                             f"{plan.ops[other % count].label} (op {other % count}), which uses it"))
+        clock[op.lane] = position
+        clocks.append(clock)
+        lane_clock[op.lane] = clock
+        for resource, _ in op.reads:
+            readers[resource].append(position)
+        for resource, tag in op.writes:
+            writer[resource] = (position, tag)
+            readers[resource] = []
+
+
+def grid(plan: StepPlan, limit: int = 400) -> str:
+    """The plan as text: one row an op, one column a lane, waits at the right."""
+    return "\n".join(_rows(plan, range(min(len(plan.ops), limit)))) + (
+        f"\n... {len(plan.ops) - limit} more ops" if len(plan.ops) > limit else "")
+
+
+def _rows(plan: StepPlan, indices) -> list[str]:
+    width = 26
+    rows = ["   op  " + "".join(lane.ljust(width) for lane in LANES) + "waits for"]
+    for index in indices:
+        op = plan.ops[index]
+        text = op.label + (f" >{op.slot or op.staging or op.ring}" if op.lane in (H2D, D2H) else "")
+        cells = [(text if lane == op.lane else "·").ljust(width) for lane in LANES]
+        waits = [str(w) for w in op.waits] + [f"previous {w}" for w in op.waits_previous]
+        rows.append(f"{index:5d}  " + "".join(cells) + ", ".join(waits))
+    return rows
+
+
+def _explain(plan: StepPlan, op: Op, problem: str) -> str:
+    near = range(max(0, op.index - 6), min(len(plan.ops), op.index + 3))
+    return f"op {op.index} ({op.label} on {op.lane}) {problem}\n" + "\n".join(_rows(plan, near))
+
+
+def _merge(clock: dict[str, int], other: dict[str, int]) -> None:
+    for lane, value in other.items():
+        if value > clock.get(lane, -1):
+            clock[lane] = value

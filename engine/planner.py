@@ -1,0 +1,318 @@
+"""`build_step_plan`: from units and choices to the ops of one step. Policy lives in `choose`; nothing here runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.plan import COMPUTE, D2H, EMBED, H2D, HEAD, HOST, PlanBuilder, StepPlan
+
+
+@dataclass(frozen=True)
+class PlanChoices:
+    """What a plan is built from, beside the units themselves."""
+
+    micro_batches: int = 1
+    """Micro-batches of a step."""
+    rounds: int = 1
+    """Whole passes that the micro-batches are spread over; must divide them."""
+    slots: int = 2
+    """Device buffers shared by the blocks that are not resident."""
+    prefetch_depth: int = 1
+    """How many block uses ahead a prefetch may be issued (at most slots - 1 can be under way)."""
+    resident_blocks: int = 0
+    """Blocks, counted from the last, that keep a slot of their own all step long."""
+    kept_blocks: int = 0
+    """Resident blocks, counted from the last, whose activations are kept from forward to backward."""
+    host_boundaries: bool = False
+    """Boundaries wait on the host, not on the device."""
+    boundary_rings: int = 3
+    """Device buffers, each way, through which host boundaries pass."""
+    gradient_sum: str = "vertical"
+    """`vertical` needs rounds = 1; else `device` or `host` (see StepPlan)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> StepPlan:
+    """The plan of one training step over `blocks` (unit names in forward order) between the embed and head units.
+
+    `tied`: the head also uses the embed unit's weights, so its slot is held and its gradient is summed all step.
+    Raises ValueError for choices that contradict each other.
+    """
+    c = choices
+    if c.micro_batches % c.rounds:
+        raise ValueError(f"{c.rounds} rounds do not divide {c.micro_batches} micro-batches")
+    if (c.gradient_sum == "vertical") != (c.rounds == 1):
+        raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
+    if c.kept_blocks > c.resident_blocks:
+        raise ValueError("only resident blocks can keep their activations")
+    writer = _StepWriter(blocks, tied, c)
+    # The first pass leaves behind who touched each buffer last; the second is the steady-state step.
+    writer.write()
+    writer.builder.start_step()
+    writer.write()
+    return StepPlan(ops=writer.builder.step_ops(), slots=writer.slot_units(), grads=writer.grad_units(),
+                    stagings=writer.staging_units(), rings=writer.ring_names(),
+                    kept_units=frozenset(writer.kept), host_boundaries=c.host_boundaries, rounds=c.rounds,
+                    micro_batches=c.micro_batches, gradient_sum=c.gradient_sum)
+
+
+def build_forward_plan(blocks: list[str], tied: bool, micro_batches: int, slots: int, prefetch_depth: int = 1,
+                       resident_blocks: int = 0) -> StepPlan:
+    """A pass without gradients, for evaluation and sampling; `loss` ops end it."""
+    choices = PlanChoices(micro_batches=micro_batches, slots=slots, prefetch_depth=prefetch_depth,
+                          resident_blocks=resident_blocks)
+    writer = _StepWriter(blocks, tied, choices)
+    writer.write(training=False)
+    writer.builder.start_step()
+    writer.write(training=False)
+    return StepPlan(ops=writer.builder.step_ops(), slots=writer.slot_units(), micro_batches=micro_batches)
+
+
+@dataclass
+class _Use:
+    """A stretch of COMPUTE ops that needs one block's weights."""
+
+    unit: str
+    phase: str
+    slot: str = ""
+    fetch: bool = False
+
+
+class _StepWriter:
+    """Writes one step's ops in program order."""
+
+    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices):
+        self.blocks, self.tied, self.c = blocks, tied, choices
+        self.builder = PlanBuilder()
+        self.resident = blocks[len(blocks) - choices.resident_blocks:] if choices.resident_blocks else []
+        self.kept = set(blocks[len(blocks) - choices.kept_blocks:]) if choices.kept_blocks else set()
+        self.streamed = [b for b in blocks if b not in self.resident]
+
+    # ------------------------------------------------------------------ buffers
+
+    def slot_units(self) -> dict[str, tuple[str, ...]]:
+        slots: dict[str, tuple[str, ...]] = {EMBED: (EMBED,), HEAD: (HEAD,)}
+        slots |= {f"slot {k}": tuple(self.streamed) for k in range(min(self.c.slots, len(self.streamed)))}
+        return slots | {unit: (unit,) for unit in self.resident}
+
+    def grad_name(self, unit: str) -> str:
+        if self.c.gradient_sum == "device" or (unit in (EMBED, HEAD) and self.tied):
+            return f"grad {unit}"
+        return "grad outer" if unit in (EMBED, HEAD) else "grad block"
+
+    def grad_units(self) -> dict[str, tuple[str, ...]]:
+        grads: dict[str, tuple[str, ...]] = {}
+        for unit in [EMBED, *self.blocks, HEAD]:
+            grads[self.grad_name(unit)] = (*grads.get(self.grad_name(unit), ()), unit)
+        return grads
+
+    def staging_units(self) -> dict[str, tuple[str, ...]]:
+        return {"staging 0": tuple(self.blocks), "staging 1": tuple(self.blocks), "staging outer": (EMBED, HEAD)}
+
+    def ring_names(self) -> tuple[str, ...]:
+        if not self.c.host_boundaries:
+            return ()
+        return tuple(f"{way} {k}" for way in ("store", "fetch") for k in range(self.c.boundary_rings))
+
+    def _next_ring(self, way: str) -> str:
+        turn = self.ring_turn[way]
+        self.ring_turn[way] = (turn + 1) % self.c.boundary_rings
+        return f"{way} {turn}"
+
+    def _staging(self, unit: str) -> str:
+        if unit in (EMBED, HEAD):
+            return "staging outer"
+        self.staging_turn ^= 1
+        return f"staging {self.staging_turn}"
+
+    # ------------------------------------------------------------------ the step
+
+    def write(self, training: bool = True) -> None:
+        c = self.c
+        self.staging_turn = 0
+        self.ring_turn = {"store": 0, "fetch": 0}
+        per_round = c.micro_batches // c.rounds
+        self.uses = self._assign_slots(training)
+        self.next_fetch = 0
+        use = 0
+        for round_ in range(c.rounds):
+            batches = list(range(round_ * per_round, (round_ + 1) * per_round))
+            if round_ == 0:
+                self._prefetch(EMBED, EMBED)
+            self._fetch_ahead(use)
+            for mb in batches:
+                self._emit("embed", mb, EMBED, reads=self._weights(EMBED, EMBED),
+                           writes={f"hidden {mb}": f"in {round_}"}, round_=round_, slot=EMBED)
+            for block in self.blocks:
+                self._fetch_ahead(use)
+                if round_ == 0 and block == self.blocks[-1]:
+                    # Not earlier: the head's update comes last, and a prefetch that waits holds the lane up.
+                    self._prefetch(HEAD, HEAD)
+                for mb in batches:
+                    self._forward(block, mb, round_, self.uses[use], training)
+                use += 1
+            self._fetch_ahead(use)
+            for mb in batches:
+                self._loss(mb, round_, mb == batches[0], training)
+            if not training:
+                continue
+            self._finish_gradient(HEAD, round_)
+            for block in reversed(self.blocks):
+                self._fetch_ahead(use)
+                self._backward_unit(block, batches, round_, self.uses[use])
+                use += 1
+                self._fetch_ahead(use)
+                self._finish_gradient(block, round_)
+            for mb in batches:
+                self._embed_backward(mb, round_, mb == batches[0])
+            self._finish_gradient(EMBED, round_)
+        if training:
+            self._finish_step()
+
+    def _assign_slots(self, training: bool) -> list[_Use]:
+        """Belady's rule over the known sequence of uses: a unit still in a slot is not fetched again; otherwise the
+        slot whose content is needed last is refilled, but not the one that the use before computes from."""
+        one_round = [_Use(b, "forward") for b in self.blocks]
+        if training:
+            one_round += [_Use(b, "backward") for b in reversed(self.blocks)]
+        uses = [_Use(u.unit, u.phase) for _ in range(self.c.rounds) for u in one_round]
+        names = [s for s in self.slot_units() if s.startswith("slot ")]
+        content: dict[str, str | None] = dict.fromkeys(names)
+        fetched: set[str] = set()
+        previous = None
+        for position, use in enumerate(uses):
+            if use.unit in self.resident:
+                use.slot, use.fetch = use.unit, use.unit not in fetched
+                fetched.add(use.unit)
+                continue
+            holding = next((s for s, unit in content.items() if unit == use.unit), None)
+            if holding is None:
+                free = [s for s in names if s != previous] or names
+
+                def next_use(slot: str) -> int:
+                    unit = content[slot]
+                    later = (k for k in range(position, len(uses)) if uses[k].unit == unit)
+                    return len(uses) + 1 if unit is None else next(later, len(uses))
+
+                holding = max(free, key=next_use)
+                content[holding] = use.unit
+                use.fetch = True
+            use.slot = previous = holding
+        return uses
+
+    def _fetch_ahead(self, current: int) -> None:
+        """Issue the prefetches of uses up to `prefetch_depth` ahead, in order, once their slot is no longer needed."""
+        while self.next_fetch < len(self.uses) and self.next_fetch <= current + self.c.prefetch_depth:
+            use = self.uses[self.next_fetch]
+            if use.fetch:
+                needed = any(u.slot == use.slot for u in self.uses[current:self.next_fetch])
+                if needed:
+                    return
+                self._prefetch(use.unit, use.slot)
+            self.next_fetch += 1
+
+    def _prefetch(self, unit: str, slot: str) -> None:
+        self.builder.emit("prefetch", H2D, unit, reads={f"plane:weight {unit}": "ready"},
+                          writes={f"slot:{slot}": unit}, slot=slot)
+
+    def _weights(self, unit: str, slot: str) -> dict[str, str]:
+        return {f"slot:{slot}": unit}
+
+    def _emit(self, kind: str, mb: int | None, unit: str, *, reads=None, writes=None, round_=0, **attributes) -> None:
+        self.builder.emit(kind, COMPUTE, unit, reads=reads, writes=writes, micro_batch=mb, round=round_, **attributes)
+
+    def _forward(self, block: str, mb: int, round_: int, use: _Use, training: bool) -> None:
+        source = f"in {round_}" if block == self.blocks[0] else f"{self.blocks[self.blocks.index(block) - 1]} {round_}"
+        reads = self._weights(block, use.slot) | {f"hidden {mb}": source}
+        writes = {f"hidden {mb}": f"{block} {round_}"}
+        store = training and self.c.host_boundaries and block not in self.kept
+        ring = self._next_ring("store") if store else None
+        if store:
+            writes[f"ring {ring}"] = f"{block} {mb}"
+        elif training:
+            writes[f"saved {block} {mb}"] = f"round {round_}"
+        self._emit("forward", mb, block, reads=reads, writes=writes, round_=round_, slot=use.slot, ring=ring)
+        if store:
+            self.builder.emit("store_boundary", D2H, block, reads={f"ring {ring}": f"{block} {mb}"},
+                              writes={f"host boundary {block} {mb}": f"round {round_}"}, micro_batch=mb, round=round_,
+                              ring=ring)
+
+    def _loss(self, mb: int, round_: int, first: bool, training: bool) -> None:
+        final = f"{self.blocks[-1]} {round_}"
+        reads = self._weights(HEAD, HEAD) | {f"hidden {mb}": final}
+        writes = {"loss": "sum"}
+        if self.tied:
+            reads |= self._weights(EMBED, EMBED)
+        if training:
+            writes |= {f"hidden {mb}": f"gradient {HEAD} {round_}", f"grad:{self.grad_name(HEAD)}": HEAD}
+            if self.tied:
+                writes[f"grad:{self.grad_name(EMBED)}"] = EMBED
+        self._emit("loss", mb, HEAD, reads=reads, writes=writes, round_=round_, slot=HEAD, grad=self.grad_name(HEAD),
+                   first=first and self._starts_sum(round_))
+
+    def _starts_sum(self, round_: int) -> bool:
+        return round_ == 0 or self.c.gradient_sum != "device"
+
+    def _backward_unit(self, block: str, batches: list[int], round_: int, use: _Use) -> None:
+        above = self.blocks[self.blocks.index(block) + 1] if block != self.blocks[-1] else HEAD
+        fetched = self.c.host_boundaries and block not in self.kept
+        rings: dict[int, str] = {}
+
+        def fetch(mb: int) -> None:
+            rings[mb] = self._next_ring("fetch")
+            self.builder.emit("fetch_boundary", H2D, block, reads={f"host boundary {block} {mb}": f"round {round_}"},
+                              writes={f"ring {rings[mb]}": f"{block} {mb}"}, micro_batch=mb, round=round_,
+                              ring=rings[mb])
+
+        ahead = iter(batches if fetched else [])
+        for mb in [m for _, m in zip(range(max(1, self.c.boundary_rings - 1)), ahead)]:
+            fetch(mb)
+        for mb in batches:
+            reads = self._weights(block, use.slot) | {f"hidden {mb}": f"gradient {above} {round_}"}
+            if fetched:
+                reads[f"ring {rings[mb]}"] = f"{block} {mb}"
+            else:
+                reads[f"saved {block} {mb}"] = f"round {round_}"
+            self._emit("backward", mb, block, reads=reads,
+                       writes={f"hidden {mb}": f"gradient {block} {round_}", f"grad:{self.grad_name(block)}": block},
+                       round_=round_, slot=use.slot, grad=self.grad_name(block), ring=rings.get(mb),
+                       first=mb == batches[0] and self._starts_sum(round_))
+            following = next(ahead, None)
+            if following is not None:
+                fetch(following)
+
+    def _embed_backward(self, mb: int, round_: int, first: bool) -> None:
+        self._emit("embed_backward", mb, EMBED, slot=EMBED, grad=self.grad_name(EMBED), round_=round_,
+                   reads=self._weights(EMBED, EMBED) | {f"hidden {mb}": f"gradient {self.blocks[0]} {round_}"},
+                   writes={f"grad:{self.grad_name(EMBED)}": EMBED},
+                   first=first and self._starts_sum(round_) and not self.tied)
+
+    def _finish_gradient(self, unit: str, round_: int) -> None:
+        last = round_ == self.c.rounds - 1
+        if self.c.gradient_sum == "device" and not last:
+            return
+        grad, staging = self.grad_name(unit), self._staging(unit)
+        reads = {f"grad:{grad}": unit}
+        adds = self.c.gradient_sum == "host" and round_ > 0
+        if adds:
+            self.builder.emit("fetch_grad", H2D, unit, reads={f"plane:grad {unit}": f"round {round_ - 1}"},
+                              writes={staging: f"{unit} so far"}, staging=staging, round=round_)
+            reads[staging] = f"{unit} so far"
+        writes = {staging: f"{unit} sum"} | ({f"norm {unit}": "ready"} if last else {})
+        self._emit("reduce", None, unit, reads=reads, writes=writes, round_=round_, grad=grad, staging=staging,
+                   first=not adds, last=last)
+        self.builder.emit("offload", D2H, unit, reads={staging: f"{unit} sum"},
+                          writes={f"plane:grad {unit}": f"round {round_}"}, staging=staging, round=round_)
+
+    def _finish_step(self) -> None:
+        units = [EMBED, *self.blocks, HEAD]
+        norms = {f"norm {unit}": "ready" for unit in units}
+        self._emit("summary", None, "step", reads=norms | {"loss": "sum"}, writes={"summary": "ready"})
+        self.builder.emit("clip", HOST, "step", reads={"summary": "ready"}, writes={"clip": "ready"})
+        for unit in units:
+            self.builder.emit("update", HOST, unit, reads={"clip": "ready",
+                                                           f"plane:grad {unit}": f"round {self.c.rounds - 1}"},
+                              writes={f"plane:weight {unit}": "ready"})

@@ -1,0 +1,261 @@
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers: `replay`, `Follower`, `read_timeline`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import RunError
+from engine.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StepTimeline
+from engine.snapshot import RunSnapshot
+
+EVENTS_FILE = "events.jsonl"
+TORN_FILE = "events.torn"
+"""What a killed process left of its last line is moved here, so that every line of the record is whole."""
+SESSION_FILE = "session.json"
+"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those before
+it. Lists of runs read it instead of the whole record."""
+
+_SCAN_BYTES = 1 << 16
+
+
+class RunRecorder:
+    """Appends events to ``<folder>/events.jsonl`` and keeps the snapshot that they add up to.
+
+    Opening an existing record goes on where it ended: `seq` counts on, a torn last line is moved to ``events.torn``.
+    At most one recorder may be open for a folder; the run's lock sees to that. Raises RunError when the file cannot be
+    read or written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], run_id: str):
+        self.run_id = run_id
+        self.path = Path(folder) / EVENTS_FILE
+        self.snapshot = RunSnapshot()
+        self._lock = threading.Lock()
+        self._subscribers: list[Callable[[Record], None]] = []
+        self._undelivered: deque[Record] = deque()
+        self._delivering = False
+        try:
+            self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
+        try:
+            self._size = _repair_end(self.path, self._descriptor)
+            for record in replay(self.path):
+                self.snapshot.apply(record)
+            if self.snapshot.last_seq:
+                session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
+                self.path.with_name(SESSION_FILE).write_text(json.dumps(session), encoding="utf-8")
+        except OSError as error:
+            self.close()
+            raise RunError(f"The record {self.path} cannot be written ({error.strerror}); check the disk.") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def emit(self, event: Event) -> Record:
+        """Write one event as one line, apply it to the snapshot, then call the subscribers. Any thread may call.
+
+        A NaN or infinite number raises ValueError, a value without a JSON form TypeError: both are faults of the
+        program, since a run must end by name before it records such a number. A disk that cannot take the line raises
+        RunError; the file then still ends with the line before.
+        """
+        with self._lock:
+            if self._descriptor is None:
+                raise RuntimeError(f"{event.kind} was emitted after the recorder was closed.")
+            line = _encode(Record(self.run_id, self.snapshot.last_seq + 1, time.time(), event))
+            self._write(line)
+            if isinstance(event, (CheckpointWritten, RunEnded)):
+                os.fsync(self._descriptor)
+            # Read back, so that whoever listens live sees exactly what a reader of the file sees.
+            record = Record.from_json(json.loads(line))
+            self.snapshot.apply(record)
+            self._undelivered.append(record)
+        self._deliver()
+        return record
+
+    def subscribe(self, listener: Callable[[Record], None]) -> None:
+        """Call `listener` with every record from now on, in the order of `seq`, one at a time, on an emitting thread.
+
+        It must return quickly and may emit. One that raises an Exception is dropped, which the record notes: a broken
+        terminal or screen does not end a run.
+        """
+        with self._lock:
+            self._subscribers.append(listener)
+
+    def close(self) -> None:
+        """Sync the file to the disk and close it."""
+        with self._lock:
+            if self._descriptor is not None:
+                descriptor, self._descriptor = self._descriptor, None
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _write(self, line: bytes) -> None:
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest):]
+        except BaseException as error:
+            os.ftruncate(self._descriptor, self._size)
+            if isinstance(error, OSError):
+                raise RunError(f"The record {self.path} cannot be written ({error.strerror}); free some disk space and "
+                               "resume the run.") from None
+            raise
+        self._size += len(line)
+
+    def _deliver(self) -> None:
+        # Whichever thread finds nobody delivering does so for all, and goes on until nothing is left: records reach the
+        # subscribers in order, and neither a slow subscriber nor one that emits holds up the file.
+        while True:
+            with self._lock:
+                if self._delivering or not self._undelivered:
+                    return
+                self._delivering = True
+                record = self._undelivered.popleft()
+                listeners = tuple(self._subscribers)
+            try:
+                for listener in listeners:
+                    try:
+                        listener(record)
+                    except Exception as error:
+                        with self._lock:
+                            self._subscribers.remove(listener)
+                        self.emit(LogLine("warning", f"A listener of this record failed and was dropped: {error!r}."))
+            finally:
+                with self._lock:
+                    self._delivering = False
+
+
+def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """The records of a file, in order; none when there is no such file yet. A torn last line is left out.
+
+    Raises RunError naming the first line that is not a record.
+    """
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                yield parse_line(line, path, number)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"The record {path} cannot be read ({error.strerror}).") from None
+
+
+class Follower:
+    """Reads what has been added to a record since the last call, while another process or thread writes it."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self._offset = 0
+        self._lines = 0
+
+    def read_new(self) -> list[Record]:
+        """The records of the lines completed since the last call; empty when there are none, or no file yet.
+
+        Raises RunError naming a line that is not a record.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
+        whole = added.rfind(b"\n") + 1
+        lines = added[:whole].split(b"\n")[:-1]
+        records = [parse_line(line, self.path, self._lines + number) for number, line in enumerate(lines, start=1)]
+        self._offset += whole
+        self._lines += len(lines)
+        return records
+
+
+def read_timeline(path: str | os.PathLike[str], step: int) -> StepTimeline | None:
+    """The timeline recorded for a step, the latest one when the step was run again after a resume; None if none was."""
+    found = None
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line_kind(line) == StepTimeline.kind and line.endswith(b"\n"):
+                    event = parse_line(line, path, number).event
+                    found = event if event.step == step else found
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def line_kind(line: bytes) -> str:
+    """The kind of a line that `RunRecorder` wrote, read without parsing the line: it is the first value."""
+    return line[:80].split(b'"', 4)[3].decode("ascii", "replace") if line.count(b'"', 0, 80) >= 4 else ""
+
+
+def parse_line(line: bytes, path: str | os.PathLike[str], number: int | None = None) -> Record:
+    """Raises RunError, naming the file and the line number when it is given, when the line is not a record."""
+    try:
+        return Record.from_json(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        where = "A line" if number is None else f"Line {number}"
+        raise RunError(f"{where} of {path} is not a record of a run; the file is damaged.") from None
+
+
+def _encode(record: Record) -> bytes:
+    values = record.to_json()
+    try:
+        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
+    except ValueError:
+        for name, number in _numbers(values, values["kind"]):
+            if not math.isfinite(number):
+                raise ValueError(f"{name} is {number}: a number that is not finite must end the run by name before it "
+                                 "is recorded.") from None
+        raise
+
+
+def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _numbers(item, f"{name}.{key}")
+            yield from _numbers(key, f"{name}: a key")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _numbers(item, f"{name}[{index}]")
+
+
+def _repair_end(path: Path, descriptor: int) -> int:
+    """Make the file end with a whole line; returns its size. Everything before the torn line stays as it is."""
+    size = start = os.fstat(descriptor).st_size
+    tail = b""
+    while start > 0 and b"\n" not in tail:
+        begin = max(0, start - _SCAN_BYTES)
+        tail = os.pread(descriptor, start - begin, begin) + tail
+        start = begin
+    torn = tail[tail.rfind(b"\n") + 1:]
+    if not torn:
+        return size
+    try:
+        parse_line(torn, path)
+    except RunError:
+        with open(path.with_name(TORN_FILE), "ab") as aside:
+            aside.write(torn + b"\n")
+            aside.flush()
+            os.fsync(aside.fileno())
+        size -= len(torn)
+        os.ftruncate(descriptor, size)
+    else:
+        os.write(descriptor, b"\n")
+        size += 1
+    os.fsync(descriptor)
+    return size

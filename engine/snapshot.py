@@ -1,0 +1,304 @@
+"""`RunSnapshot`: what a run's records add up to, as plain data that the screens draw.
+
+A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from another process's
+file as it grows. Each record is applied in constant time (amortised), so a run of any length can be followed.
+
+One thread applies; others may read. `step` is the last column that a row is appended to, so a reader that takes
+``n = len(snapshot.steps)`` first finds `n` whole rows in every column.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
+                           ExportWritten, FitReported, JobProgressed, LogLine, MemorySampled, PlanBuilt, Record,
+                           RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline)
+
+OVER_STATES = ("finished", "stopped", "failed", "discarded")
+"""The states that a run ends in."""
+
+EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
+"""Causes that always have a column; a record may bring further ones."""
+
+LOG_LINES = 500
+RECENT_STEPS = 20
+
+
+@dataclass
+class Columns:
+    """Rows of one kind of event, a list a field, with the Unix time of each row. Steps never decrease."""
+
+    step: list[int] = field(default_factory=list)
+    time: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def append(self, time: float, event: Event) -> None:
+        for column in dataclasses.fields(self):
+            if column.name not in ("step", "time", "exposed"):
+                getattr(self, column.name).append(getattr(event, column.name))
+        self.time.append(time)
+        self.step.append(event.step)
+
+    def drop_after(self, step: int) -> None:
+        """Forget the rows of later steps."""
+        first = bisect.bisect_right(self.step, step)
+        for column in dataclasses.fields(self):
+            values = getattr(self, column.name)
+            for rows in values.values() if isinstance(values, dict) else (values,):
+                del rows[first:]
+
+
+@dataclass
+class StepColumns(Columns):
+    """`StepFinished` by field; `exposed` holds a list for each cause, 0.0 where a step does not name it."""
+
+    loss: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
+    learning_rate: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    loss_tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    tokens_per_second: list[float] = field(default_factory=list)
+    tflops: list[float] = field(default_factory=list)
+    exposed: dict[str, list[float]] = field(default_factory=lambda: {cause: [] for cause in EXPOSED_CAUSES})
+
+    def append(self, time: float, event: StepFinished) -> None:
+        for cause in event.exposed:
+            if cause not in self.exposed:
+                self.exposed[cause] = [0.0] * len(self)
+        for cause, seconds in self.exposed.items():
+            seconds.append(event.exposed.get(cause, 0.0))
+        super().append(time, event)
+
+
+@dataclass
+class MemoryColumns(Columns):
+    """`MemorySampled` by field, in bytes."""
+
+    host_rss: list[int] = field(default_factory=list)
+    host_pinned: list[int] = field(default_factory=list)
+    host_available: list[int] = field(default_factory=list)
+    gpu_allocated: list[int] = field(default_factory=list)
+    gpu_reserved: list[int] = field(default_factory=list)
+    gpu_peak: list[int] = field(default_factory=list)
+    gpu_driver: list[int] = field(default_factory=list)
+    gpu_total: list[int] = field(default_factory=list)
+
+
+@dataclass
+class EvalColumns(Columns):
+    """`EvalFinished` by field."""
+
+    loss: list[float] = field(default_factory=list)
+    loss_tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Long work that is going on: `started` and `time` are the Unix times of its first and latest record."""
+
+    job: str
+    done: float
+    total: float
+    message: str
+    started: float
+    time: float
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    time: float
+    level: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Control:
+    time: float
+    command: str
+
+
+@dataclass
+class RunSnapshot:
+    """Everything that a screen shows of one run. Times are Unix seconds."""
+
+    run_id: str = ""
+    name: str = ""
+    pid: int = 0
+    device: str = ""
+    device_name: str = ""
+    total_steps: int = 0
+    parameters: int = 0
+    units: list[str] = field(default_factory=list)
+    program_version: str = ""
+    flops_formula: str = ""
+    resumed_step: int | None = None
+    """The step that the latest session continued from; None when it began at the start."""
+    sessions: int = 0
+    """How often the run was started: 1, and one more for each resume."""
+
+    state: str = "preparing"
+    reason: str = ""
+    error_type: str = ""
+    started_time: float | None = None
+    session_time: float | None = None
+    """When the latest session started."""
+    ended_time: float | None = None
+    last_time: float | None = None
+    """Time of the latest record."""
+    earlier_seconds: float = 0.0
+    """Length of the sessions before the latest one."""
+    last_seq: int = 0
+
+    steps: StepColumns = field(default_factory=StepColumns)
+    memory: MemoryColumns = field(default_factory=MemoryColumns)
+    evals: EvalColumns = field(default_factory=EvalColumns)
+    exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
+    checkpoints: list[CheckpointWritten] = field(default_factory=list)
+    exports: list[ExportWritten] = field(default_factory=list)
+    job: Job | None = None
+    timeline: StepTimeline | None = None
+    """The latest one; `read_timeline` of engine.recorder finds the others."""
+    timeline_steps: list[int] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    fit: dict[str, Any] = field(default_factory=dict)
+    plan_choices: dict[str, Any] = field(default_factory=dict)
+    plan_grid: str = ""
+    log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    controls: list[Control] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ what follows from it
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER_STATES
+
+    @property
+    def step(self) -> int:
+        """Steps that are applied."""
+        return max(self.resumed_step or 0, self.steps.step[-1] if self.steps.step else 0)
+
+    @property
+    def loss(self) -> float | None:
+        return self.steps.loss[-1] if self.steps.loss else None
+
+    @property
+    def progress(self) -> float:
+        """0 to 1."""
+        return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time that the run was at work, the time between sessions excluded."""
+        if self.session_time is None or self.last_time is None:
+            return self.earlier_seconds
+        return self.earlier_seconds + max(0.0, self.last_time - self.session_time)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From the median of the latest steps; None while that is unknown and once the run is over."""
+        if self.is_over or not self.steps.seconds or not self.total_steps:
+            return None
+        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * max(0, self.total_steps - self.step)
+
+    # ------------------------------------------------------------------ the fold
+
+    def apply(self, record: Record) -> None:
+        """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
+        fold = _FOLDS.get(type(record.event))
+        if fold is not None:
+            fold(self, record.time, record.event)
+        self.run_id, self.last_seq, self.last_time = record.run_id, record.seq, record.time
+
+    def _run_started(self, time: float, event: RunStarted) -> None:
+        self.earlier_seconds = self.seconds
+        self.session_time = time
+        if self.started_time is None:
+            self.started_time = time
+        for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
+                     "flops_formula", "resumed_step"):
+            setattr(self, name, getattr(event, name))
+        self.sessions += 1
+        self.state, self.reason, self.error_type, self.ended_time, self.job = "preparing", "", "", None, None
+        self._drop_after(event.resumed_step or 0)
+
+    def _drop_after(self, step: int) -> None:
+        for columns in (self.steps, self.memory, self.evals):
+            columns.drop_after(step)
+        for events in (self.exact_matches, self.checkpoints, self.exports):
+            events[:] = [event for event in events if event.step <= step]
+        del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step):]
+        if self.timeline is not None and self.timeline.step > step:
+            self.timeline = None
+
+    def _state_changed(self, time: float, event: StateChanged) -> None:
+        self.state, self.reason, self.job = event.state, event.reason, None
+
+    def _job_progressed(self, time: float, event: JobProgressed) -> None:
+        if event.total > 0 and event.done >= event.total:
+            self.job = None
+            return
+        started = self.job.started if self.job is not None and self.job.job == event.job else time
+        self.job = Job(event.job, event.done, event.total, event.message, started, time)
+
+    def _data_prepared(self, time: float, event: DataPrepared) -> None:
+        self.data = event.summary
+
+    def _fit_reported(self, time: float, event: FitReported) -> None:
+        self.fit = event.report
+
+    def _plan_built(self, time: float, event: PlanBuilt) -> None:
+        self.plan_choices, self.plan_grid = event.choices, event.grid
+
+    def _step_finished(self, time: float, event: StepFinished) -> None:
+        self.steps.append(time, event)
+
+    def _step_timeline(self, time: float, event: StepTimeline) -> None:
+        self.timeline = event
+        self.timeline_steps.append(event.step)
+
+    def _memory_sampled(self, time: float, event: MemorySampled) -> None:
+        self.memory.append(time, event)
+
+    def _eval_finished(self, time: float, event: EvalFinished) -> None:
+        self.evals.append(time, event)
+
+    def _exact_match_measured(self, time: float, event: ExactMatchMeasured) -> None:
+        self.exact_matches.append(event)
+
+    def _checkpoint_written(self, time: float, event: CheckpointWritten) -> None:
+        self.checkpoints.append(event)
+
+    def _export_written(self, time: float, event: ExportWritten) -> None:
+        self.exports.append(event)
+
+    def _control_received(self, time: float, event: ControlReceived) -> None:
+        self.controls.append(Control(time, event.command))
+
+    def _log_line(self, time: float, event: LogLine) -> None:
+        self.log.append(LogEntry(time, event.level, event.text))
+
+    def _run_ended(self, time: float, event: RunEnded) -> None:
+        self.state, self.reason, self.error_type = event.state, event.reason, event.error_type
+        self.ended_time, self.job = time, None
+
+
+_FOLDS = {
+    RunStarted: RunSnapshot._run_started, StateChanged: RunSnapshot._state_changed,
+    JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
+    FitReported: RunSnapshot._fit_reported, PlanBuilt: RunSnapshot._plan_built,
+    StepFinished: RunSnapshot._step_finished, StepTimeline: RunSnapshot._step_timeline,
+    MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
+    ExactMatchMeasured: RunSnapshot._exact_match_measured, CheckpointWritten: RunSnapshot._checkpoint_written,
+    ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,
+    LogLine: RunSnapshot._log_line, RunEnded: RunSnapshot._run_ended,
+}

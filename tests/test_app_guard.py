@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import asyncio
+import stat
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from app.guard import Guard, GuardPolicy
+from app.login import COOKIE_NAME, Login, is_loopback, login_routes, resolve_login
+from engine.errors import RamstreamError
+
+JSON = {"content-type": "application/json"}
+
+
+async def echo(request):
+    return JSONResponse({"method": request.method, "size": len(await request.body())})
+
+
+def make_app(host="127.0.0.1", login=None, **limits):
+    routes = [Route(path, echo, methods=["GET", "POST", "DELETE"])
+              for path in ("/", "/api/runs", "/gradio_api/component_server")]
+    policy = GuardPolicy.for_bind(host, login)
+    policy = GuardPolicy(policy.hosts, policy.any_address, login, **limits)
+    return Guard(Starlette(routes=(login_routes(login) if login else []) + routes), policy)
+
+
+def call(app, method="GET", path="/", headers=None, content=None, base="http://127.0.0.1:7860"):
+    async def go():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base) as client:
+            return await client.request(method, path, headers=headers, content=content)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7860", "localhost:9999", "[::1]:7860", "localhost"])
+def test_own_hosts_pass(host):
+    assert call(make_app(), headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "10.0.0.5:7860",
+                                  "", "localhost:abc", "[::1", "evil.example/127.0.0.1"])
+def test_foreign_hosts_are_refused(host):
+    answer = call(make_app(), headers={"host": host})
+    assert answer.status_code == 400
+    assert "Host" in answer.json()["error"]
+
+
+def test_two_host_headers_are_refused():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost"), (b"host", b"localhost")]}
+    asyncio.run(make_app()(scope, None, send))
+    assert sent[0]["status"] == 400
+
+
+def test_a_wildcard_bind_accepts_addresses_but_no_foreign_name(tmp_path):
+    app = make_app("0.0.0.0")
+    assert call(app, headers={"host": "192.168.1.7:7860"}).status_code == 200
+    assert call(app, headers={"host": "rebound.example:7860"}).status_code == 400
+
+
+@pytest.mark.parametrize("headers", [
+    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9999"},
+    {"origin": "http://localhost:7860"}, {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+])
+def test_posts_of_other_origins_are_refused(headers):
+    assert call(make_app(), "POST", "/api/runs", headers | JSON, b"{}").status_code == 403
+
+
+def test_reads_of_other_origins_are_refused_but_links_work():
+    app = make_app()
+    assert call(app, headers={"origin": "http://evil.example"}).status_code == 403
+    assert call(app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
+    assert call(app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}).status_code == 200
+
+
+def test_own_posts_pass_with_their_body():
+    headers = {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "same-origin"} | JSON
+    assert call(make_app(), "POST", "/api/runs", headers, b'{"a": 1}').json() == {"method": "POST", "size": 8}
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/gradio_api/component_server"])
+@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""])
+def test_only_json_is_accepted(path, kind):
+    assert call(make_app(), "POST", path, {"content-type": kind}, b"{}").status_code == 415
+
+
+def test_large_bodies_are_refused_declared_or_not():
+    app = make_app(max_body_bytes=100)
+    assert call(app, "POST", "/api/runs", JSON, b"x" * 101).status_code == 413
+
+    async def chunks():
+        for _ in range(3):
+            yield b"x" * 50
+
+    assert call(app, "POST", "/api/runs", JSON, chunks()).status_code == 413
+    assert call(app, "POST", "/api/runs", JSON, b"x" * 100).status_code == 200
+
+
+def test_a_body_that_never_arrives_is_given_up():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"5")]
+    scope = {"type": "http", "method": "POST", "path": "/api/runs", "headers": headers}
+    asyncio.run(make_app(body_timeout_seconds=0.05)(scope, receive, send))
+    assert sent[0]["status"] == 408
+
+
+def test_no_web_socket_is_served():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(make_app()({"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+def test_every_answer_carries_the_content_policy():
+    for answer in (call(make_app()), call(make_app(), headers={"host": "evil.example"})):
+        assert "connect-src 'self'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+# ------------------------------------------------------------------ login
+
+
+def make_login(tmp_path, password="open sesame"):
+    return Login("ada", password, tmp_path / "login.key")
+
+
+def test_without_the_cookie_nothing_answers(tmp_path):
+    app = make_app(login=make_login(tmp_path))
+    for path in ("/api/runs", "/gradio_api/component_server", "/"):
+        assert call(app, path=path).status_code == 401
+        assert call(app, "POST", path, JSON, b"{}").status_code == 401
+    page = call(app, path="/?run=r1", headers={"accept": "text/html"})
+    assert page.status_code == 303
+    assert page.headers["location"] == "/login?next=/%3Frun%3Dr1"
+
+
+def test_the_form_gives_a_cookie_that_opens_every_route(tmp_path):
+    app = make_app(login=make_login(tmp_path))
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert call(app, path="/login").status_code == 200
+    wrong = call(app, "POST", "/login", form, "user=ada&password=wrong")
+    assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+    right = call(app, "POST", "/login", form, "user=ada&password=open+sesame&next=/?run=r1")
+    assert right.status_code == 303 and right.headers["location"] == "/?run=r1"
+    assert "HttpOnly" in right.headers["set-cookie"] and "SameSite=lax" in right.headers["set-cookie"]
+    cookie = right.headers["set-cookie"].split(";")[0]
+    assert call(app, path="/api/runs", headers={"cookie": cookie}).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example"])
+def test_a_login_never_leads_elsewhere(tmp_path, target):
+    app = make_app(login=make_login(tmp_path))
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = call(app, "POST", "/login", form, f"user=ada&password=open+sesame&next={target}")
+    assert answer.headers["location"] == "/"
+
+
+def test_the_form_shows_the_target_as_text_only(tmp_path):
+    app = make_app(login=make_login(tmp_path))
+    assert "<img" not in call(app, path='/login?next=/"><img src=x onerror=alert(1)>').text
+
+
+def test_cookies_expire_and_cannot_be_forged(tmp_path):
+    login = make_login(tmp_path)
+    cookie = login.new_cookie(now=0)
+    assert login.accepts_cookie(f"{COOKIE_NAME}={cookie}", now=10)
+    assert not login.accepts_cookie(f"{COOKIE_NAME}={cookie}", now=1e9)
+    expires, _, signature = cookie.partition(".")
+    for forged in (f"{int(expires) + 1}.{signature}", f"{expires}.", "", "x.y", f"{expires}.é"):
+        assert not login.accepts_cookie(f"{COOKIE_NAME}={forged}", now=10)
+    assert not login.accepts_cookie(None)
+
+
+def test_a_restart_logs_nobody_out_but_a_new_password_does(tmp_path):
+    header = f"{COOKIE_NAME}={make_login(tmp_path).new_cookie()}"
+    assert make_login(tmp_path).accepts_cookie(header)
+    assert not make_login(tmp_path, "another").accepts_cookie(header)
+    assert stat.S_IMODE((tmp_path / "login.key").stat().st_mode) == 0o600
+
+
+def test_a_public_address_needs_a_login(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAMSTREAM_LOGIN", raising=False)
+    key = tmp_path / "login.key"
+    assert resolve_login(None, "127.0.0.1", key) is None
+    for host in ("0.0.0.0", "192.168.1.7", "::", "workstation.example"):
+        with pytest.raises(RamstreamError, match="login"):
+            resolve_login(None, host, key)
+        assert resolve_login("ada:secret", host, key).accepts("ada", "secret")
+    monkeypatch.setenv("RAMSTREAM_LOGIN", "bob:word:with:colons")
+    assert resolve_login(None, "0.0.0.0", key).accepts("bob", "word:with:colons")
+    assert resolve_login(True, "127.0.0.1", key).accepts("bob", "word:with:colons")
+    monkeypatch.setenv("RAMSTREAM_LOGIN", "nobody")
+    with pytest.raises(RamstreamError, match="user:password"):
+        resolve_login(None, "127.0.0.1", key)
+
+
+def test_loopback_addresses():
+    assert all(map(is_loopback, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.org", ""]))
