@@ -38,7 +38,7 @@ class HostAdamW:
         keep = np.float32(1.0 - learning_rate * self._weight_decay)
         scalars = [np.float32(value) for value in (
             1.0 - self._beta1, self._beta2, 1.0 - self._beta2, learning_rate / (1.0 - self._beta1**step),
-            1.0 / math.sqrt(1.0 - self._beta2**step), self._eps, self._floor)]
+            1.0 / math.sqrt(1.0 - self._beta2**step), self._eps, self._bias)]
         clip = np.float32(clip_factor)
 
         def apply(start: int, stop: int, keep: np.float32) -> None:

@@ -144,7 +144,8 @@ def _reclaimable(folder: Path) -> int:
     words = _words(folder / "memory.stat")
     values = dict(zip(words[::2], words[1::2]))
     total = "total_" if "total_inactive_file" in values else ""
-    return sum(int(values.get(name, 0)) for name in (f"{total}inactive_file", f"{total}active_file", "slab_reclaimable"))
+    names = (f"{total}inactive_file", f"{total}active_file", "slab_reclaimable")
+    return sum(int(values.get(name, 0)) for name in names)
 
 
 @functools.lru_cache(maxsize=8)

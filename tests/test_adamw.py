@@ -85,7 +85,8 @@ def test_updates_below_bf16_resolution_add_up():
     host = HostAdamW(store, 0.9, 0.999, 1e-8, 0.0)
     for step in range(1, 21):
         host.update("block.0", step, 1e-5, 1.0)
-    torch.testing.assert_close(store.master("block.0", "proj.weight"), torch.full((64, 64), 1 - 2e-4), rtol=0, atol=1e-6)
+    expected = torch.full((64, 64), 1 - 2e-4)
+    torch.testing.assert_close(store.master("block.0", "proj.weight"), expected, rtol=0, atol=1e-6)
     assert (store.view("block.0", "proj.weight") == 1).all()
     host.close()
     store.close()
@@ -158,8 +159,8 @@ def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     host = HostAdamW(store, 0.9, 0.999, 1e-8, 0.0)
     for step in (1, 2):
         host.update("block.0", step, 1e-3, 1.0)
-    assert not store.tensor("block.0", "exp_avg_sq").any()
-    assert (store.tensor("block.0", "exp_avg") > 1e-38).all()
+    for plane in ("exp_avg", "exp_avg_sq"):
+        assert (store.tensor("block.0", plane) >= 2.0**-126).all()
     store.tensor("block.0", "grad").zero_()
     store.tensor("block.0", "exp_avg").fill_(1e-39)
     host.update("block.0", 3, 1e-3, 1.0)

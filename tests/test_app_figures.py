@@ -13,7 +13,7 @@ from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, i
 from engine.events import RUN_STATES, JobProgressed, RunStarted, StateChanged, StepFinished, StepTimeline
 from engine.plan import LANES as PLAN_LANES
 from engine.snapshot import RunSnapshot
-from synthetic_run import GIB, records, run_events, span, timeline
+from tests.synthetic_run import GIB, records, run_events, span, timeline
 
 
 def fold(events):

@@ -103,7 +103,8 @@ def test_the_memory_sample_sees_what_this_process_takes():
 
 
 def test_reading_the_machine_imports_no_torch():
-    program = "import sys, engine.machine as m; m.read_machine(); m.GpuSampler().sample(); print('torch' in sys.modules)"
+    program = ("import sys, engine.machine as m\n"
+               "m.read_machine(); m.GpuSampler().sample(); print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program], cwd=PROGRAM_ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from app.server import _run_routes
+from app.session import EngineCalls, Session
+from engine.config import TrainConfig
+from engine.errors import RunError
+from engine.events import ControlReceived, RunEnded, RunStarted, StateChanged
+from engine.recorder import RunRecorder
+from engine.runs import CommandReader, create_run, open_run
+from tests.synthetic_run import run_events, step_finished
+
+CONFIG = TrainConfig.from_dict({"name": "Fake", "model": {"source": "m"}, "data": {"source": "d"}})
+
+
+class FakeRun:
+    """Steps when told to; obeys like `engine.job.Run`."""
+
+    def __init__(self, folder):
+        self.id, self.folder = folder.id, folder
+        self.commands: list[str] = []
+        self.may_step, self.asked = threading.Semaphore(0), threading.Event()
+
+    def execute(self):
+        with self.folder.lock():
+            recorder = RunRecorder(self.folder.path, self.id)
+            recorder.emit(RunStarted(name="Fake", total_steps=10))
+            recorder.emit(StateChanged(state="running"))
+            step = recorder.snapshot.step
+            while step < 10 and not self.asked.is_set():
+                if self.may_step.acquire(timeout=0.01):
+                    step += 1
+                    recorder.emit(step_finished(step, 10))
+            for command in self.commands:
+                recorder.emit(ControlReceived(command=command))
+            recorder.emit(RunEnded(state="stopped" if self.asked.is_set() else "finished"))
+            recorder.close()
+
+    def request(self, command):
+        self.commands.append(command)
+        self.asked.set()
+
+
+class FakeEngine:
+    """Keeps the runs it made; `asked` are the arguments of the other calls."""
+
+    def __init__(self):
+        self.runs: list[FakeRun] = []
+        self.asked: list[tuple] = []
+
+    def calls(self):
+        return EngineCalls(start_run=lambda config, runs_dir: self.make(create_run(runs_dir, config)),
+                           resume_run=lambda runs_dir, run_id: self.make(open_run(runs_dir, run_id)),
+                           export_run=self.export, ask_run=self.ask)
+
+    def make(self, folder):
+        self.runs.append(FakeRun(folder))
+        return self.runs[-1]
+
+    def export(self, runs_dir, run_id, folder, checkpoint=None, progress=None):
+        progress(1, 2)
+        self.asked.append((run_id, folder, checkpoint))
+
+    def ask(self, runs_dir, run_id, prompt, on_text, **options):
+        if prompt == "break":
+            raise RunError("There is nothing to ask.")
+        for piece in ("4", "2"):
+            on_text(piece)
+        self.asked.append((run_id, prompt, options))
+        return "42"
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+def session(tmp_path, engine):
+    session = Session(tmp_path / "runs", engine.calls())
+    yield session
+    session.close()
+
+
+def wait_for(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this never became true"
+        time.sleep(0.005)
+
+
+def call(session, *requests):
+    """Answers of (method, path, json) requests to the session's routes, one after the other in one event loop."""
+    async def go():
+        transport = httpx.ASGITransport(Starlette(routes=_run_routes(session)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [await client.request(method, path, json=body) for method, path, body in requests]
+
+    return asyncio.run(go())
+
+
+def get(session, path):
+    return call(session, ("GET", path, None))[0]
+
+
+def post(session, path, body):
+    return call(session, ("POST", path, body))[0]
+
+
+def finished_run(session, events=None, **config):
+    folder = create_run(session.runs_dir, CONFIG.with_values(config))
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in events or run_events(60):
+        recorder.emit(event)
+    recorder.close()
+    return folder
+
+
+# ------------------------------------------------------------------ the one run of this process
+
+
+def test_a_run_runs_in_its_own_thread_and_can_be_watched(session, engine):
+    run_id = session.start(CONFIG)
+    assert session.active_id == run_id
+    for _ in range(3):
+        engine.runs[0].may_step.release()
+    wait_for(lambda: get(session, f"/api/live/{run_id}").json()["bar"]["step"] == "3 of 10")
+    assert get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "running"
+    session.request(run_id, "stop")
+    wait_for(lambda: session.active_id is None)
+    assert get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "stopped"
+    assert engine.runs[0].commands == ["stop"]
+
+
+def test_a_second_start_says_why_not(session, engine):
+    run_id = session.start(CONFIG)
+    with pytest.raises(RunError, match=f"{run_id} is running here"):
+        session.start(CONFIG)
+    with pytest.raises(RunError, match="one run at a time"):
+        session.resume(run_id)
+    engine.runs[0].asked.set()
+    wait_for(lambda: session.why_not_start() is None)
+    session.start(CONFIG)
+
+
+def test_a_start_that_is_refused_leaves_the_place_free(tmp_path):
+    def refuse(config, runs_dir):
+        raise RunError("It does not fit.")
+
+    session = Session(tmp_path, EngineCalls(start_run=refuse))
+    with pytest.raises(RunError, match="does not fit"):
+        session.start(CONFIG)
+    assert session.why_not_start() is None
+
+
+def test_closing_the_server_stops_and_saves(session, engine):
+    session.start(CONFIG)
+    session.close()
+    assert session.active_id is None and engine.runs[0].commands == ["stop"]
+
+
+def test_resume_of_a_stopped_run_is_a_new_session_of_it(session, engine):
+    folder = finished_run(session, run_events(5, total=10, ended="stopped"))
+    assert post(session, f"/api/runs/{folder.id}/control", {"command": "resume"}).json() == {"run_id": folder.id}
+    assert session.active_id == folder.id
+
+
+# ------------------------------------------------------------------ runs of other processes
+
+
+def test_commands_reach_a_run_that_another_owner_holds(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    with folder.lock():
+        reader = CommandReader(folder)
+        assert post(session, f"/api/runs/{folder.id}/control", {"command": "pause"}).status_code == 200
+        assert reader.read_new() == ["pause"]
+        assert get(session, f"/api/live/{folder.id}").json()["bar"]["pending"] == "pause"
+    answer = post(session, f"/api/runs/{folder.id}/control", {"command": "pause"})
+    assert answer.status_code == 409 and "not running" in answer.json()["error"]
+
+
+def test_a_growing_record_is_followed(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    events = run_events(20, total=40, ended=None)
+    with folder.lock():
+        recorder = RunRecorder(folder.path, folder.id)
+        for event in events[:30]:
+            recorder.emit(event)
+        first = get(session, f"/api/live/{folder.id}").json()
+        assert first["seq"] == 30
+        for event in events[30:]:
+            recorder.emit(event)
+        wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["seq"] == len(events))
+        recorder.close()
+    wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["state"] == "interrupted")
+
+
+# ------------------------------------------------------------------ what pages are sent
+
+
+def test_only_what_changed_is_sent(session):
+    folder = finished_run(session)
+    whole = get(session, f"/api/live/{folder.id}").json()
+    assert set(whole["parts"]) == {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+    assert whole["server_id"] == session.server_id and whole["active"] is None
+    seen = get(session, f"/api/live/{folder.id}?since={whole['seq']}").json()
+    assert seen["parts"] == {} and seen["bar"] == whole["bar"]
+
+
+def test_parts_are_serialised_once_for_all_tabs(session, monkeypatch):
+    import app.watch
+
+    built = []
+    real = dict(app.watch.FIGURES)
+    monkeypatch.setattr(app.watch, "FIGURES", {
+        name: lambda *a, name=name: built.append(name) or real[name](*a) for name in real})
+    folder = finished_run(session)
+    answers = call(session, *[("GET", f"/api/live/{folder.id}", None)] * 10)
+    assert len({answer.content for answer in answers}) == 1
+    assert sorted(built) == sorted(real)
+
+
+def test_both_axes_keep_up(session):
+    folder = finished_run(session)
+    step, again, time_axis = call(session, ("GET", f"/api/live/{folder.id}?axis=step", None),
+                                  ("GET", f"/api/live/{folder.id}?axis=time&since=99999", None),
+                                  ("GET", f"/api/live/{folder.id}?axis=time", None))
+    assert step.json()["parts"]["loss"]["layout"]["xaxis"]["title"]["text"] == "step"
+    assert again.json()["parts"] == {}
+    assert time_axis.json()["parts"]["loss"]["layout"]["xaxis"]["type"] == "date"
+
+
+def test_a_run_without_a_record_yet_can_be_looked_at(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    with folder.lock():
+        answer = get(session, f"/api/live/{folder.id}").json()
+    assert answer["bar"]["state"] == "preparing" and answer["run_id"] == folder.id
+    assert set(answer["parts"]) == {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+
+
+@pytest.mark.parametrize("run_id", ["nothing-here", "..", "..%2F..%2Fetc", "%00", ".login.key"])
+def test_unknown_runs_and_paths_are_refused_in_a_sentence(session, run_id):
+    answer = get(session, f"/api/live/{run_id}")
+    assert answer.status_code == 404
+    assert post(session, f"/api/runs/{run_id}/control", {"command": "stop"}).status_code in (404, 409)
+
+
+def test_a_damaged_record_is_told(session):
+    folder = finished_run(session)
+    with open(folder.events_path, "ab") as file:
+        file.write(b"not json\n")
+    answer = get(session, f"/api/live/{folder.id}")
+    assert answer.status_code == 404 and "damaged" in answer.json()["error"]
+
+
+def test_a_page_without_an_address_opens_the_active_or_else_the_newest_run(session, engine):
+    assert get(session, "/api/live").json()["run_id"] is None
+    folder = finished_run(session)
+    session._listed = (-10.0, [])
+    assert get(session, "/api/live").json()["run_id"] == folder.id
+    run_id = session.start(CONFIG)
+    assert get(session, "/api/live").json()["run_id"] == run_id
+
+
+def test_the_list_of_runs(session):
+    folder = finished_run(session, name="<b>bold</b>")
+    listed = get(session, "/api/runs").json()["runs"]
+    assert [run["id"] for run in listed] == [folder.id]
+    assert listed[0]["name"] == "<b>bold</b>" and listed[0]["state"] == "finished"
+
+
+@pytest.mark.parametrize("body", [[], {"command": 3}, {}, {"command": "explode"}])
+def test_wrong_requests_are_refused_in_a_sentence(session, body):
+    folder = finished_run(session)
+    answer = post(session, f"/api/runs/{folder.id}/control", body)
+    assert answer.status_code == 409 and answer.json()["error"]
+
+
+# ------------------------------------------------------------------ long work
+
+
+def test_export_is_a_job(session, engine, tmp_path):
+    folder = finished_run(session)
+    job = post(session, f"/api/runs/{folder.id}/export", {"folder": str(tmp_path / "model")}).json()
+    wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
+    done = get(session, f"/api/jobs/{job['id']}").json()
+    assert done["result"] == f"Exported to {tmp_path / 'model'}." and (done["done"], done["total"]) == (1, 2)
+    assert engine.asked == [(folder.id, tmp_path / "model", None)]
+    assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
+
+
+def test_an_answer_is_a_job_whose_text_grows(session, engine):
+    folder = finished_run(session)
+    body = {"prompt": "6*7=", "max_new_tokens": 8, "temperature": 0.5, "top_p": 0.9}
+    job = post(session, f"/api/runs/{folder.id}/ask", body).json()
+    wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
+    assert get(session, f"/api/jobs/{job['id']}").json()["text"] == "42"
+    assert engine.asked[0][2] == {"max_new_tokens": 8, "temperature": 0.5, "top_p": 0.9}
+    for wrong in ({"prompt": ""}, {"prompt": "x", "max_new_tokens": 0}, {"prompt": "x", "temperature": "hot"},
+                  {"prompt": "x", "top_p": True}):
+        assert post(session, f"/api/runs/{folder.id}/ask", wrong).status_code == 409
+
+
+def test_a_failed_job_says_why_and_jobs_take_turns(session):
+    folder = finished_run(session)
+    gate = threading.Event()
+    session.jobs.start("The export of x", lambda job: gate.wait(5) and "")
+    with pytest.raises(RunError, match="The export of x is still under way"):
+        session.ask(folder.id, "hello", 8, 0.0, 1.0)
+    gate.set()
+    wait_for(lambda: session.jobs.find(1).state == "done")
+    job = session.ask(folder.id, "break", 8, 0.0, 1.0)
+    wait_for(lambda: job.state == "failed")
+    assert job.error == "There is nothing to ask."
+    assert get(session, "/api/jobs/99").status_code == 404
+
+
+def test_answers_are_json_that_any_reader_takes(session):
+    folder = finished_run(session)
+    text = get(session, f"/api/live/{folder.id}").text
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
