@@ -26,6 +26,7 @@ class Ticket(Protocol):
 
 class Backend(Protocol):
     device: torch.device
+    device_name: str
 
     def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
         """Run `work` on the lane of `op` after `waits`. Raises what an earlier op raised, once it is known."""
@@ -46,6 +47,9 @@ class Backend(Protocol):
         """Make host memory known to the DMA engines."""
 
     def unregister(self, pointer: int) -> None: ...
+
+    def limit_memory(self, nbytes: int) -> None:
+        """Refuse device allocations beyond `nbytes`."""
 
     def seed(self, value: int) -> None:
         """Seed the generator that COMPUTE ops draw from (dropout), without a device synchronization."""
@@ -70,6 +74,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.device_name = "CPU"
 
     def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
         start = time.perf_counter()
@@ -93,6 +98,9 @@ class CpuBackend:
 
     def unregister(self, pointer: int) -> None:
         """The CPU needs no registration."""
+
+    def limit_memory(self, nbytes: int) -> None:
+        """The host's limits hold."""
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)

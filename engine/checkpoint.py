@@ -1,8 +1,8 @@
 """Checkpoints: every plane but the gradients, unit by unit, straight from and into the host store's memory.
 
 ``checkpoints/step-N/`` holds one file a unit (its planes one after another) and ``manifest.json``. A checkpoint is
-written beside, synced, and only then renamed into place, so a folder called ``step-N`` was complete once; the manifest's
-sizes and checksums tell whether it still is. Hidden siblings are leftovers of a killed process.
+written beside, synced, and only then renamed into place, so a folder called ``step-N`` was complete once; sizes and
+checksums in the manifest tell whether it still is. Hidden siblings are leftovers of a killed process.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
                      progress: Progress | None = None) -> CheckpointInfo:
     """Write ``root/step-<step>`` and delete what is beyond the `keep` newest.
 
-    The planes must not change meanwhile. `state` is whatever else a resume needs, as JSON values (others raise TypeError
-    or ValueError). Raises CheckpointError when the disk lacks the room or fails; the checkpoints that were there before
-    are then untouched. Checkpoints of later steps are from before a resume of an older one, and go too.
+    The planes must not change meanwhile. `state` is whatever else a resume needs, as JSON values (others raise
+    TypeError or ValueError). Raises CheckpointError when the disk lacks the room or fails; the checkpoints that were
+    there before are then untouched. Checkpoints of later steps are from before a resume of an older one, and go too.
     """
     root, began = Path(root), time.monotonic()
     spare = 2 * len(json.dumps(state, allow_nan=False)) + _SPARE_BYTES
@@ -103,7 +103,8 @@ def _write_planes(folder: Path, step: int, store: HostStore, state: dict[str, An
     units = [{**_description(layout), "file": name, "bytes": sum(entry["bytes"] for entry in entries.values()),
               "planes": entries} for name, layout, entries in zip(files, layouts, planes)]
     # Through JSON first: the checksum is of what a reader will see.
-    body = json.loads(json.dumps({"format": FORMAT, "step": step, "dtype": store.dtype, "units": units, "state": state}))
+    values = {"format": FORMAT, "step": step, "dtype": store.dtype, "units": units, "state": state}
+    body = json.loads(json.dumps(values))
     manifest = json.dumps({"checksum": _body_checksum(body), **body}).encode()
     with open(folder / MANIFEST, "wb") as file:
         file.write(manifest)
@@ -200,23 +201,22 @@ def load_newest_checkpoint(root: str | os.PathLike[str], store: HostStore,
 def load_checkpoint(path: str | os.PathLike[str], store: HostStore, progress: Progress | None = None) -> dict[str, Any]:
     """Fill the planes (weights and moments, allocated before) and return the `state` given to `write_checkpoint`.
 
-    Raises CheckpointError when the checkpoint is of another model or dtype, before anything is written to the planes, and
-    when it is damaged; the planes then hold a mixture and must be loaded again from another one.
+    Raises CheckpointError when the checkpoint is of another model or dtype, before anything is written to the planes,
+    and when it is damaged; the planes then hold a mixture and must be loaded again from another one.
     """
-    path = Path(path)
-    manifest = _verified_manifest(path)
-    _refuse_other_model(path, manifest, store)
-    _read_planes(path, manifest, store, tuple(PLANE_ITEM_BYTES[store.dtype]), progress)
-    return manifest["state"]
+    return _load(Path(path), store, tuple(PLANE_ITEM_BYTES[store.dtype]), progress)["state"]
 
 
 def load_weights(path: str | os.PathLike[str], store: HostStore, progress: Progress | None = None) -> int:
     """Fill the weight planes only, for sampling and export, and return the step. Raises as `load_checkpoint` does."""
-    path = Path(path)
+    return _load(Path(path), store, WEIGHT_PLANES, progress)["step"]
+
+
+def _load(path: Path, store: HostStore, planes: tuple[str, ...], progress: Progress | None) -> dict[str, Any]:
     manifest = _verified_manifest(path)
     _refuse_other_model(path, manifest, store)
-    _read_planes(path, manifest, store, WEIGHT_PLANES, progress)
-    return manifest["step"]
+    _read_planes(path, manifest, store, planes, progress)
+    return manifest
 
 
 def _whole_ones(root: str | os.PathLike[str], skipped: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -231,8 +231,8 @@ def _whole_ones(root: str | os.PathLike[str], skipped: list[str]) -> Iterator[tu
 
 
 def _folders(root: Path) -> dict[int, Path]:
-    """Step to folder. A ``.step-N.old`` counts where ``step-N`` itself is missing: its writer was killed between the two
-    renames that replace one by the other."""
+    """Step to folder. A ``.step-N.old`` counts where ``step-N`` itself is missing: its writer was killed between the
+    two renames that replace one by the other."""
     found: dict[int, Path] = {}
     if root.is_dir():
         for pattern in (r"step-(\d+)", r"\.step-(\d+)\.old"):
@@ -308,10 +308,11 @@ def _first_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]) -
 
 def _read_planes(path: Path, manifest: dict[str, Any], store: HostStore, planes: tuple[str, ...],
                  progress: Progress | None) -> None:
-    total = sum(entry["bytes"] for unit in manifest["units"] for plane, entry in unit["planes"].items() if plane in planes)
+    units = manifest["units"]
+    total = sum(entry["bytes"] for unit in units for plane, entry in unit["planes"].items() if plane in planes)
     meter = _Meter(total, progress)
     try:
-        _in_threads([lambda unit=unit: _read_unit(path, unit, store, planes, meter) for unit in manifest["units"]], meter)
+        _in_threads([lambda unit=unit: _read_unit(path, unit, store, planes, meter) for unit in units], meter)
     except OSError as error:
         raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
 

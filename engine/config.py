@@ -249,7 +249,8 @@ class TrainConfig:
             raise ConfigError("train.max_grad_norm", f"{t.max_grad_norm} is not above 0; give null to never clip.")
         _between("train.seed", t.seed, 0, 2**32 - 1)
         if e.gpu_memory_gib is not None and not e.gpu_memory_gib > 0:
-            raise ConfigError("engine.gpu_memory_gib", f"{e.gpu_memory_gib} is not above 0; give null for what is free.")
+            raise ConfigError("engine.gpu_memory_gib", f"{e.gpu_memory_gib} is not above 0; give null for all that is "
+                              "free.")
         if e.slots != AUTO:
             _at_least("engine.slots", e.slots, 1)
         if e.residency != AUTO:

@@ -46,7 +46,8 @@ class _DeviceTicket(_Ticket):
     def __init__(self, backend: CudaBackend):
         super().__init__(backend)
         self.start = torch.cuda.Event(enable_timing=True)
-        self.end = torch.cuda.Event(enable_timing=True)
+        # Blocking: a host thread that waits for it sleeps instead of spinning on a core.
+        self.end = torch.cuda.Event(enable_timing=True, blocking=True)
 
     def span(self) -> tuple[float, float]:
         anchor, seconds = self._backend.anchor
@@ -72,7 +73,7 @@ class CudaBackend:
                          H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
         self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}
         self._error: BaseException | None = None
-        self._last_compute: _DeviceTicket | None = None
+        self._broken: dict[str, BaseException] = {}
         self._set_anchor()
         self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
                          for lane in self._queues]
@@ -89,16 +90,23 @@ class CudaBackend:
             self._launch(op.lane, ticket, waits, work)
             if ticket.error is not None:
                 raise ticket.error
-            self._last_compute = ticket
         else:
             self._queues[op.lane].put((ticket, waits, work))
         return ticket
 
+    def _require(self, lane: str, waits: Sequence[_Ticket]) -> None:
+        """Raise what broke an op that this one needs. Lane order is a wait too, so that no update follows a failed
+        clip; lanes that need nothing of the failure go on, so that the step before still comes home."""
+        if lane in self._broken:
+            raise self._broken[lane]
+        for wait in waits:
+            wait.require()
+
     def _launch(self, lane: str, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
         stream = self._streams[lane]
         try:
+            self._require(lane, waits)
             for wait in waits:
-                wait.require()
                 if isinstance(wait, _DeviceTicket):
                     stream.wait_event(wait.end)
             with torch.cuda.stream(stream):
@@ -106,29 +114,30 @@ class CudaBackend:
                 work()
                 ticket.end.record(stream)
         except BaseException as error:
-            self._fail(ticket, error)
+            self._fail(lane, ticket, error)
         ticket.issued.set()
 
     def _run_on_host(self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
         try:
+            self._require(HOST, waits)
             for wait in waits:
-                wait.require()
                 if isinstance(wait, _DeviceTicket):
-                    wait.end.synchronize()
+                    self._synchronize(wait)
             ticket.start = time.perf_counter()
             work()
             ticket.end = time.perf_counter()
         except BaseException as error:
-            self._fail(ticket, error)
+            self._fail(HOST, ticket, error)
         ticket.issued.set()
 
-    def _fail(self, ticket: _Ticket, error: BaseException) -> None:
+    def _fail(self, lane: str, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             memory = self.memory()
             error = FitError(f"The GPU ran out of memory ({memory['allocated'] / 2**30:.1f} GiB in use of "
                              f"{memory['total'] / 2**30:.1f}); lower train.micro_batch_size or data.max_seq_len, or set "
                              "engine.save_level to boundary_host.")
         ticket.error = error
+        self._broken.setdefault(lane, error)
         if self._error is None:
             self._error = error
 
@@ -147,12 +156,9 @@ class CudaBackend:
             del item, ticket, waits, work
 
     def finish_step(self, callback: Callable[[], None]) -> None:
-        last = self._last_compute
-
         def finish() -> None:
-            if self._error is None:
-                callback()
-                self._move_anchor(last)
+            callback()
+            self.anchor = self._next_anchor
 
         self._queues[HOST].put((_HostTicket(self), (), finish))
 
@@ -166,6 +172,7 @@ class CudaBackend:
             mark.issued.wait()
         torch.cuda.synchronize(self.device)
         error, self._error = self._error, None
+        self._broken.clear()
         if error is not None:
             raise error
 
@@ -175,12 +182,15 @@ class CudaBackend:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._streams[COMPUTE])
         event.synchronize()
-        self.anchor = (event, time.perf_counter())
+        self.anchor = self._next_anchor = (event, time.perf_counter())
 
-    def _move_anchor(self, ticket: _DeviceTicket | None) -> None:
-        """Elapsed times are single-precision milliseconds: an anchor near the measured step keeps microseconds."""
-        if ticket is not None:
-            self.anchor = (ticket.end, ticket.span()[1])
+    def _synchronize(self, ticket: _DeviceTicket) -> None:
+        """Wait, on the host thread, for an op of a stream. An end that was waited for ties the device's clock to the
+        host's anew, since the two drift; and elapsed times are single-precision milliseconds, so an anchor near the
+        measured step keeps microseconds."""
+        waited = not ticket.end.query()
+        ticket.end.synchronize()
+        self._next_anchor = (ticket.end, time.perf_counter() if waited else ticket.span()[1])
 
     # ------------------------------------------------------------------ memory
 
@@ -193,11 +203,19 @@ class CudaBackend:
     def register(self, pointer: int, nbytes: int) -> None:
         code = int(torch.cuda.cudart().cudaHostRegister(pointer, nbytes, 0))
         if code != 0:
+            self._clear_error()
             raise FitError(f"{nbytes} bytes of host memory could not be registered for transfers (CUDA error {code}); "
                            "free host memory, raise the locked-memory limit (ulimit -l), or choose a smaller model.")
 
     def unregister(self, pointer: int) -> None:
         torch.cuda.cudart().cudaHostUnregister(pointer)
+
+    def _clear_error(self) -> None:
+        """CUDA keeps the error of a refused call for whoever looks next: let that be a launch of no importance."""
+        try:
+            torch.zeros(1, device=self.device).add_(1)
+        except RuntimeError:
+            pass
 
     def limit_memory(self, nbytes: int) -> None:
         """Refuse allocations beyond `nbytes` in this process."""

@@ -49,6 +49,8 @@ class StreamingEngine:
         width = model.config.get_text_config().hidden_size
         self._boundaries = _HostBoundaries(self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(model, self.plan, backend.device, tokens * width)
+        # The buffers are zeroed on COMPUTE, and no wait of a plan orders that before the first prefetch.
+        backend.drain()
         self._executors: dict[int, Executor] = {}
         self._train = self._executor(self.plan)
 

@@ -20,6 +20,11 @@ from engine.paths import resolve_source
 from engine.plan import EMBED, HEAD
 from engine.skeleton import BlockArguments, Skeleton, parameters_reached, tensors_in
 
+PACKING_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "olmo2",
+                              "mixtral", "qwen3_moe"})
+"""Model types whose packed documents are shown not to see each other (tests/test_packing.py); others train one
+document a row."""
+
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -82,6 +87,18 @@ def load_config(source: str) -> Any:
             raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
                              f"({_first_line(error)}); check the name or your connection.") from error
         raise ModelError(f"model.source: the configuration in {source} cannot be read ({_first_line(error)}).") from error
+
+
+def load_tokenizer(source: str) -> Any:
+    """The model's tokenizer, from a local folder or the hub. Raises ModelError in one sentence."""
+    from transformers import AutoTokenizer
+
+    path = resolve_source(source)
+    try:
+        return AutoTokenizer.from_pretrained(str(path or source), trust_remote_code=False)
+    except Exception as error:  # the library raises many kinds; all mean that there is no usable tokenizer
+        raise ModelError(f"model.source: the tokenizer of {source} cannot be loaded ({_first_line(error)}); give a "
+                         "folder or hub id that has one.") from error
 
 
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:

@@ -1,4 +1,4 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers: `replay`, `Follower`, `read_timeline`."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
-from engine.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StepTimeline
+from engine.events import CheckpointWritten, Event, LogLine, Record, RunEnded
 from engine.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
 TORN_FILE = "events.torn"
 """What a killed process left of its last line is moved here, so that every line of the record is whole."""
 SESSION_FILE = "session.json"
-"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those before
-it. Lists of runs read it instead of the whole record."""
+"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those
+before it. Lists of runs read it instead of the whole record."""
 
 _SCAN_BYTES = 1 << 16
 
@@ -42,8 +42,9 @@ class RunRecorder:
         self._subscribers: list[Callable[[Record], None]] = []
         self._undelivered: deque[Record] = deque()
         self._delivering = False
+        self._descriptor: int | None = None
         try:
-            self._descriptor: int | None = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
         try:
@@ -180,20 +181,6 @@ class Follower:
         self._offset += whole
         self._lines += len(lines)
         return records
-
-
-def read_timeline(path: str | os.PathLike[str], step: int) -> StepTimeline | None:
-    """The timeline recorded for a step, the latest one when the step was run again after a resume; None if none was."""
-    found = None
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line_kind(line) == StepTimeline.kind and line.endswith(b"\n"):
-                    event = parse_line(line, path, number).event
-                    found = event if event.step == step else found
-    except FileNotFoundError:
-        return None
-    return found
 
 
 def line_kind(line: bytes) -> str:

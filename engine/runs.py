@@ -149,7 +149,7 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
         config.save(partial)
         partial.rename(path / CONFIG_FILE)
     except OSError as error:
-        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); choose another runs folder.") from None
+        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); choose another folder.") from None
     return RunFolder(path)
 
 
@@ -269,7 +269,8 @@ class RunSummary:
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
     """Newest first; none when there is no such folder. Reads the two ends of each record, however long it is."""
     try:
-        folders = [RunFolder(path) for path in Path(runs_dir).iterdir() if _RUN_ID.fullmatch(path.name) and path.is_dir()]
+        folders = [RunFolder(path) for path in Path(runs_dir).iterdir()
+                   if _RUN_ID.fullmatch(path.name) and path.is_dir()]
     except FileNotFoundError:
         return []
     except OSError as error:

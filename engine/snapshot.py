@@ -167,8 +167,9 @@ class RunSnapshot:
     exports: list[ExportWritten] = field(default_factory=list)
     job: Job | None = None
     timeline: StepTimeline | None = None
-    """The latest one; `read_timeline` of engine.recorder finds the others."""
+    """The latest one."""
     timeline_steps: list[int] = field(default_factory=list)
+    """The steps that have one in the record."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     plan_choices: dict[str, Any] = field(default_factory=dict)

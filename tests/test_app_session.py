@@ -72,8 +72,8 @@ class FakeEngine:
     def ask(self, runs_dir, run_id, prompt, on_text, **options):
         if prompt == "break":
             raise RunError("There is nothing to ask.")
-        for piece in ("4", "2"):
-            on_text(piece)
+        for text in ("4", "42"):
+            on_text(text)
         self.asked.append((run_id, prompt, options))
         return "42"
 

@@ -22,12 +22,14 @@ from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out
 from engine.paths import PROGRAM_ROOT
 
-STATE = {"schedule": {"step": 10}, "data": {"row": 320}, "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]}}
+STATE = {"schedule": {"step": 10}, "data": {"row": 320},
+         "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]}}
 
 
 def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
     def unit(name: str, *shapes: tuple[str, tuple[int, ...]]):
-        return lay_out(name, [ParameterSpec(key, f"{prefix}.{name}.{key}", shape, len(shape) > 1) for key, shape in shapes])
+        return lay_out(name, [ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
+                              for key, shape in shapes])
 
     return [unit("embed", ("weight", (50, width))),
             *(unit(f"block.{n}", ("norm", (width,)), ("up", (4 * width, width)), ("down", (width, 4 * width)))
@@ -196,7 +198,7 @@ def test_when_none_is_left_the_reasons_are_given(two, new_store):
     (root / "step-2" / "manifest.json").unlink()
     (root / "step-1" / "manifest.json").write_text("{}")
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store())):
-        with pytest.raises(CheckpointError, match="No checkpoint in .* can be used. .*step-2 has no .*step-1 is damaged"):
+        with pytest.raises(CheckpointError, match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged"):
             find(root)
 
 
@@ -238,8 +240,9 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
     class Killed(BaseException):
         pass
 
-    for failure, raised, says in ((Killed(), Killed, None), (OSError(errno.ENOSPC, "No space left on device"), CheckpointError,
-                                                           "step 3 cannot be written in .* .No space left")):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for failure, raised, says in ((Killed(), Killed, None),
+                                  (full, CheckpointError, "step 3 cannot be written in .* .No space left")):
         def fail(self, unit, plane):
             calls.append(unit)
             if unit == "block.2":
@@ -263,6 +266,24 @@ def test_cancelling_from_the_progress_callback(two, new_store):
     with pytest.raises(KeyboardInterrupt):
         write_checkpoint(root, 3, new_store(), {}, keep=1, progress=cancel)
     assert names(root) == ["step-1", "step-2"]
+
+
+def test_one_failing_thread_stops_the_others():
+    meter, reached = checkpoint._Meter(10**6, None), []
+
+    def long() -> None:
+        for count in range(10**6):
+            meter.add(1)
+            reached.append(count)
+
+    def failing() -> None:
+        while not reached:
+            pass
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        checkpoint._in_threads([long, failing], meter)
+    assert len(reached) < 10**6
 
 
 KILLED = """
@@ -315,7 +336,8 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
     needed = checkpoint_bytes(store.layouts, store.dtype)
     (root / ".step-9.partial").mkdir()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
-    with pytest.raises(CheckpointError, match=rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "):
+    says = rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "
+    with pytest.raises(CheckpointError, match=says):
         write_checkpoint(root, 3, store, {}, keep=1)
     assert names(root) == ["step-1", "step-2"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed + 2**21))

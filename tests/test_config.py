@@ -182,11 +182,13 @@ def test_bad_overrides_name_the_field(tmp_path, override, field):
 
 
 def test_a_date_is_a_name_too(tmp_path):
-    assert TrainConfig.load(preset(tmp_path, "name: 2024-01-31\nmodel: {source: m}\ndata: {source: d}")).name == "2024-01-31"
+    path = preset(tmp_path, "name: 2024-01-31\nmodel: {source: m}\ndata: {source: d}")
+    assert TrainConfig.load(path).name == "2024-01-31"
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("model: {source: m\n", "not valid YAML near line"), ("a\tb: [", "not valid YAML"), ("name: 2024-13-45", "not valid YAML"),
+    ("model: {source: m\n", "not valid YAML near line"), ("a\tb: [", "not valid YAML"),
+    ("name: 2024-13-45", "not valid YAML"),
     ("- model\n- data\n", "is a mapping of sections"), ("just text", "is a mapping of sections"),
 ])
 def test_files_that_are_no_preset(tmp_path, text, says):
@@ -199,7 +201,8 @@ def test_files_that_are_no_preset(tmp_path, text, says):
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
     for path, says in ((tmp_path / "none.yaml", "no such preset"), (tmp_path, "this is a folder"),
-                       (tmp_path / "binary.yaml", "cannot be read"), (tmp_path / "binary.yaml" / "x", "cannot be read")):
+                       (tmp_path / "binary.yaml", "cannot be read"),
+                       (tmp_path / "binary.yaml" / "x", "cannot be read")):
         with pytest.raises(ConfigError, match=says):
             TrainConfig.load(path)
 

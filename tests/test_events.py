@@ -10,9 +10,9 @@ import pytest
 from engine.events import EVENT_TYPES, RUN_STATES, Event, Record, RunStarted, StepFinished, StepTimeline, Unknown
 from engine.snapshot import OVER_STATES
 
-KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit_reported", "plan_built", "step_finished",
-         "step_timeline", "memory_sampled", "eval_finished", "exact_match_measured", "checkpoint_written",
-         "export_written", "control_received", "log_line", "run_ended", "unknown"}
+KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit_reported", "plan_built",
+         "step_finished", "step_timeline", "memory_sampled", "eval_finished", "exact_match_measured",
+         "checkpoint_written", "export_written", "control_received", "log_line", "run_ended", "unknown"}
 
 EXAMPLES = {int: 3, float: 0.1, str: "é \u2028 \"quoted\"\n", bool: True}
 

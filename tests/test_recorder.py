@@ -17,10 +17,10 @@ import pytest
 from engine import recorder as recorder_module
 from engine.errors import RunError
 from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, ExactMatchMeasured,
-                           ExportWritten, FitReported, JobProgressed, LogLine, MemorySampled, PlanBuilt, Record, RunEnded,
-                           RunStarted, StateChanged, StepFinished, StepTimeline, Unknown)
+                           ExportWritten, FitReported, JobProgressed, LogLine, MemorySampled, PlanBuilt, Record,
+                           RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline, Unknown)
 from engine.paths import PROGRAM_ROOT
-from engine.recorder import Follower, RunRecorder, read_timeline, replay
+from engine.recorder import Follower, RunRecorder, replay
 from engine.snapshot import Job, RunSnapshot
 
 
@@ -203,7 +203,8 @@ def test_a_last_line_torn_anywhere_is_set_aside(tmp_path):
         assert content.startswith(full if expected == 2 else kept) and [
             line["seq"] for line in lines(folder)] == list(range(1, expected + 2))
         torn = folder / "events.torn"
-        assert (torn.read_bytes() if torn.exists() else b"\n") == (full[len(kept):cut] if expected == 1 else b"") + b"\n"
+        aside = torn.read_bytes() if torn.exists() else b"\n"
+        assert aside == (full[len(kept):cut] if expected == 1 else b"") + b"\n"
 
 
 def test_zeros_after_a_power_cut_and_long_torn_lines_are_set_aside(tmp_path):
@@ -285,20 +286,6 @@ def test_a_follower_waits_for_the_file_and_for_the_end_of_a_line(tmp_path):
     assert list(replay(tmp_path / "none.jsonl")) == []
 
 
-def test_a_timeline_is_found_by_its_step(tmp_path):
-    recorder = RunRecorder(tmp_path, "r")
-    assert read_timeline(tmp_path / "none", 1) is None
-    for step in (10, 20):
-        recorder.emit(StepTimeline(step=step, spans=[{"unit": "head", "start": 0.5}]))
-    recorder.emit(RunStarted(resumed_step=15))
-    recorder.emit(StepTimeline(step=20, spans=[]))
-    recorder.emit(LogLine(text='"step_timeline"'))
-    recorder.close()
-    assert read_timeline(recorder.path, 10) == StepTimeline(10, [{"unit": "head", "start": 0.5}])
-    assert read_timeline(recorder.path, 20) == StepTimeline(20, [])
-    assert read_timeline(recorder.path, 30) is None
-
-
 # ---------------------------------------------------------------------- law 7
 
 
@@ -326,12 +313,13 @@ def random_run(seed: int):
                 yield JobProgressed(rng.choice(["export", "checkpoint"]), rng.randint(0, 4), 4, "m")
             elif kind == 9:
                 yield rng.choice([StateChanged("running"), LogLine("warning", "w"), ControlReceived("save"),
-                                  Unknown("newer", {"a": 1}), DataPrepared({"rows": 5}), FitReported({"verdict": "fits"}),
-                                  PlanBuilt({"rounds": 1}, "grid")])
+                                  Unknown("newer", {"a": 1}), DataPrepared({"rows": 5}),
+                                  FitReported({"verdict": "fits"}), PlanBuilt({"rounds": 1}, "grid")])
             elif kind == 10:
                 yield CheckpointWritten(step, "p", 12, 0.5)
             else:
-                yield rng.choice([ExactMatchMeasured(step, "after", 1, 2, [{"prompt": "p"}]), ExportWritten(step, "e", 9)])
+                yield rng.choice([ExactMatchMeasured(step, "after", 1, 2, [{"prompt": "p"}]),
+                                  ExportWritten(step, "e", 9)])
         if rng.random() < 0.5:
             yield RunEnded(rng.choice(["finished", "stopped", "failed"]), "why", "Error")
 
@@ -369,7 +357,8 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
     snapshot = fold_of(*random_run(seed))
     steps = [event for event in story if isinstance(event, StepFinished)]
     assert snapshot.steps.step == [event.step for event in steps] == sorted(set(snapshot.steps.step))
-    for name in ("loss", "grad_norm", "learning_rate", "tokens", "loss_tokens", "seconds", "tokens_per_second", "tflops"):
+    for name in ("loss", "grad_norm", "learning_rate", "tokens", "loss_tokens", "seconds", "tokens_per_second",
+                 "tflops"):
         assert getattr(snapshot.steps, name) == [getattr(event, name) for event in steps]
     assert {"h2d", "d2h", "optimizer", "other"} <= set(snapshot.steps.exposed)
     for cause, values in snapshot.steps.exposed.items():
@@ -390,7 +379,7 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
 
 def test_progress_and_time_left():
     started = RunStarted(total_steps=10)
-    steps = [StepFinished(step, loss=step / 2, seconds=seconds) for step, seconds in ((1, 60.0), (2, 2.0), (3, 2.0), (4, 4.0))]
+    steps = [StepFinished(step, loss=step / 2, seconds=took) for step, took in enumerate((60.0, 2.0, 2.0, 4.0), 1)]
     assert fold_of().progress == 0.0 and fold_of().step == 0 and fold_of().loss is None
     assert fold_of(started).seconds_left is None
     snapshot = fold_of(started, StateChanged("running"), *steps)
@@ -403,7 +392,7 @@ def test_progress_and_time_left():
 
 
 def test_a_resume_opens_the_run_again():
-    ended = [RunStarted(total_steps=10), StepFinished(1), StepFinished(2), StepTimeline(2), RunEnded("stopped", "asked")]
+    ended = [RunStarted(total_steps=10), StepFinished(1), StepFinished(2), StepTimeline(2), RunEnded("stopped", "why")]
     snapshot = fold_of(*ended, RunStarted(total_steps=10, resumed_step=2))
     assert (snapshot.state, snapshot.reason, snapshot.ended_time, snapshot.sessions) == ("preparing", "", None, 2)
     assert snapshot.steps.step == [1, 2] and snapshot.timeline == StepTimeline(2)

@@ -1,0 +1,79 @@
+"""The model, taken home: a Hugging Face folder with safetensors, configuration, tokenizer and generation settings."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from engine.errors import RunError
+from engine.host_store import HostStore
+from engine.machine import disk_free
+from engine.model import TORCH_DTYPES, StreamedModel
+from engine.paths import resolve_source
+
+
+def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
+               checkpoint: int | None = None, progress: Callable[[int, int], None] | None = None) -> Path:
+    """Write the model of a run's checkpoint (the newest by default) to `folder`, which must not hold anything yet."""
+    from engine.saved import open_saved
+
+    target = Path(folder).expanduser()
+    if target.is_file() or (target.is_dir() and any(target.iterdir())):
+        raise RunError(f"{target} is not an empty folder; name a new one for the export.")
+    with open_saved(runs_dir, run_id, checkpoint, progress) as saved:
+        write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target)
+    return target
+
+
+def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path) -> int:
+    """Write beside `folder`, then rename into place; bytes written. Weights are views of the planes: no second copy.
+
+    In bfloat16 the fp32 masters are rounded to the bf16 that the model computed with.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    folder = Path(folder).expanduser().absolute()
+    needed = sum(layout.parameter_count for layout in model.layouts) * TORCH_DTYPES[model.dtype].itemsize
+    if disk_free(folder) < needed:
+        raise RunError(f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; free some "
+                       "disk space or choose another folder.")
+    config = copy.deepcopy(model.config)
+    config.use_cache = True
+    with init_empty_weights(include_buffers=False):
+        whole = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[model.dtype])
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            owner, _, attribute = spec.full_name.rpartition(".")
+            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(store.view(unit.name, spec.name),
+                                                                             requires_grad=False)
+    whole.tie_weights()
+    own = dict(model.skeleton.model.named_buffers())
+    for name, buffer in whole.named_buffers():
+        if name in own:
+            buffer.copy_(own[name])
+    path = resolve_source(source)
+    try:
+        whole.generation_config = GenerationConfig.from_pretrained(str(path or source))
+    except OSError:  # the file is optional; transformers then derives it from the configuration
+        whole.generation_config = GenerationConfig.from_model_config(config)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        whole.save_pretrained(partial, safe_serialization=True)
+        tokenizer.save_pretrained(partial)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(partial, folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RunError(f"The model cannot be written to {folder} ({error.strerror or error}); free some disk space or "
+                       "choose another folder.") from error
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,192 @@
+"""Everything between a configuration and the first step: data, model, fit, plan, planes and the engine over them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.adamw import HostAdamW
+from engine.backend import Backend, open_backend
+from engine.checkpoint import CheckpointInfo, load_newest_checkpoint, newest_checkpoint
+from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
+from engine.config import AUTO, TrainConfig
+from engine.data import PreparedData, prepare_data
+from engine.engine import StreamingEngine
+from engine.errors import CheckpointError, FitError, RunError
+from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt
+from engine.fit import estimate
+from engine.host_store import HostStore
+from engine.machine import read_machine, sample_host_memory
+from engine.model import PACKING_FAMILIES, StreamedModel, build_model, load_config, load_tokenizer
+from engine.plan import grid
+from engine.recorder import RunRecorder
+from engine.runs import RunFolder
+from engine.shape import shape_of
+from engine.weights import initialise, load_pretrained
+
+
+@dataclass
+class Prepared:
+    """What the trainer drives. `step`: optimizer steps already in the planes."""
+
+    model: StreamedModel
+    tokenizer: Any
+    data: PreparedData
+    backend: Backend
+    store: HostStore
+    adamw: HostAdamW
+    engine: StreamingEngine
+    chosen: Chosen
+    total_steps: int
+    step: int = 0
+
+    def close(self) -> None:
+        """Give host and device memory back; nothing may be under way."""
+        self.engine.close()
+        self.adamw.close()
+        self.store.close()
+        self.backend.close()
+
+
+class Progress:
+    """Reports one job to the record, at most twice a second and always at its end."""
+
+    def __init__(self, recorder: RunRecorder, job: str, check: Callable[[], None] | None = None):
+        self._recorder, self._job, self._check = recorder, job, check
+        self._last = 0.0
+
+    def __call__(self, done: float, total: float, message: str = "") -> None:
+        if self._check is not None:
+            self._check()
+        now = time.monotonic()
+        if now - self._last >= 0.5 or done >= total:
+            self._last = now
+            self._recorder.emit(JobProgressed(self._job, done, total, message))
+
+
+def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resume: bool,
+            check: Callable[[], None]) -> Prepared:
+    """Build everything. `check` is called often and raises to give up early (a stop before the first step).
+
+    Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job that does not fit.
+    """
+    tokenizer = load_tokenizer(config.model.source)
+    hf_config = load_config(config.model.source)
+    model = build_model(hf_config, config.model)
+    check()
+    # Tokenising forks nothing, and comes before CUDA starts and before the planes take the memory.
+    packing = hf_config.model_type in PACKING_FAMILIES
+    data = prepare_data(config.data, tokenizer, config.train.seed, packing, Progress(recorder, "tokenise", check))
+    recorder.emit(DataPrepared(data.summary))
+    vocabulary = model.config.get_text_config().vocab_size
+    highest = max(int(data.train.ids.max(initial=0)), int(data.eval.ids.max(initial=0)))
+    if highest >= vocabulary:
+        raise RunError(f"The tokenizer of {config.model.source} makes token {highest}, but the model knows only "
+                       f"{vocabulary}; use the tokenizer that belongs to the model.")
+    state = _resume_state(folder) if resume else None
+    if state is not None and state["data"] != data.fingerprint:
+        raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.source} "
+                       "or start a new run.")
+    if state is not None and config.train.micro_batch_size == AUTO:
+        # Another micro-batch size would round differently: the resumed run must continue bit for bit.
+        config = config.with_values({"train.micro_batch_size": state["micro_batch_size"]})
+    backend = open_backend(config.engine.device)
+    store = None
+    try:
+        chosen = _plan(config, folder, recorder, model, data, backend)
+        check()
+        on_device = backend.device.type != "cpu"
+        store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
+                          backend.unregister if on_device else None)
+        step = _fill(config, folder, recorder, model, store, backend, state is not None, check)
+        train = config.train
+        adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
+        tokens = chosen.micro_batch_size * max(_longest(data.train), _longest(data.eval), 1)
+        engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
+                                 train.max_grad_norm, train.seed)
+        recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
+                                                            "loss_chunk": chosen.loss_chunk,
+                                                            "device_buffers": engine.state.fixed_bytes(),
+                                                            "host_boundaries_bytes": engine.boundary_bytes},
+                                grid(engine.plan)))
+        return Prepared(model, tokenizer, data, backend, store, adamw, engine, chosen,
+                        _total_steps(config, data), step)
+    except BaseException:
+        if store is not None:
+            store.close()
+        backend.close()
+        raise
+
+
+def _longest(rows) -> int:
+    return max((rows.row_length(k) for k in range(len(rows))), default=0)
+
+
+def _total_steps(config: TrainConfig, data: PreparedData) -> int:
+    if config.train.steps is not None:
+        return config.train.steps
+    return data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
+
+
+def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
+    """State of the newest checkpoint, read before anything is allocated; None for a run that never saved one."""
+    import json
+
+    newest = newest_checkpoint(folder.checkpoints_path)
+    if newest is None:
+        return None
+    return json.loads((newest.path / "manifest.json").read_text(encoding="utf-8"))["state"]
+
+
+def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
+          backend: Backend) -> Chosen:
+    shape = shape_of(model)
+    machine = read_machine(folder.path)
+    report = estimate(config, machine, shape)
+    recorder.emit(FitReported(report.to_dict()))
+    if report.verdict == "does_not_fit":
+        raise FitError(" ".join([report.headline, *report.reasons[:2]]))
+    device = backend.device.type
+    limit = None
+    if device != "cpu":
+        limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES  # this process's context is there already
+        if config.engine.gpu_memory_gib is not None:
+            limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
+            backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+    longest = max(_longest(data.train), _longest(data.eval), 1)
+    return choose(shape, config, device, limit, sample_host_memory()[1], longest)
+
+
+def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, store: HostStore,
+          backend: Backend, from_checkpoint: bool, check: Callable[[], None]) -> int:
+    """Allocate and fill the planes; the step that they hold."""
+    allocating, loading = Progress(recorder, "allocate", check), Progress(recorder, "load_model", check)
+    store.allocate_weights(allocating)
+    if not from_checkpoint:
+        if config.model.init == "random":
+            initialise(model, store, config.train.seed, backend.device, loading)
+        else:
+            load_pretrained(model, config.model.source, store, loading)
+        store.allocate_states(allocating)
+        return 0
+    store.allocate_states(allocating)
+    found = load_newest_checkpoint(folder.checkpoints_path, store, loading)
+    if found is None:
+        raise CheckpointError(f"The checkpoints of run {folder.id} vanished while they were being read.")
+    info: CheckpointInfo = found[0]
+    for sentence in info.skipped:
+        recorder.emit(LogLine("warning", sentence))
+    return info.step
+
+
+def program_version() -> str:
+    """The installed version, or the one in the source tree."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("ramstream")
+    except PackageNotFoundError:
+        return os.environ.get("RAMSTREAM_VERSION", "source")

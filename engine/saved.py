@@ -1,0 +1,74 @@
+"""The weights of a run's checkpoint, opened for sampling or export: weight planes only, no moments, no gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.backend import Backend, open_backend
+from engine.checkpoint import load_weights, newest_checkpoint
+from engine.config import TrainConfig
+from engine.engine import StreamingEngine
+from engine.errors import RunError
+from engine.host_store import HostStore
+from engine.model import StreamedModel, build_model, load_config, load_tokenizer
+from engine.planner import PlanChoices
+from engine.runs import open_run
+
+
+class Saved:
+    """A run's model with the weights of one checkpoint in host planes."""
+
+    def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend,
+                 step: int):
+        self.config, self.model, self.tokenizer = config, model, tokenizer
+        self.store, self.backend, self.step = store, backend, step
+
+    def engine(self) -> StreamingEngine:
+        """An engine without an optimizer; blocks stay on the device when half of its free memory holds them."""
+        blocks = self.model.blocks
+        weights = sum(unit.layout.plane_bytes(self.model.dtype)["weight_high"] for unit in blocks)
+        free = self.backend.memory()["free"]
+        resident = len(blocks) if self.backend.device.type == "cpu" or weights < free / 2 else 0
+        return StreamingEngine(self.model, self.store, self.backend,
+                               PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident), tokens=1)
+
+
+@contextlib.contextmanager
+def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | None = None,
+               progress: Callable[[int, int], None] | None = None) -> Iterator[Saved]:
+    """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError when there is none."""
+    folder = open_run(runs_dir, run_id)
+    path = _checkpoint_path(folder.checkpoints_path, run_id, checkpoint)
+    config = folder.config
+    model = build_model(load_config(config.model.source), config.model)
+    tokenizer = load_tokenizer(config.model.source)
+    backend = open_backend(config.engine.device)
+    on_device = backend.device.type != "cpu"
+    store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
+                      backend.unregister if on_device else None)
+    try:
+        store.allocate_weights()
+        step = load_weights(path, store, progress)
+        yield Saved(config, model, tokenizer, store, backend, step)
+    finally:
+        backend.drain()
+        store.close()
+        backend.close()
+
+
+def _checkpoint_path(root: Path, run_id: str, checkpoint: int | None) -> Path:
+    if checkpoint is not None:
+        path = root / f"step-{checkpoint}"
+        if not path.is_dir():
+            there = sorted(int(p.name[5:]) for p in root.glob("step-*") if p.name[5:].isdigit())
+            raise RunError(f"Run {run_id} has no checkpoint of step {checkpoint}; it has "
+                           f"{', '.join(map(str, there)) or 'none'}.")
+        return path
+    newest = newest_checkpoint(root)
+    if newest is None:
+        raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
+    return newest.path

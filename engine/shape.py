@@ -1,0 +1,205 @@
+"""`ModelShape`: what the planner and the fit report need to know of a model, as plain data, exact to the byte.
+
+No torch at import. `shape_of` summarises a built model; `shape_from_source` builds one on the meta device and remembers.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from engine.config import ModelConfig
+from engine.errors import ModelError
+from engine.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitLayout
+from engine.paths import resolve_source
+
+if TYPE_CHECKING:
+    from engine.model import StreamedModel
+
+ACTIVATION_FACTOR = 1.3
+"""Bytes that autograd keeps of a block, over the bytes of its matrices' inputs and outputs: norms, rotary embeddings and
+the gated product, less the inputs that several matrices share."""
+
+FAILURE_SECONDS = 20.0
+"""A source that failed is not asked for again sooner: a form asks on every keystroke."""
+
+
+@dataclass(frozen=True)
+class UnitShape:
+    """One unit. `numel`: elements of each of its planes, alignment included."""
+
+    name: str
+    numel: int
+    parameter_count: int
+    activation_features: int = 0
+    """Inputs and outputs of all matrices that a token passes through, summed; 0 outside blocks."""
+    widest: int = 0
+    """The most features that one matrix takes in or gives out for a token."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model as the planner sees it. Sizes are elements unless they are called bytes."""
+
+    model_type: str
+    source: str
+    dtype: str
+    attention: str
+    """Attention implementation that the model was built with."""
+    units: tuple[UnitShape, ...]
+    """In forward order: embed, blocks, head."""
+    tied: bool
+    hidden_size: int
+    vocab_size: int
+    attention_heads: int
+    active_parameters: int
+    """Parameters that one token passes through."""
+    max_position_embeddings: int | None = None
+    learned_positions: bool = False
+    """Positions come from a table, so rows cannot be longer than it."""
+    sliding_window: int | None = None
+    mask_kinds: int = 1
+    """Different attention masks among the blocks, such as sliding and full."""
+
+    @property
+    def embed(self) -> UnitShape:
+        return self.units[0]
+
+    @property
+    def head(self) -> UnitShape:
+        return self.units[-1]
+
+    @property
+    def blocks(self) -> tuple[UnitShape, ...]:
+        return self.units[1:-1]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element on the device."""
+        return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(unit.parameter_count for unit in self.units)
+
+    @property
+    def plane_numel(self) -> int:
+        return sum(unit.numel for unit in self.units)
+
+    def plane_bytes(self) -> dict[str, int]:
+        """Bytes of each plane over all units: what HostStore allocates."""
+        return {plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()}
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(self.plane_bytes().values())
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Planes of one checkpoint: all but the gradients."""
+        return sum(size for plane, size in self.plane_bytes().items() if plane != "grad")
+
+    @property
+    def export_bytes(self) -> int:
+        """Weights of an exported folder, in the model's dtype."""
+        return self.parameter_count * self.item_bytes
+
+    def activation_bytes(self, unit: UnitShape) -> int:
+        """What autograd keeps of a block for each token, attention masks aside (an estimate)."""
+        return round(self.item_bytes * ACTIVATION_FACTOR * unit.activation_features)
+
+    def dense_mask(self, packed: bool, row_length: int) -> bool:
+        """Whether attention gets a tokens x tokens mask for each row."""
+        slides = self.sliding_window is not None and self.sliding_window < row_length
+        return packed or slides or self.attention == "eager"
+
+
+def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
+    """Summary of a built model; `source` is only carried along."""
+    text = model.config.get_text_config()
+    embed, *blocks, head = model.layouts
+    experts, chosen = routed_experts(text)
+
+    def outer(layout: UnitLayout) -> UnitShape:
+        return UnitShape(layout.unit, layout.numel, layout.parameter_count)
+
+    def block(layout: UnitLayout) -> UnitShape:
+        features, widest = _features(layout.parameters, experts, chosen)
+        return UnitShape(layout.unit, layout.numel, layout.parameter_count, features, widest)
+
+    positions = getattr(text, "max_position_embeddings", None)
+    tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
+    kinds = getattr(text, "layer_types", None)
+    return ModelShape(
+        model_type=model.config.model_type, source=source, dtype=model.dtype,
+        attention=getattr(model.skeleton.model.config, "_attn_implementation", None) or "eager",
+        units=(outer(embed), *map(block, blocks), outer(head)), tied=model.tied, hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size, attention_heads=getattr(text, "num_attention_heads", None) or 1,
+        active_parameters=model.active_parameters, max_position_embeddings=positions,
+        # OPT's table has two rows more than positions.
+        learned_positions=positions is not None and any(positions <= rows <= positions + 2 and rows < text.vocab_size
+                                                        for rows in tables),
+        sliding_window=getattr(text, "sliding_window", None), mask_kinds=len(set(kinds)) if kinds else 1)
+
+
+def shape_from_source(model: ModelConfig) -> ModelShape:
+    """The shape of `model.source`, from its configuration alone; remembered until the file changes.
+
+    Raises ModelError in one sentence for a source that cannot be read or a model that cannot be streamed.
+    """
+    source = model.source.strip()
+    path = resolve_source(source)
+    file = path / "config.json" if path is not None and path.is_dir() else path
+    stamp = file.stat().st_mtime_ns if file is not None and file.exists() else None
+    key = (source, None if path is None else str(path), stamp, model.dtype, model.attention)
+    with _building:
+        failed = _failures.get(key)
+        if failed is not None and time.monotonic() - failed[0] < FAILURE_SECONDS:
+            raise ModelError(failed[1])
+        try:
+            return _build(*key)
+        except ModelError as error:
+            _failures.clear()
+            _failures[key] = (time.monotonic(), str(error))
+            raise
+
+
+_building = threading.Lock()
+_failures: dict[tuple, tuple[float, str]] = {}
+
+
+@functools.lru_cache(maxsize=64)
+def _build(source: str, _path: str | None, _stamp: int | None, dtype: str, attention: str) -> ModelShape:
+    from engine.model import build_model, load_config
+
+    model = ModelConfig(source=source, dtype=dtype, attention=attention)
+    return shape_of(build_model(load_config(source), model), source)
+
+
+def routed_experts(text_config: Any) -> tuple[int, int]:
+    """(experts of a block, experts that a token is routed to); (0, 0) for a dense model."""
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(text_config, name, None)
+        if experts:
+            chosen = getattr(text_config, "num_experts_per_tok", None) or getattr(text_config, "top_k_experts", None)
+            return experts, chosen or experts
+    return 0, 0
+
+
+def _features(parameters: Sequence[ParameterSpec], experts: int, chosen: int) -> tuple[int, int]:
+    total = widest = 0
+    for spec in parameters:
+        if len(spec.shape) == 2:
+            passes = 1
+        elif len(spec.shape) == 3 and experts and spec.shape[0] == experts:
+            passes = chosen
+        else:
+            continue
+        features = spec.shape[-2:]
+        total += passes * sum(features)
+        widest = max(widest, passes * max(features))
+    return total, widest

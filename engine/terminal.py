@@ -1,0 +1,141 @@
+"""Training in a terminal: a progress bar over the run's own record, and Ctrl-C as a request to stop and save."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from engine.config import TrainConfig
+from engine.errors import ConfigError
+from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, ExactMatchMeasured, ExportWritten, FitReported,
+                           JobProgressed, LogLine, PlanBuilt, Record, RunStarted, StateChanged, StepFinished)
+from engine.job import Run, resume_run, start_run
+from engine.runs import list_runs
+
+
+def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None) -> int:
+    """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 1 when the run failed.
+
+    The first Ctrl-C (or SIGTERM) stops and saves; the second leaves now. Raises ConfigError for bad input.
+    """
+    if resume is not None:
+        if preset is not None or overrides:
+            raise ConfigError("--resume", "a resumed run keeps its own settings; leave the preset and --set out.")
+        run = resume_run(runs_dir, resume)
+    elif preset is None:
+        raise ConfigError("train", "no preset is given; name a YAML preset or use --resume RUN_ID.")
+    else:
+        run = start_run(TrainConfig.load(preset, overrides), runs_dir)
+    screen = _Screen(run)
+    run.recorder.subscribe(screen.show)
+    previous = {s: signal.signal(s, screen.interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ended = run.execute()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        screen.close()
+    if ended.state == "failed":
+        print(f"ramstream: {ended.reason}", file=sys.stderr)
+        return 1
+    print(ended.reason)
+    if ended.state == "stopped":
+        print(f"Resume it with: python launch.py train --resume {run.id}"
+              + ("" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"))
+    return 0
+
+
+class _Screen:
+    """Shows a run's records as they come."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._bar: tqdm | None = None
+        self._interrupts = 0
+        self._write(f"Run {run.id} in {run.folder.path}")
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler. A handler must not wait for locks, so it only queues the request."""
+        self._interrupts += 1
+        if self._interrupts > 1:
+            os._exit(128 + number)
+        self._run.request("stop")
+        os.write(2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n")
+
+    def show(self, record: Record) -> None:
+        event = record.event
+        if isinstance(event, StepFinished):
+            self._bar.set_postfix_str(f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s", refresh=False)
+            self._bar.update(event.step - self._bar.n)
+        elif isinstance(event, RunStarted):
+            at = "" if event.resumed_step is None else f", resumed at step {event.resumed_step}"
+            self._write(f"{event.parameters:,} parameters on {event.device_name}, {event.total_steps} steps{at}")
+            self._bar = tqdm(total=event.total_steps, initial=event.resumed_step or 0, unit="step", dynamic_ncols=True)
+        else:
+            self._tell(event)
+
+    def _tell(self, event: Any) -> None:
+        if isinstance(event, DataPrepared):
+            s = event.summary
+            self._write(f"Data: {s['train_examples']:,} examples as {s['format']} in {s['train_rows']:,} rows, "
+                        f"{s['train_tokens']:,} tokens, {s['percent_trained']} % of them trained; "
+                        f"{s['eval_examples']:,} held out")
+            for warning in s["warnings"]:
+                self._write(f"Note: {warning}")
+        elif isinstance(event, FitReported):
+            self._write(event.report["headline"])
+        elif isinstance(event, PlanBuilt):
+            c = event.choices
+            self._write(f"Plan: {c['micro_batches']} micro-batches of {c['micro_batch_size']} rows, "
+                        f"{c['resident_blocks']} blocks resident, boundaries on the "
+                        f"{'host' if c['host_boundaries'] else 'device'}")
+        elif isinstance(event, EvalFinished):
+            self._write(f"Step {event.step}: evaluation loss {event.loss:.4f}")
+        elif isinstance(event, ExactMatchMeasured):
+            self._write(f"Held-out exact match {event.moment} training: {event.correct} of {event.total} "
+                        f"({100 * event.correct / event.total:.0f} %)")
+        elif isinstance(event, CheckpointWritten):
+            self._write(f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in {event.seconds:.1f} s")
+        elif isinstance(event, ExportWritten):
+            self._write(f"Model written to {self._run.folder.path / event.path}")
+        elif isinstance(event, LogLine):
+            self._write(f"{event.level}: {event.text}")
+        elif isinstance(event, StateChanged) and event.reason:
+            self._write(event.reason)
+        elif isinstance(event, JobProgressed) and event.job in ("load_model", "checkpoint") and event.total > 1e9:
+            self._write(f"{event.job.replace('_', ' ')}: {event.done / 1e9:.1f} of {event.total / 1e9:.1f} GB")
+
+    def _write(self, text: str) -> None:
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            self._bar.write(text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def runs_as_text(runs_dir: Path, as_json: bool) -> str:
+    """All runs, newest first: a table, or JSON."""
+    runs = list_runs(runs_dir)
+    if as_json:
+        return json.dumps([asdict(run) for run in runs], indent=2, default=str)
+    if not runs:
+        return f"There are no runs in {runs_dir} yet."
+    rows = [("run", "state", "step", "loss", "started", "name")]
+    for run in runs:
+        started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M") if run.created else ""
+        rows.append((run.id, run.state, f"{run.step}/{run.total_steps}", "" if run.loss is None else f"{run.loss:.4f}",
+                     started, run.name))
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

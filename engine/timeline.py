@@ -1,0 +1,83 @@
+"""From the spans of a step to what a person asks: how long did compute wait, and for what? Pure functions.
+
+A gap is time in which the COMPUTE lane had ended one op and not begun the next. Its cause is read off the plan: the op
+that the next one waited for and that ended last, then what that op waited for in turn, back to the start of the gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.executor import Span
+from engine.plan import COMPUTE, D2H, H2D, HOST
+
+CAUSES = {H2D: "h2d", D2H: "d2h", HOST: "optimizer"}
+
+
+def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool) -> dict[str, float]:
+    """Seconds that COMPUTE waited in one step, by cause (h2d, d2h, optimizer, other).
+
+    spans: one for each op of the plan, in plan order. previous: those of the step before, or None for the first step
+    after a stop. inline: all lanes ran on one thread, so whatever ran in a gap is its cause.
+    """
+    exposed = dict.fromkeys([*CAUSES.values(), "other"], 0.0)
+    others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE), key=lambda s: s.start)
+    last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
+    for span in spans:
+        if span.op.lane != COMPUTE:
+            continue
+        if last_end is not None and span.start > last_end:
+            if inline:
+                _blame_inline(exposed, last_end, span.start, others)
+            else:
+                _blame_waits(exposed, last_end, span, spans, previous)
+        last_end = span.end if last_end is None else max(last_end, span.end)
+    return exposed
+
+
+def _blame_waits(exposed: dict[str, float], begin: float, span: Span, spans: Sequence[Span],
+                 previous: Sequence[Span] | None) -> None:
+    end, current = span.start, span
+    while end > begin:
+        waits = [spans[k] for k in current.op.waits] + [previous[k] for k in current.op.waits_previous if previous]
+        limiting = max(waits, key=lambda s: s.end, default=None)
+        if limiting is None or limiting.end <= begin:
+            break
+        start = max(begin, limiting.start)
+        # Between the end of what was waited for and the next op's start lies only launch overhead.
+        exposed["other"] += max(0.0, end - limiting.end)
+        exposed[CAUSES.get(limiting.op.lane, "other")] += max(0.0, min(end, limiting.end) - start)
+        end, current = start, limiting
+    exposed["other"] += max(0.0, end - begin)
+
+
+def _blame_inline(exposed: dict[str, float], begin: float, end: float, others: Sequence[Span]) -> None:
+    left = end - begin
+    for other in others:
+        shared = min(end, other.end) - max(begin, other.start)
+        if shared > 0:
+            exposed[CAUSES[other.op.lane]] += shared
+            left -= shared
+    exposed["other"] += max(0.0, left)
+
+
+def as_records(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Spans as the record keeps them, in seconds from the first, to the microsecond."""
+    begin = min(span.start for span in spans)
+    return [{"unit": s.op.unit, "op": s.op.kind, "lane": s.op.lane, "micro_batch": s.op.micro_batch,
+             "start": round(s.start - begin, 6), "end": round(s.end - begin, 6)} for s in spans]
+
+
+def overlap_seconds(spans: Sequence[Span], lane: str, other: str) -> float:
+    """Seconds in which both lanes were at work."""
+    def merged(name: str) -> list[tuple[float, float]]:
+        result: list[tuple[float, float]] = []
+        for start, end in sorted((s.start, s.end) for s in spans if s.op.lane == name):
+            if result and start <= result[-1][1]:
+                result[-1] = (result[-1][0], max(end, result[-1][1]))
+            else:
+                result.append((start, end))
+        return result
+
+    return sum(max(0.0, min(b, d) - max(a, c)) for a, b in merged(lane) for c, d in merged(other))

@@ -1,0 +1,135 @@
+"""Ramstream: the app (no arguments), and everything it does on the command line.
+
+    python launch.py                     the app, on http://127.0.0.1:7860
+    python launch.py train PRESET.yaml   train without a browser
+    python launch.py check PRESET.yaml   will it fit this machine?
+    python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
+    python launch.py runs                all runs and their states
+
+Bad input ends with exit code 2 and one plain sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from engine.errors import RamstreamError
+
+DEFAULT_RUNS = "runs"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and do it; the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except RamstreamError as error:
+        print(f"ramstream: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+# ---------------------------------------------------------------------- commands
+
+def _app(arguments: argparse.Namespace) -> int:
+    from app.main import serve
+
+    serve(host=arguments.host, port=arguments.port, login=arguments.login, runs_dir=arguments.runs_dir,
+          open_browser=not arguments.no_browser)
+    return 0
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from engine.terminal import run_in_terminal
+
+    return run_in_terminal(arguments.preset, arguments.set, arguments.runs_dir, arguments.resume)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from engine.check import check
+
+    text, code = check(arguments.preset, arguments.model, arguments.set, arguments.runs_dir, machine=arguments.machine,
+                       ram_gib=arguments.ram_gib, gpu_gib=arguments.gpu_gib, disk_gib=arguments.disk_gib,
+                       as_json=arguments.json)
+    print(text)
+    return code
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from engine.export import export_run
+
+    folder = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint)
+    print(f"Exported to {folder}")
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from engine.terminal import runs_as_text
+
+    print(runs_as_text(arguments.runs_dir, arguments.json))
+    return 0
+
+
+# ---------------------------------------------------------------------- arguments
+
+class _Parser(argparse.ArgumentParser):
+    """One sentence for a wrong argument, as for every other bad input."""
+
+    def error(self, message: str) -> None:
+        print(f"ramstream: {message}; see python launch.py --help.", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="launch.py", description="Fine-tune large language models at full precision on one GPU, from "
+                                                   "host RAM. Without a command: the app.")
+    _app_arguments(parser)
+    parser.set_defaults(run=_app)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
+
+    train = commands.add_parser("train", help="train a preset without a browser")
+    train.add_argument("preset", nargs="?", type=Path, help="YAML preset (left out with --resume)")
+    train.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
+    train.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    train.set_defaults(run=_train)
+
+    check = commands.add_parser("check", help="will it fit? host, GPU and disk, item by item")
+    check.add_argument("preset", nargs="?", type=Path)
+    check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
+    check.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
+    check.add_argument("--machine", metavar="NAME", help="a known machine instead of this one")
+    check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
+    check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
+    check.add_argument("--disk-gib", type=float, help="free disk of the machine")
+    check.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    check.add_argument("--json", action="store_true")
+    check.set_defaults(run=_check)
+
+    export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
+    export.add_argument("run_id")
+    export.add_argument("folder", type=Path)
+    export.add_argument("--checkpoint", type=int, metavar="N", help="of step N (the newest by default)")
+    export.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    export.set_defaults(run=_export)
+
+    runs = commands.add_parser("runs", help="list all runs")
+    runs.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    runs.add_argument("--json", action="store_true")
+    runs.set_defaults(run=_runs)
+    return parser
+
+
+def _app_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (a public one needs --login)")
+    parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--login", action="store_true", help="ask for a user name and password")
+    parser.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept")
+    parser.add_argument("--no-browser", action="store_true", help="do not open a browser window")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
