@@ -42,12 +42,13 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint on disk. `seconds` is how long writing took, 0.0 for one that was found; `skipped` says, a sentence
-    each, which newer ones could not be used and why."""
+    """A checkpoint on disk, with the `state` that was written with it. `seconds` is how long writing took, 0.0 for one
+    that was found; `skipped` says, a sentence each, which newer ones could not be used and why."""
 
     path: Path
     step: int
     bytes: int
+    state: dict[str, Any]
     seconds: float = 0.0
     skipped: tuple[str, ...] = ()
 
@@ -90,7 +91,7 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
         shutil.rmtree(partial, ignore_errors=True)
         raise
     _delete_others(root, step, keep)
-    return CheckpointInfo(root / f"step-{step}", step, written, time.monotonic() - began)
+    return CheckpointInfo(root / f"step-{step}", step, written, state, time.monotonic() - began)
 
 
 def _write_planes(folder: Path, step: int, store: HostStore, state: dict[str, Any], total: int,
@@ -245,7 +246,7 @@ def _folders(root: Path) -> dict[int, Path]:
 
 def _info(path: Path, manifest: dict[str, Any], skipped: list[str]) -> CheckpointInfo:
     size = (path / MANIFEST).stat().st_size + sum(unit["bytes"] for unit in manifest["units"])
-    return CheckpointInfo(path, manifest["step"], size, skipped=tuple(skipped))
+    return CheckpointInfo(path, manifest["step"], size, manifest["state"], skipped=tuple(skipped))
 
 
 def _nothing(root: str | os.PathLike[str], skipped: list[str]) -> None:

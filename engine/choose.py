@@ -13,7 +13,7 @@ from typing import Literal
 from engine.config import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.planner import PlanChoices
-from engine.shape import ModelShape
+from engine.shape import ModelShape, UnitShape
 
 GIB = 1 << 30
 
@@ -130,11 +130,6 @@ def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) ->
     return stored * choices.micro_batches * tokens * shape.hidden_size * shape.item_bytes
 
 
-def logits_bytes(shape: ModelShape) -> int:
-    """Device bytes of one position's logits: in the model's dtype, as fp32, their softmax, and the gradient."""
-    return shape.vocab_size * (2 * shape.item_bytes + 8)
-
-
 class _Sizer:
     """Device bytes of any choices for one model, configuration and limit."""
 
@@ -143,9 +138,10 @@ class _Sizer:
         self.shape, self.config, self.device = shape, config, device
         self.comfortable, self.row_length = comfortable, row_length
         self.dense_mask = shape.dense_mask(config.data.packing, row_length)
+        self._position_bytes = shape.vocab_size * shape.logit_bytes
         low, high = LOSS_CHUNKS
         budget = min(LOGITS_BYTES[device], max(0, limit) // 16)
-        chunk = max(low, min(high, budget // logits_bytes(shape) // low * low))
+        chunk = max(low, min(high, budget // self._position_bytes // low * low))
         self.loss_chunk = min(chunk, shape.max_position_embeddings or chunk)
 
     def items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
@@ -173,15 +169,9 @@ class _Sizer:
         items.append(Item("Allocator slack", round(ALLOCATOR_SLACK * sum(i.bytes for i in items)), "3 %"))
         return tuple(i for i in items if i.bytes)
 
-    def _activations(self, unit, size: int) -> int:
+    def _activations(self, unit: UnitShape, size: int) -> int:
         """What autograd keeps of a block for one micro-batch."""
-        shape = self.shape
-        per_pair = 0
-        if shape.attention == "eager":
-            per_pair = shape.attention_heads * (4 + 2 * shape.item_bytes)
-        elif self.dense_mask:
-            per_pair = shape.item_bytes
-        return size * (self.row_length * shape.activation_bytes(unit) + self.row_length**2 * per_pair)
+        return (unit.masked_activations if self.dense_mask else unit.activations).of(size, self.row_length)
 
     def _working_set(self, size: int, hidden: int, kept: int, c: PlanChoices) -> tuple[int, str]:
         """The most that any one op needs on top of what is kept. Blocks that are recomputed come after those that are
@@ -193,7 +183,7 @@ class _Sizer:
         recomputed = len(shape.blocks) - c.kept_blocks
         block = max(max(recompute[:recomputed], default=0) - kept, max(backward[recomputed:], default=0))
         tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
-        chunk = min(self.loss_chunk, tokens) * logits_bytes(shape)
+        chunk = min(self.loss_chunk, tokens) * self._position_bytes
         loss = chunk + tail * item + 2 * hidden
         embed = shape.embed.numel * item + 2 * hidden
         if block >= max(loss, embed):
@@ -253,14 +243,15 @@ class _Sizer:
 
 def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> list[int]:
     """Rows of a micro-batch to try, most wanted first."""
-    t = config.train
+    t, target = config.train, SATURATING_TOKENS[device]
     if t.micro_batch_size != AUTO:
         return [t.micro_batch_size]
-    rounds = 1 if config.engine.rounds == AUTO else config.engine.rounds
-    rows = t.batch_size // rounds
+    rows = t.batch_size // (1 if config.engine.rounds == AUTO else config.engine.rounds)
     divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
-    enough = [size for size in divisors if size * row_length <= SATURATING_TOKENS[device]]
-    return enough or [1]
+    small = [size for size in divisors if size * row_length <= target] or [1]
+    # Batch sizes such as 148 = 4 x 37 have nothing near the target below it.
+    large = [size for size in divisors if target < size * row_length <= 3 * target and 2 * small[0] * row_length < target]
+    return large[-1:] + small
 
 
 def _refuse_contradictions(shape: ModelShape, config: TrainConfig, row_length: int) -> None:

@@ -131,7 +131,7 @@ class CudaBackend:
         ticket.issued.set()
 
     def _fail(self, lane: str, ticket: _Ticket, error: BaseException) -> None:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
             error = FitError(f"The GPU ran out of memory ({memory['allocated'] / 2**30:.1f} GiB in use of "
                              f"{memory['total'] / 2**30:.1f}); lower train.micro_batch_size or data.max_seq_len, or set "

@@ -36,7 +36,7 @@ RUN_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving",
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """First line of a run, and again of each resume."""
+    """Everything is prepared and the first step is next; again in each resume."""
 
     name: str = ""
     pid: int = 0

@@ -47,5 +47,5 @@ class Executor:
 
     def drain(self) -> None:
         """Return when everything is home; raises the first error of any lane."""
-        self.backend.drain()
         self._previous = None
+        self.backend.drain()

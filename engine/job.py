@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import traceback
@@ -24,14 +25,22 @@ class _GiveUp(Exception):
 
 
 class Run:
-    """One run in this process. `request` may be called from any thread while `execute` runs."""
+    """One run in this process, which owns the folder from here to the end of `execute` (or `close`).
+
+    `request` may be called from any thread while `execute` runs. Raises RunError when another process has the run.
+    """
 
     def __init__(self, folder: RunFolder, resume: bool):
         self.folder, self.resume = folder, resume
         self.id = folder.id
-        self.recorder = RunRecorder(folder.path, folder.id)
+        self._owned = contextlib.ExitStack()
+        with contextlib.ExitStack() as owned:
+            owned.enter_context(folder.lock())
+            self.recorder = RunRecorder(folder.path, folder.id)
+            owned.callback(self.recorder.close)
+            self._reader = CommandReader(folder)
+            self._owned = owned.pop_all()
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reader: CommandReader | None = None
         self._early: list[str] = []
         """Requests for the training loop that came in while the run was still being prepared."""
 
@@ -42,15 +51,15 @@ class Run:
         self._requests.put(command)
 
     def execute(self) -> RunEnded:
-        """Run to the end and return the last record. Raises RunError only when another process has this run."""
-        try:
-            with self.folder.lock():
-                self._reader = CommandReader(self.folder)
-                ended = self._guarded()
-                self.recorder.emit(ended)
-                return ended
-        finally:
-            self.recorder.close()
+        """Run to the end and return the last record; the record and the folder are then free again."""
+        with self._owned:
+            ended = self._guarded()
+            self.recorder.emit(ended)
+            return ended
+
+    def close(self) -> None:
+        """Give a run that is not going to be executed back."""
+        self._owned.close()
 
     def _guarded(self) -> RunEnded:
         try:
@@ -116,7 +125,4 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
     """An earlier run, to go on from its newest checkpoint (from the start when it never saved one)."""
-    folder = open_run(runs_dir, run_id)
-    if folder.is_running():
-        raise RunError(f"Run {run_id} is still running; stop it before resuming it.")
-    return Run(folder, resume=True)
+    return Run(open_run(runs_dir, run_id), resume=True)

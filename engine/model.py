@@ -118,6 +118,9 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{config.model_type} is a quantised checkpoint; Ramstream trains at full precision, so give "
                          "the unquantised model.")
+    if getattr(config.get_text_config(), "output_router_logits", False):
+        raise ModelError(f"{config.model_type} asks for a router loss over all layers (output_router_logits), which is "
+                         "not streamed yet; set output_router_logits to false in its config.json to train without it.")
     config = copy.deepcopy(config)
     config.use_cache = False
     attention = "sdpa" if model.attention == "auto" else model.attention

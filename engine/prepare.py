@@ -133,12 +133,8 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
 
 def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
     """State of the newest checkpoint, read before anything is allocated; None for a run that never saved one."""
-    import json
-
     newest = newest_checkpoint(folder.checkpoints_path)
-    if newest is None:
-        return None
-    return json.loads((newest.path / "manifest.json").read_text(encoding="utf-8"))["state"]
+    return None if newest is None else newest.state
 
 
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,

@@ -34,9 +34,9 @@ COMMANDS = ("stop", "discard", "pause", "resume", "save")
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LOCK_TRIES, _LOCK_WAIT_SECONDS = 10, 0.02
-_HEAD_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 16
-_TAIL_LIMIT = 1 << 22
+_END_LIMIT = 1 << 22
+"""Bytes of either end of a record that a summary reads at most; it nearly always stops far earlier."""
 
 
 class RunFolder:
@@ -298,17 +298,15 @@ def _summary(folder: RunFolder) -> RunSummary:
     stat = (folder.path / CONFIG_FILE).stat()
     name, model, data = _names(folder.path / CONFIG_FILE, stat.st_mtime_ns)
     ends = _RecordEnds()
-    first: Record | None = None
+    created, total_steps = stat.st_mtime, 0
     if _size(folder.events_path):
         with open(folder.events_path, "rb") as file:
-            head = file.read(_HEAD_BYTES).split(b"\n", 1)
-            if len(head) == 2:
-                first = parse_line(head[0], folder.events_path, 1)
             for line in _lines_backwards(file):
                 if ends.add(line, folder.events_path):
                     break
-    created = first.time if first else stat.st_mtime
-    started = ends.started or (first.event if first and isinstance(first.event, RunStarted) else RunStarted())
+            first, started = _head(file, folder.events_path)
+        created = first.time if first is not None else created
+        total_steps = (ends.started or started).total_steps
     session_time, seconds = created, 0.0
     try:
         session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
@@ -318,7 +316,7 @@ def _summary(folder: RunFolder) -> RunSummary:
     seconds += max(0.0, (ends.last_time or created) - session_time)
     # Without a state near the end, the last thing that happened there was a step.
     state = ends.state or ("running" if ends.step else "preparing")
-    return RunSummary(folder.id, name, shown_state(state, running), ends.step or 0, started.total_steps, ends.loss,
+    return RunSummary(folder.id, name, shown_state(state, running), ends.step or 0, total_steps, ends.loss,
                       created, seconds, model, data, str(folder.path), ends.reason)
 
 
@@ -327,6 +325,17 @@ def _names(path: Path, mtime_ns: int) -> tuple[str, str, str]:
     """Name, model and data of a configuration; `mtime_ns` makes a changed file a new question."""
     config = TrainConfig.load(path)
     return config.name, config.model.source, config.data.source
+
+
+def _head(file, path: Path) -> tuple[Record | None, RunStarted]:
+    """The first record, None while there is no whole one, and the first `RunStarted`, empty where none is near."""
+    file.seek(0)
+    first: Record | None = None
+    while file.tell() < _END_LIMIT and (line := file.readline()).endswith(b"\n"):
+        first = first or parse_line(line, path, 1)
+        if line_kind(line) == RunStarted.kind:
+            return first, parse_line(line, path).event
+    return first, RunStarted()
 
 
 class _RecordEnds:
@@ -367,9 +376,9 @@ class _RecordEnds:
 
 
 def _lines_backwards(file) -> Iterator[bytes]:
-    """Whole lines from the last one back, as far as `_TAIL_LIMIT` bytes from the end."""
+    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end."""
     position = file.seek(0, os.SEEK_END)
-    limit = max(0, position - _TAIL_LIMIT)
+    limit = max(0, position - _END_LIMIT)
     rest, at_end = b"", True
     while position > limit:
         begin = max(limit, position - _TAIL_BYTES)

@@ -145,13 +145,15 @@ class RunSnapshot:
     """The step that the latest session continued from; None when it began at the start."""
     sessions: int = 0
     """How often the run was started: 1, and one more for each resume."""
+    is_started: bool = False
+    """Whether the latest session has described itself by `RunStarted`, which it does once everything is prepared."""
 
     state: str = "preparing"
     reason: str = ""
     error_type: str = ""
     started_time: float | None = None
     session_time: float | None = None
-    """When the latest session started."""
+    """When the latest session began: its change to `preparing`, or its `RunStarted` where that comes first."""
     ended_time: float | None = None
     last_time: float | None = None
     """Time of the latest record."""
@@ -215,21 +217,28 @@ class RunSnapshot:
 
     def apply(self, record: Record) -> None:
         """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
+        if self.started_time is None:
+            self.started_time = record.time
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
         self.run_id, self.last_seq, self.last_time = record.run_id, record.seq, record.time
 
-    def _run_started(self, time: float, event: RunStarted) -> None:
+    def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds
         self.session_time = time
-        if self.started_time is None:
-            self.started_time = time
+        self.sessions += 1
+        self.is_started = False
+        self.error_type, self.ended_time = "", None
+
+    def _run_started(self, time: float, event: RunStarted) -> None:
+        if self.session_time is None or self.is_started or self.is_over:
+            self._begin_session(time)
+        self.is_started = True
         for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
                      "flops_formula", "resumed_step"):
             setattr(self, name, getattr(event, name))
-        self.sessions += 1
-        self.state, self.reason, self.error_type, self.ended_time, self.job = "preparing", "", "", None, None
+        self.state, self.reason, self.job = "preparing", "", None
         self._drop_after(event.resumed_step or 0)
 
     def _drop_after(self, step: int) -> None:
@@ -242,6 +251,8 @@ class RunSnapshot:
             self.timeline = None
 
     def _state_changed(self, time: float, event: StateChanged) -> None:
+        if event.state == "preparing":
+            self._begin_session(time)
         self.state, self.reason, self.job = event.state, event.reason, None
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
@@ -251,8 +262,14 @@ class RunSnapshot:
         started = self.job.started if self.job is not None and self.job.job == event.job else time
         self.job = Job(event.job, event.done, event.total, event.message, started, time)
 
+    def _end_job(self, job: str) -> None:
+        """Its result is there, whether or not its progress reached the end."""
+        if self.job is not None and self.job.job == job:
+            self.job = None
+
     def _data_prepared(self, time: float, event: DataPrepared) -> None:
         self.data = event.summary
+        self._end_job("tokenise")
 
     def _fit_reported(self, time: float, event: FitReported) -> None:
         self.fit = event.report
@@ -272,15 +289,19 @@ class RunSnapshot:
 
     def _eval_finished(self, time: float, event: EvalFinished) -> None:
         self.evals.append(time, event)
+        self._end_job("evaluate")
 
     def _exact_match_measured(self, time: float, event: ExactMatchMeasured) -> None:
         self.exact_matches.append(event)
+        self._end_job("sample")
 
     def _checkpoint_written(self, time: float, event: CheckpointWritten) -> None:
         self.checkpoints.append(event)
+        self._end_job("checkpoint")
 
     def _export_written(self, time: float, event: ExportWritten) -> None:
         self.exports.append(event)
+        self._end_job("export")
 
     def _control_received(self, time: float, event: ControlReceived) -> None:
         self.controls.append(Control(time, event.command))

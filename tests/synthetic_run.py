@@ -52,14 +52,14 @@ def run_events(steps: int = 120, total: int | None = None, gpu: bool = True, nam
     """The events of a run that did `steps` of `total` steps; `ended` None leaves it going on."""
     total = total or steps
     events: list[Event] = [
-        RunStarted(name=name, pid=1, device="cuda" if gpu else "cpu", device_name="NVIDIA H200" if gpu else "CPU",
-                   total_steps=total, parameters=7_615_616_512, units=["embed", "block.0", "head"],
-                   program_version="0.1.0", flops_formula="6 x parameters x tokens"),
         StateChanged(state="preparing"),
         JobProgressed(job="load_model", done=1, total=4),
         JobProgressed(job="load_model", done=4, total=4),
         DataPrepared(summary={"format": "messages", "rows": 1200, "trained_tokens": 34567}),
         PlanBuilt(choices={"rounds": 1, "slots": 2, "save_level": "boundary"}, grid="H2D     | prefetch embed"),
+        RunStarted(name=name, pid=1, device="cuda" if gpu else "cpu", device_name="NVIDIA H200" if gpu else "CPU",
+                   total_steps=total, parameters=7_615_616_512, units=["embed", "block.0", "head"],
+                   program_version="0.1.0", flops_formula="6 x parameters x tokens"),
         ExactMatchMeasured(step=0, moment="before", correct=1, total=50,
                            samples=[{"prompt": "2+2=", "expected": "4", "answer": "q"}]),
         StateChanged(state="running"),

@@ -8,7 +8,7 @@ import pytest
 
 from app.figures import FIGURES, OP_GROUPS, summaries, timeline_figure
 from app.view import (ACTIONS, MAX_POINTS, MAX_SPANS, details, diagnosis, downsample, lanes_of, run_bar, sentence, smooth,
-                      state_of, tiles, waits_of)
+                      tiles, waits_of)
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.events import RUN_STATES, JobProgressed, RunStarted, StateChanged, StepFinished, StepTimeline
 from engine.plan import LANES as PLAN_LANES
@@ -49,8 +49,8 @@ def test_curves_carry_the_recorded_numbers(finished):
     assert loss[0]["y"] == pytest.approx(finished.steps.loss, rel=1e-4)
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
-    assert memory["GPU: allocated"]["y"][-1] == 40 and memory["GPU: limit"]["y"][-1] == 139
-    assert "GPU: allocated" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
+    assert memory["allocated"]["y"][-1] == 40 and memory["limit"]["y"][-1] == 139
+    assert "allocated" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
 
 
 def test_the_time_axis_starts_with_the_run(finished):
@@ -84,7 +84,7 @@ def test_smoothing_is_the_mean_of_the_latest_values():
     values = np.arange(100.0)
     assert smooth(values, 10)[99] == np.mean(values[90:])
     assert smooth(values, 10)[3] == np.mean(values[:4])
-    assert len(smooth(np.array([]))) == 0
+    assert len(smooth(np.array([]), 10)) == 0
 
 
 # ------------------------------------------------------------------ timeline
@@ -152,7 +152,7 @@ def test_every_state_has_words_a_tone_and_a_sentence(finished):
 
 
 def test_the_bar_of_a_running_run():
-    bar = run_bar(fold(run_events(30, total=120, ended=None)), is_running=True)
+    bar = run_bar(fold(run_events(30, total=120, ended=None)), "run-1", "Synthetic", is_running=True)
     assert (bar["state"], bar["step"], bar["progress"]) == ("running", "30 of 120", 0.25)
     assert bar["left"] == "22 s"
     assert bar["actions"] == ["pause", "save", "stop", "discard"]
@@ -162,14 +162,13 @@ def test_the_bar_of_a_running_run():
 
 def test_a_run_whose_process_is_gone_is_interrupted():
     snapshot = fold(run_events(50, total=120, ended=None))
-    assert state_of(snapshot, is_running=False) == "interrupted"
-    bar = run_bar(snapshot, is_running=False)
-    assert bar["actions"] == ["resume"] and "Resume continues from step 40." in bar["sentence"]
-    assert state_of(fold(run_events(5)), is_running=False) == "finished"
+    bar = run_bar(snapshot, "run-1", "Synthetic", is_running=False)
+    assert bar["state"] == "interrupted" and bar["actions"] == ["resume"] and "Resume continues from step 40." in bar["sentence"]
+    assert run_bar(fold(run_events(5)), "run-1", "Synthetic", is_running=False)["state"] == "finished"
 
 
 def test_a_request_is_shown_until_it_is_taken():
-    bar = run_bar(fold(run_events(5, total=9, ended=None)), is_running=True, pending="stop")
+    bar = run_bar(fold(run_events(5, total=9, ended=None)), "run-1", "x", is_running=True, pending="stop")
     assert bar["actions"] == [] and bar["sentence"] == "Stop requested: finishing the step, then saving."
 
 

@@ -106,6 +106,7 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
     assert told[-1] == (planes, planes)
     found = newest_checkpoint(root)
     assert (found.path, found.step, found.bytes, found.skipped) == (info.path, 10, written, ())
+    assert found.state == info.state == STATE
 
 
 def test_weights_alone_need_no_moments(tmp_path, new_store):

@@ -296,6 +296,9 @@ def random_run(seed: int):
     for session in range(rng.randint(1, 4)):
         resumed = rng.choice([None, rng.randint(0, step)]) if session else None
         step = resumed or 0
+        if rng.random() < 0.7:
+            yield StateChanged("preparing")
+            yield PlanBuilt({"rounds": session}, "grid")
         yield RunStarted(name="n", total_steps=50, units=["embed", "head"], resumed_step=resumed)
         for _ in range(rng.randint(0, 60)):
             kind = rng.randrange(12)
@@ -412,6 +415,29 @@ def test_the_time_between_sessions_is_not_counted():
     assert (snapshot.started_time, snapshot.session_time, snapshot.ended_time) == (100.0, 900.0, 905.0)
 
 
+def test_a_session_begins_with_its_preparation():
+    """A run describes itself once it is prepared; a resume opens the run before that."""
+    snapshot, times = RunSnapshot(), {}
+    for time, event in ((100.0, StateChanged("preparing")), (110.0, PlanBuilt({}, "grid")), (120.0, RunStarted(name="n")),
+                        (130.0, RunEnded("failed", "why", "Error")), (500.0, StateChanged("preparing")),
+                        (510.0, LogLine()), (520.0, RunStarted(name="n", resumed_step=4)), (525.0, RunEnded("stopped"))):
+        snapshot.apply(Record("r", snapshot.last_seq + 1, time, event))
+        times[time] = (snapshot.state, snapshot.sessions, snapshot.seconds, snapshot.is_started, snapshot.error_type)
+    assert times == {
+        100.0: ("preparing", 1, 0.0, False, ""), 110.0: ("preparing", 1, 10.0, False, ""),
+        120.0: ("preparing", 1, 20.0, True, ""), 130.0: ("failed", 1, 30.0, True, "Error"),
+        500.0: ("preparing", 2, 30.0, False, ""), 510.0: ("preparing", 2, 40.0, False, ""),
+        520.0: ("preparing", 2, 50.0, True, ""), 525.0: ("stopped", 2, 55.0, True, "")}
+    assert (snapshot.started_time, snapshot.session_time, snapshot.ended_time) == (100.0, 500.0, 525.0)
+
+
+def test_the_result_of_a_job_ends_it():
+    for job, result in (("tokenise", DataPrepared()), ("evaluate", EvalFinished()), ("sample", ExactMatchMeasured()),
+                        ("checkpoint", CheckpointWritten()), ("export", ExportWritten())):
+        assert fold_of(JobProgressed(job, 1, 4), result).job is None
+        assert fold_of(JobProgressed("load_model", 1, 4), result).job.job == "load_model"
+
+
 def test_a_job_shows_until_it_is_done_or_the_state_changes():
     loading = [JobProgressed("load_model", done, 4, "m") for done in range(4)]
     assert fold_of(*loading).job == Job("load_model", 3, 4, "m", started=1001.0, time=1004.0)
@@ -429,5 +455,6 @@ def test_the_log_keeps_its_last_500_lines():
 def test_an_event_of_a_newer_version_changes_only_the_envelope():
     snapshot = fold_of(Unknown("newer", {"step": 9}))
     assert (snapshot.run_id, snapshot.last_seq, snapshot.last_time) == ("r", 1, 1001.0)
-    snapshot.run_id, snapshot.last_seq, snapshot.last_time = "", 0, None
+    assert snapshot.started_time == 1001.0
+    snapshot.run_id, snapshot.last_seq, snapshot.last_time, snapshot.started_time = "", 0, None, None
     assert snapshot == RunSnapshot()

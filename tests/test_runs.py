@@ -17,7 +17,7 @@ import pytest
 from engine import runs
 from engine.config import TrainConfig
 from engine.errors import ConfigError, RunError
-from engine.events import Record, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline
+from engine.events import PlanBuilt, Record, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline
 from engine.paths import PROGRAM_ROOT
 from engine.recorder import RunRecorder, replay
 from engine.runs import (COMMANDS, CommandReader, RunFolder, create_run, delete_run, list_runs, open_run, send_command,
@@ -297,7 +297,7 @@ def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, se
     folder = create_run(tmp_path, CONFIG)
     recorder = RunRecorder(folder, folder.id)
     for event in random_run(seed):
-        if isinstance(event, RunStarted) and event.resumed_step is not None:
+        if recorder.snapshot.is_over:
             recorder.close()
             recorder = RunRecorder(folder, folder.id)
         recorder.emit(event)
@@ -323,14 +323,15 @@ def test_steps_that_two_resumes_took_back_are_not_told(tmp_path):
 
 
 def test_only_the_ends_of_a_long_record_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "_TAIL_LIMIT", 200_000)
+    monkeypatch.setattr(runs, "_END_LIMIT", 200_000)
     folder = create_run(tmp_path, CONFIG)
     middle = [StepFinished(step, loss=1 / step) for step in range(1, 1001)]
-    record(folder, RunStarted(total_steps=5000), StateChanged("running"), *middle,
+    record(folder, StateChanged("preparing"), PlanBuilt(grid="x" * 1000), RunStarted(total_steps=5000),
+           StateChanged("running"), *middle,
            StepTimeline(1000, [{"unit": f"block.{n}", "start": 0.0} for n in range(3000)]))
     content = folder.events_path.read_bytes()
-    first, rest = content.split(b"\n", 1)
-    folder.events_path.write_bytes(first + b"\n" + b"#" * 100_000 + b"\n" + rest[100_000:])
+    end_of_head = content.index(b'{"kind":"step_finished"')
+    folder.events_path.write_bytes(content[:end_of_head] + b"#" * 100_000 + b"\n" + content[end_of_head + 100_000:])
     with folder.lock():
         run, = list_runs(tmp_path)
     # The change to `running` is out of sight; a step at the end says the same.
@@ -350,7 +351,8 @@ def test_broken_folders_are_listed_with_the_reason(tmp_path):
     (broken["empty"][0].path / "config.yaml").unlink()
     (broken["yaml"][0].path / "config.yaml").write_text("{")
     (broken["old"][0].path / "config.yaml").write_text("model: {source: m}\ndata: {source: d}\ngone: 1")
-    broken["head"][0].events_path.write_bytes(b"garbage\n")
+    content = broken["head"][0].events_path.read_bytes()
+    broken["head"][0].events_path.write_bytes(b"#" + content)
     with open(broken["tail"][0].events_path, "ab") as file:
         file.write(b"\xff\xfe\n")
     broken["folder"][0].events_path.unlink()

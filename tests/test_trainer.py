@@ -192,9 +192,10 @@ def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
 
 def test_two_processes_cannot_have_one_run(tmp_path):
     run = start_run(make_config(tmp_path), tmp_path / "runs")
-    with run.folder.lock(), pytest.raises(RunError, match="still running"):
+    with pytest.raises(RunError, match="in use by process"):
         resume_run(tmp_path / "runs", run.id)
-    run.recorder.close()
+    run.close()
+    assert execute(resume_run(tmp_path / "runs", run.id)).state == "finished"
 
 
 def test_random_initialisation_trains_and_depends_on_the_seed_alone(tmp_path):

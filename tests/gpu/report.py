@@ -1,0 +1,193 @@
+"""What the engine does on this machine, in numbers: `python -m tests.gpu.report [--json FILE] [--only large,flat]`.
+
+Sections: `overlap` (a small model whose transfers take as long as its compute), `flat` (peak device memory against
+depth), `syncs` (calls that made the host wait for the device within a step) and `large` (Qwen2.5 7B from random
+weights). A section that fails says so in one line and the others still run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from engine.backend import Backend, open_backend
+from engine.engine import StreamingEngine
+from engine.machine import sample_host_memory
+from engine.planner import PlanChoices
+from tests.gpu.measure import (Planes, RunFigures, StepFigures, llama, peak_at_depth, qwen_7b, run_steps,
+                               skewed_batches)
+
+GIB = 2**30
+DEPTHS = (8, 32, 96)
+HOST_BYTES_A_PARAMETER = 14.2
+HOST_SLACK = 4 * GIB
+LOSS_POSITIONS = 4096
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def joined(figures: dict[str, float], digits: int = 2) -> str:
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in figures.items())
+
+
+def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    planes = Planes.open(llama(8, args.width), backend)
+    try:
+        run = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True),
+                        skewed_batches(2, 4, 512, 512), 4, 1e-4)
+    finally:
+        planes.close()
+    last = run.steps[-1]
+    say(f"  busy: {joined(last.busy, 4)}")
+    say(f"  at once: {joined(last.overlap, 4)}")
+    ok = all(last.overlap[name] > 0 for name in ("H2D+COMPUTE", "D2H+COMPUTE", "H2D+COMPUTE+D2H"))
+    return {"ok": ok, "step": dataclasses.asdict(last)}
+
+
+def flat(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    peak_at_depth(backend, 2, args.width)  # libraries allocate their workspaces in the first run
+    peaks = {}
+    for depth in DEPTHS:
+        began = time.perf_counter()
+        peaks[depth], parameters = peak_at_depth(backend, depth, args.width)
+        say(f"  {depth:3d} layers, {parameters / 1e6:7.1f} M parameters: peak {peaks[depth] / 2**20:9.2f} MiB "
+            f"({time.perf_counter() - began:.0f} s)")
+    spread = (max(peaks.values()) - min(peaks.values())) / max(1, min(peaks.values()))
+    say(f"  spread {spread:.3%}, at most 2 % allowed")
+    return {"ok": spread <= 0.02, "peak_bytes": peaks, "spread": spread}
+
+
+def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    """CUDA's own debug mode names the calls within a step that made the host wait for the device."""
+    if backend.device.type != "cuda":
+        return {"ok": True, "skipped": "there is no GPU"}
+    planes = Planes.open(llama(4, args.width), backend)
+    batches = skewed_batches(2, 4, 512, 512)
+    engine = StreamingEngine(planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512)
+    try:
+        engine.train_step(1, batches, 1e-4)
+        engine.drain()
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            engine.train_step(2, batches, 1e-4)
+            torch.cuda.set_sync_debug_mode("default")
+        engine.drain()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        engine.close()
+        planes.close()
+    places = Counter(f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in caught
+                     if "synchroniz" in str(w.message).lower())
+    say(f"  {sum(places.values())} in one step: {dict(places)}")
+    return {"ok": not places, "places": dict(places)}
+
+
+def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    config = llama(2, args.width) if args.small else qwen_7b()
+    available = sample_host_memory()[1]
+    say(f"  host memory available: {available / GIB:.1f} GiB of {psutil.virtual_memory().total / GIB:.1f}")
+    began = time.perf_counter()
+    planes = Planes.open(config, backend)
+    count = planes.model.parameter_count
+    say(f"  {count / 1e9:.3f} B parameters in {planes.store.allocated_bytes / GIB:.2f} GiB of planes, "
+        f"{planes.store.pinned_bytes / GIB:.2f} pinned, filled in {time.perf_counter() - began:.0f} s")
+    try:
+        main = train(planes, config, args, args.micro_batch, args.loss_chunk, 1, args.steps)
+        rss, left = sample_host_memory()
+        limit = HOST_BYTES_A_PARAMETER * count + HOST_SLACK
+        say(f"  host: RSS {rss / GIB:.2f} GiB ({rss / count:.2f} bytes a parameter), allowed {limit / GIB:.2f}; "
+            f"available memory fell by {(available - left) / GIB:.2f} GiB")
+        memory = backend.memory()
+        say(f"  device: peak {main.peak / GIB:.2f} GiB, reserved {main.reserved / GIB:.2f}, plan's buffers "
+            f"{main.fixed / GIB:.2f}, driver beyond the allocator "
+            f"{(memory['total'] - memory['free'] - memory['reserved']) / GIB:.2f}")
+        losses = [s.loss for s in main.steps]
+        variants, first = {}, args.steps + 1
+        for text in args.variants:
+            micro, chunk = map(int, text.split(":"))
+            say(f"  variant: {micro} rows a micro-batch, {chunk} positions a loss chunk")
+            variants[text] = dataclasses.asdict(train(planes, config, args, micro, chunk, first, 2))
+            first += 2
+    finally:
+        planes.close()
+    ok = rss <= limit and losses[-1] < losses[0]
+    return {"ok": ok, "parameters": count, "rss": rss, "rss_allowed": limit, "available_before": available,
+            "available_after": left, "run": dataclasses.asdict(main), "variants": variants}
+
+
+def train(planes: Planes, config, args: argparse.Namespace, micro_batch: int, loss_chunk: int, first: int,
+          steps: int) -> RunFigures:
+    micro_batches = args.rows // micro_batch
+    batches = skewed_batches(micro_batches, micro_batch, args.length, config.vocab_size)
+
+    def on_step(s: StepFigures) -> None:
+        say(f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, {s.tflops:.0f} TFLOPS; "
+            f"exposed {joined(s.exposed, 3)}")
+
+    run = run_steps(planes, PlanChoices(micro_batches=micro_batches), batches, steps, args.rate, loss_chunk, on_step,
+                    first)
+    last = run.steps[-1]
+    say(f"    busy: {joined(last.busy)}; by kind: {joined(last.by_kind)}")
+    say(f"    at once: {joined(last.overlap)}; {joined(last.rates, 1)}; peak {run.peak / GIB:.2f} GiB")
+    return run
+
+
+SECTIONS: dict[str, Callable[[Backend, argparse.Namespace], dict[str, Any]]] = {
+    "overlap": overlap, "flat": flat, "syncs": syncs, "large": large}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu.report", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE", help="write all numbers there")
+    parser.add_argument("--only", default=",".join(SECTIONS), help="sections, with commas")
+    parser.add_argument("--device", default="auto", help="auto, cuda or cpu")
+    parser.add_argument("--small", action="store_true", help="a tiny model in place of the 7.6B one")
+    parser.add_argument("--width", type=int, default=1024, help="width of the small models")
+    parser.add_argument("--rows", type=int, default=148)
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
+    parser.add_argument("--micro-batch", type=int, default=37, help="rows; divides --rows")
+    parser.add_argument("--loss-chunk", type=int, default=LOSS_POSITIONS, help="positions whose logits exist at once")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rate", type=float, default=2e-5)
+    parser.add_argument("--variants", nargs="*", default=[], metavar="ROWS:CHUNK",
+                        help="two more steps each with another micro-batch and loss chunk")
+    args = parser.parse_args()
+    backend = open_backend(args.device)
+    say(f"{backend.device_name}, torch {torch.__version__}, {psutil.cpu_count()} cores")
+    results: dict[str, Any] = {}
+    for name in args.only.split(","):
+        say(f"{name}:")
+        began = time.perf_counter()
+        try:
+            results[name] = SECTIONS[name](backend, args)
+        except Exception as error:
+            traceback.print_exc()
+            results[name] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        results[name]["seconds"] = time.perf_counter() - began
+        gc.collect()
+        if args.json:
+            with open(args.json, "w", encoding="utf-8") as file:
+                json.dump(results, file, indent=1)
+    backend.close()
+    say()
+    for name, result in results.items():
+        say(f"{'ok  ' if result['ok'] else 'FAIL'} {name:8s} {result['seconds']:6.1f} s  {result.get('error', '')}")
+    return 0 if all(result["ok"] for result in results.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

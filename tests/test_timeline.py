@@ -1,0 +1,50 @@
+"""Exposed time is blamed on what compute waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.executor import Span
+from engine.plan import COMPUTE, D2H, H2D, HOST, Op
+from engine.timeline import as_records, exposed_seconds, overlap_seconds
+
+
+def op(index, lane, kind="op", waits=(), previous=()):
+    return Op(index, kind, lane, f"unit {index}", waits=waits, waits_previous=previous)
+
+
+def test_a_gap_is_split_between_the_transfer_and_what_the_transfer_waited_for():
+    before = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, HOST, "update"), 1.0, 4.0)]
+    step = [Span(op(0, H2D, "prefetch", previous=(1,)), 4.0, 6.0), Span(op(1, COMPUTE, "forward", (0,)), 6.5, 8.0)]
+    found = exposed_seconds(step, before, inline=False)
+    assert found == pytest.approx({"h2d": 2.0, "d2h": 0.0, "optimizer": 3.0, "other": 0.5})
+    assert sum(found.values()) == pytest.approx(6.5 - 1.0)
+
+
+def test_a_transfer_that_ended_before_the_gap_is_not_blamed():
+    step = [Span(op(0, H2D), 0.0, 1.0), Span(op(1, COMPUTE, waits=(0,)), 1.0, 3.0), Span(op(2, H2D), 1.0, 2.0),
+            Span(op(3, COMPUTE, waits=(2,)), 3.5, 4.0)]
+    assert exposed_seconds(step, None, inline=False) == pytest.approx({"h2d": 0, "d2h": 0, "optimizer": 0, "other": 0.5})
+
+
+def test_compute_that_waits_for_a_staging_buffer_waits_for_d2h():
+    step = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, D2H, waits=(0,)), 1.0, 4.0), Span(op(2, COMPUTE, waits=(1,)), 4.0, 5.0)]
+    assert exposed_seconds(step, None, inline=False)["d2h"] == pytest.approx(3.0)
+
+
+def test_on_one_thread_whatever_ran_in_the_gap_is_its_cause():
+    step = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, H2D), 1.0, 1.5), Span(op(2, D2H), 1.5, 2.0),
+            Span(op(3, HOST), 2.0, 4.0), Span(op(4, COMPUTE), 4.25, 5.0)]
+    assert exposed_seconds(step, None, inline=True) == pytest.approx({"h2d": 0.5, "d2h": 0.5, "optimizer": 2.0, "other": 0.25})
+
+
+def test_overlap_counts_shared_time_once():
+    spans = [Span(op(0, COMPUTE), 0.0, 2.0), Span(op(1, COMPUTE), 1.0, 3.0), Span(op(2, H2D), 1.0, 5.0)]
+    assert overlap_seconds(spans, COMPUTE, H2D) == pytest.approx(2.0)
+    assert overlap_seconds(spans, COMPUTE, D2H) == 0.0
+
+
+def test_records_count_from_the_first_span():
+    records = as_records([Span(op(0, H2D), 10.0, 11.0), Span(op(1, COMPUTE), 11.0, 12.5)])
+    assert [(r["start"], r["end"]) for r in records] == [(0.0, 1.0), (1.0, 2.5)]
+    assert set(records[0]) == {"unit", "op", "lane", "micro_batch", "start", "end"}
