@@ -6,14 +6,16 @@ app's form all ask the same function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from operator import add
+from typing import Any, Literal
 
 from engine.config import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.planner import PlanChoices
-from engine.shape import ModelShape, UnitShape
+from engine.shape import ModelShape
 
 GIB = 1 << 30
 
@@ -26,7 +28,9 @@ ALLOCATOR_SLACK = 0.03
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
 """Tokens of a micro-batch that keep the device busy; more only takes memory."""
 
-LOGITS_BYTES = {"cuda": round(1.5 * GIB), "cpu": 256 << 20}
+LOGITS_BYTES = {"cuda": round(1.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
+SMALL_GPU_BYTES = 20 * GIB
+"""Two sizes of logits chunk, not a share of what is free: another chunk rounds differently, and a resumed run must not."""
 LOSS_CHUNKS = (128, 8192)
 CPU_SHARE = 0.25
 """On the CPU, blocks stay resident and keep their activations while all device memory is below this share of the free
@@ -58,31 +62,38 @@ class Chosen:
     host_boundary_bytes: int
 
     @property
+    def rounding(self) -> dict[str, Any]:
+        """The choices that results depend on, by rounding: a resumed run gives them to `choose` again."""
+        return {"micro_batch_size": self.micro_batch_size, "loss_chunk": self.loss_chunk,
+                "gradient_sum": self.choices.gradient_sum}
+
+    @property
     def gpu_bytes(self) -> int:
         return sum(item.bytes for item in self.gpu_items)
 
 
 def choose(shape: ModelShape, config: TrainConfig, device: Literal["cpu", "cuda"], gpu_limit: int | None,
-           host_free: int, row_length: int) -> Chosen:
+           host_free: int, row_length: int, rounding: Mapping[str, Any] | None = None) -> Chosen:
     """Choices for one run.
 
     gpu_limit: bytes of GPU memory that this process may take in all, CUDA context included (`cuda` only;
     engine.gpu_memory_gib lowers it). host_free: bytes of RAM before the planes are allocated. row_length: tokens of the
-    longest row. What does not fit is still answered, with the leanest choices; the report judges it. Raises ConfigError
-    where settings contradict each other or the model.
+    longest row. rounding: `Chosen.rounding` of the session that this one continues bit for bit. What does not fit is
+    still answered, with the leanest choices; the report judges it. Raises ConfigError where settings contradict each
+    other or the model.
     """
     if device == "cuda" and gpu_limit is None:
         raise ValueError("gpu_limit is needed for a GPU")
     _refuse_contradictions(shape, config, row_length)
     if device == "cpu":
         limit = host_free - shape.host_bytes - CPU_RUNTIME_BYTES
-        comfortable = min(COMFORTABLE * limit, CPU_SHARE * host_free)
+        keeping = min(COMFORTABLE * limit, CPU_SHARE * host_free)
     else:
         cap = config.engine.gpu_memory_gib
         limit = gpu_limit if cap is None else min(gpu_limit, round(cap * GIB))
-        comfortable = COMFORTABLE * limit
-    sizer = _Sizer(shape, config, device, limit, comfortable, row_length)
-    candidates = _micro_batch_sizes(config, device, row_length)
+        keeping = COMFORTABLE * limit
+    sizer = _Sizer(shape, config, device, limit, keeping, row_length, rounding or {})
+    candidates = [rounding["micro_batch_size"]] if rounding else _micro_batch_sizes(config, device, row_length)
     leanest = [sizer.leanest(size) for size in candidates]
     best = next((k for k, lean in enumerate(leanest) if sizer.fits(candidates[k], lean)), len(candidates) - 1)
     size = candidates[best]
@@ -133,16 +144,17 @@ def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) ->
 class _Sizer:
     """Device bytes of any choices for one model, configuration and limit."""
 
-    def __init__(self, shape: ModelShape, config: TrainConfig, device: str, limit: int, comfortable: float,
-                 row_length: int):
-        self.shape, self.config, self.device = shape, config, device
-        self.comfortable, self.row_length = comfortable, row_length
-        self.dense_mask = shape.dense_mask(config.data.packing, row_length)
+    def __init__(self, shape: ModelShape, config: TrainConfig, device: str, limit: int, keeping: float,
+                 row_length: int, rounding: Mapping[str, Any]):
+        self.shape, self.config, self.device, self.rounding = shape, config, device, rounding
+        self.comfortable, self.keeping, self.row_length = COMFORTABLE * limit, keeping, row_length
+        self._by_size: dict[int, tuple[list[int], list[int]]] = {}
+        self.dense_mask = shape.dense_mask(config.data.packing and shape.packs, row_length)
         self._position_bytes = shape.vocab_size * shape.logit_bytes
         low, high = LOSS_CHUNKS
-        budget = min(LOGITS_BYTES[device], max(0, limit) // 16)
+        budget = LOGITS_BYTES["small" if device == "cuda" and limit < SMALL_GPU_BYTES else device]
         chunk = max(low, min(high, budget // self._position_bytes // low * low))
-        self.loss_chunk = min(chunk, shape.max_position_embeddings or chunk)
+        self.loss_chunk = rounding.get("loss_chunk") or min(chunk, shape.max_position_embeddings or chunk)
 
     def items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
         """`size`: rows of a micro-batch."""
@@ -151,8 +163,8 @@ class _Sizer:
         together = c.micro_batches // c.rounds
         hidden = tokens * shape.hidden_size * item
         bounded = 0 if c.host_boundaries else len(shape.blocks) - c.kept_blocks
-        kept_blocks = shape.blocks[len(shape.blocks) - c.kept_blocks:]
-        kept = together * sum(self._activations(unit, size) for unit in kept_blocks)
+        activations, _ = self._blocks(size)
+        kept = together * sum(activations[len(activations) - c.kept_blocks:])
         working, what = self._working_set(size, hidden, kept, c)
         masks = together * size * self.row_length**2 * shape.mask_kinds * (item if shape.attention == "eager" else 1)
         items = [
@@ -169,19 +181,26 @@ class _Sizer:
         items.append(Item("Allocator slack", round(ALLOCATOR_SLACK * sum(i.bytes for i in items)), "3 %"))
         return tuple(i for i in items if i.bytes)
 
-    def _activations(self, unit: UnitShape, size: int) -> int:
-        """What autograd keeps of a block for one micro-batch."""
-        return (unit.masked_activations if self.dense_mask else unit.activations).of(size, self.row_length)
+    def _blocks(self, size: int) -> tuple[list[int], list[int]]:
+        """For every block and one micro-batch: what autograd keeps, and what its backward needs besides."""
+        if size not in self._by_size:
+            tokens, item = size * self.row_length, self.shape.item_bytes
+            self._by_size[size] = (
+                [(u.masked_activations if self.dense_mask else u.activations).of(size, self.row_length)
+                 for u in self.shape.blocks],
+                [(2 * u.widest * tokens + u.numel + 2 * tokens * self.shape.hidden_size) * item
+                 for u in self.shape.blocks])
+        return self._by_size[size]
 
     def _working_set(self, size: int, hidden: int, kept: int, c: PlanChoices) -> tuple[int, str]:
         """The most that any one op needs on top of what is kept. Blocks that are recomputed come after those that are
         kept have let go of theirs."""
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
-        backward = [2 * unit.widest * tokens * item + unit.numel * item + 2 * hidden for unit in shape.blocks]
-        recompute = [after + self._activations(unit, size) for unit, after in zip(shape.blocks, backward)]
-        recomputed = len(shape.blocks) - c.kept_blocks
-        block = max(max(recompute[:recomputed], default=0) - kept, max(backward[recomputed:], default=0))
+        activations, backward = self._blocks(size)
+        recomputed = len(backward) - c.kept_blocks
+        recompute = max(map(add, activations[:recomputed], backward), default=0)
+        block = max(recompute - kept, max(backward[recomputed:], default=0))
         tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens) * self._position_bytes
         loss = chunk + tail * item + 2 * hidden
@@ -193,8 +212,8 @@ class _Sizer:
     def total(self, size: int, choices: PlanChoices) -> int:
         return sum(item.bytes for item in self.items(size, choices))
 
-    def fits(self, size: int, choices: PlanChoices) -> bool:
-        return self.total(size, choices) <= self.comfortable
+    def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
+        return self.total(size, choices) <= (self.comfortable if limit is None else limit)
 
     # ------------------------------------------------------------------ policy
 
@@ -209,33 +228,39 @@ class _Sizer:
             resident_blocks=resident, kept_blocks=resident if e.save_level == "all" else 0,
             host_boundaries=e.save_level == "boundary_host" or (
                 e.save_level in (AUTO, "all") and self.device == "cuda"),
-            gradient_sum="vertical" if rounds == 1 else "host")
+            gradient_sum=self.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"))
 
     def fill(self, size: int, lean: PlanChoices) -> PlanChoices:
         """Use the memory that is left: fp32 sums, boundaries on the device, kept activations, resident blocks."""
         e, choices = self.config.engine, lean
+        if not self.fits(size, lean):
+            return lean
 
-        def first(changes: Iterable[dict]) -> PlanChoices:
-            options = (replace(choices, **change) for change in changes)
-            return next((option for option in options if self.fits(size, option)), choices)
+        def most(changes: Iterable[dict[str, Any]], limit: float) -> PlanChoices:
+            """The first of `changes` that fits, most memory first; `choices` as they are where none does."""
+            options = [replace(choices, **change) for change in changes]
+            if self.fits(size, options[0], limit):
+                return options[0]
+            least = bisect_left(options, True, lo=1, key=lambda option: self.fits(size, option, limit))
+            return options[least] if least < len(options) else choices
 
-        if choices.rounds > 1:
-            choices = first([{"gradient_sum": "device"}])
+        if choices.rounds > 1 and not self.rounding:
+            choices = most([{"gradient_sum": "device"}], self.comfortable)
         if e.save_level != "boundary_host":
-            choices = first([{"host_boundaries": False}])
+            choices = most([{"host_boundaries": False}], self.comfortable)
         blocks = len(self.shape.blocks)
-        most = range(blocks, -1, -1) if self.device == "cuda" else (blocks, 0)
+        counts = range(blocks, -1, -1) if self.device == "cuda" else (blocks, 0)
         if e.save_level == "all":
             if e.residency == AUTO:
-                choices = first({"resident_blocks": k, "kept_blocks": k} for k in most if k)
+                choices = most(({"resident_blocks": k, "kept_blocks": k} for k in counts if k), self.keeping)
             return choices
         if e.save_level == AUTO:
             if e.residency == AUTO:
-                choices = first({"resident_blocks": k, "kept_blocks": k} for k in most)
+                choices = most(({"resident_blocks": k, "kept_blocks": k} for k in counts), self.keeping)
             else:
-                choices = first({"kept_blocks": k} for k in range(e.residency, -1, -1))
+                choices = most(({"kept_blocks": k} for k in range(e.residency, -1, -1)), self.keeping)
         if e.residency == AUTO:
-            choices = first({"resident_blocks": k} for k in most if k >= choices.kept_blocks)
+            choices = most(({"resident_blocks": k} for k in counts if k >= choices.kept_blocks), self.keeping)
         return choices
 
 

@@ -211,6 +211,13 @@ class TrainConfig:
             _assign(tree, dotted, value)
         return type(self).from_dict(tree)
 
+    def with_overrides(self, overrides: list[str] | tuple[str, ...]) -> TrainConfig:
+        """The same with `a.b=value` overrides, values in YAML syntax."""
+        tree = self.to_dict()
+        for text in overrides:
+            _override(tree, text)
+        return type(self).from_dict(tree)
+
     # ------------------------------------------------------------------ rules across fields
 
     def validate(self) -> None:

@@ -51,7 +51,7 @@ def pick(logits: torch.Tensor, temperature: float, top_p: float, generator: torc
     if temperature <= 0:
         return logits.argmax(-1).tolist()
     probabilities = torch.softmax(logits / temperature, -1)
-    ordered, tokens = probabilities.sort(-1, descending=True, stable=True)
+    ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     beyond = ordered.cumsum(-1) - ordered >= top_p
     ordered = ordered.masked_fill(beyond, 0.0)
     drawn = torch.multinomial(ordered, 1, generator=generator)

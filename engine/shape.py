@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
@@ -66,6 +66,8 @@ class ModelShape:
     units: tuple[UnitShape, ...]
     """In forward order: embed, blocks, head."""
     tied: bool
+    packs: bool
+    """Several documents may share a row."""
     hidden_size: int
     vocab_size: int
     active_parameters: int
@@ -122,6 +124,11 @@ class ModelShape:
         """Weights of an exported folder, in the model's dtype."""
         return self.parameter_count * self.item_bytes
 
+    def in_dtype(self, dtype: str) -> ModelShape:
+        """The same model in another dtype: planes exact, activations as large as they are here."""
+        item = PLANE_ITEM_BYTES[dtype]["weight_high"]
+        return replace(self, dtype=dtype, logit_bytes=self.logit_bytes + (item - self.item_bytes))
+
     def dense_mask(self, packed: bool, row_length: int) -> bool:
         """Whether attention gets a tokens x tokens mask for each row."""
         slides = self.sliding_window is not None and self.sliding_window < row_length
@@ -131,6 +138,7 @@ class ModelShape:
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Summary of a built model; `source` is only carried along."""
     from engine.activations import count_activations
+    from engine.model import PACKING_FAMILIES
 
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
@@ -154,8 +162,9 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     softcap = getattr(text, "final_logit_softcapping", None)
     return ModelShape(
         model_type=model.config.model_type, source=source, dtype=model.dtype, attention=attention,
-        units=(outer(embed), *map(block, blocks, counted), outer(head)), tied=model.tied, hidden_size=text.hidden_size,
-        vocab_size=text.vocab_size, active_parameters=model.active_parameters, max_position_embeddings=positions,
+        units=(outer(embed), *map(block, blocks, counted), outer(head)), tied=model.tied,
+        packs=model.config.model_type in PACKING_FAMILIES, hidden_size=text.hidden_size, vocab_size=text.vocab_size,
+        active_parameters=model.active_parameters, max_position_embeddings=positions,
         # OPT's table has two rows more than positions.
         learned_positions=positions is not None and any(positions <= rows <= positions + 2 and rows < text.vocab_size
                                                         for rows in tables),

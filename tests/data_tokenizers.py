@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>",
@@ -97,16 +97,20 @@ def byte_level_tokenizer(chat_template: str | None = None, trim_offsets: bool = 
     return _wrap(backend, chat_template, eos)
 
 
-def sentencepiece_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """Metaspace BPE over characters, as Llama 2 and Mistral have."""
+def sentencepiece_tokenizer(chat_template: str | None = None, legacy: bool = False) -> PreTrainedTokenizerFast:
+    """Metaspace BPE over characters, as Llama 2 and Mistral have; `legacy` replaces spaces in the normalizer."""
     letters = sorted(set("▁abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\n<>|_/[]äö日"))
     merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("▁", "a")]
     vocabulary = {"<unk>": 0} | {token: i for i, token in enumerate(letters, 1)}
     for a, b in merges:
         vocabulary.setdefault(a + b, len(vocabulary))
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    if legacy:
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        backend.decoder = decoders.Metaspace(prepend_scheme="first")
     backend.add_special_tokens(list(SPECIAL))
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))])

@@ -80,10 +80,12 @@ def test_downsampling_keeps_ends_and_spikes():
         assert len(kept_x) <= MAX_POINTS and list(kept_x[-1:]) == list(x[:count][-1:])
 
 
-def test_smoothing_is_the_mean_of_the_latest_values():
-    values = np.arange(100.0)
-    assert smooth(values, 10)[99] == np.mean(values[90:])
-    assert smooth(values, 10)[3] == np.mean(values[:4])
+def test_smoothing_is_the_mean_around_each_value():
+    values = np.arange(100.0) ** 2
+    assert smooth(values, 10)[50] == pytest.approx(np.mean(values[45:55]))
+    assert smooth(values, 10)[0] == pytest.approx(np.mean(values[:5]))
+    assert smooth(values, 10)[99] == pytest.approx(np.mean(values[94:]))
+    assert np.array_equal(smooth(values, 1), values)
     assert len(smooth(np.array([]), 10)) == 0
 
 
@@ -198,7 +200,8 @@ def test_tiles_and_details(finished):
     known = details(finished)
     assert known["answers"]["scores"] == {"before": "1 of 50 (2 %)", "after": "48 of 50 (96 %)"}
     assert known["answers"]["rows"] == [{"prompt": "2+2=", "expected": "4", "before": "q", "after": "4"}]
-    assert ["Data: rows", "1,200"] in known["facts"]
+    assert ["Rows", "1,200"] in known["data"] and ["Save level", "boundary"] in known["plan"]
+    assert known["facts"][0] == ["Model", "7.62B parameters in 3 units"]
     assert len(known["files"]) == 4
     assert details(RunSnapshot())["answers"] is None
 

@@ -169,7 +169,7 @@ def _nothing_left(source: Source, out: _Collected) -> str:
         return f"{source.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
     reason, _ = out.skipped.most_common(1)[0]
     return (f"{source.name} has no token to train on: {out.rows - sum(out.skipped.values())} of {out.rows} rows are "
-            f"usable, and mostly {reason} (first in {out.first_skipped[reason]}); change the data, data.format or "
+            f"usable, mostly because {reason} (first in {out.first_skipped[reason]}); change the data, data.format or "
             "data.train_on.")
 
 
@@ -238,11 +238,11 @@ def _summary(config: DataConfig, source: Source, columns: ColumnMap, encoder: En
 
 def _warnings(config: DataConfig, columns: ColumnMap, encoder: Encoder, out: _Collected,
               packing_allowed: bool) -> list[str]:
-    found = [f"{count} {sentence}" for sentence, count in encoder.renderer.warnings.items()]
-    found += [f"{count} rows are skipped: {reason} (first in {out.first_skipped[reason]})."
+    found = encoder.renderer.warning_sentences()
+    found += [f"Rows skipped because {reason}: {count:,} (first in {out.first_skipped[reason]})."
               for reason, count in out.skipped.items()]
     if out.cut:
-        found.append(f"{out.cut} rows are longer than data.max_seq_len {config.max_seq_len} and are cut.")
+        found.append(f"Rows cut because they are longer than data.max_seq_len {config.max_seq_len}: {out.cut:,}.")
     if config.packing and not packing_allowed:
         found.append("Packing is off, because this model's layers cannot keep packed examples apart.")
     if config.eval_fraction > 0 and not out.eval:

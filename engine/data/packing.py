@@ -1,32 +1,32 @@
-"""Which documents share a row: first fit into rows of max_seq_len."""
+"""Which documents share a row of at most max_seq_len tokens."""
 
 from __future__ import annotations
 
-import numpy as np
+from bisect import bisect_left, insort
 
-_OPEN_ROWS = 256
-"""Rows that still take documents; with so many the fill is that of an unbounded first fit to a fraction of a percent."""
+import numpy as np
 
 
 def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> list[list[int]]:
-    """Rows of document numbers, each row at most max_seq_len tokens; documents are placed in `order`, each into the
-    first open row that has room. When all are open and none has room, the fullest is closed."""
+    """Rows of document numbers. Documents are taken in `order`; each goes into the row that it fills best, and a new
+    row is begun only when none has room."""
     rows: list[list[int]] = []
-    room = np.zeros(_OPEN_ROWS, dtype=np.int64)
-    row_of = np.zeros(_OPEN_ROWS, dtype=np.int64)
-    open_rows = 0
-    for document in order.tolist():
-        length = int(lengths[document])
-        fits = room[:open_rows] >= length
-        place = int(fits.argmax()) if open_rows else 0
-        if not open_rows or not fits[place]:
-            if open_rows < _OPEN_ROWS:
-                place, open_rows = open_rows, open_rows + 1
-            else:
-                place = int(room.argmin())
-            row_of[place] = len(rows)
-            room[place] = max_seq_len
+    by_room: dict[int, list[int]] = {}
+    rooms: list[int] = []  # the keys of by_room, sorted
+    for document, length in zip(order.tolist(), lengths[order].tolist()):
+        place = bisect_left(rooms, length)
+        if place == len(rooms):
+            room, row = max_seq_len, len(rows)
             rows.append([])
-        rows[row_of[place]].append(document)
-        room[place] -= length
+        else:
+            room = rooms[place]
+            row = by_room[room].pop()
+            if not by_room[room]:
+                del by_room[room], rooms[place]
+        rows[row].append(document)
+        room -= length
+        if room not in by_room:
+            by_room[room] = []
+            insort(rooms, room)
+        by_room[room].append(row)
     return rows

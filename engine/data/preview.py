@@ -55,7 +55,7 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         "rows": shown, "rows_measured": len(read), "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
         "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
-        "warnings": [f"{count} {sentence}" for sentence, count in encoder.renderer.warnings.items()],
+        "warnings": encoder.renderer.warning_sentences(),
     }
 
 

@@ -56,7 +56,7 @@ class _Turn:
 
 
 class ChatRenderer:
-    """Renders conversations in batches. `warnings` counts what a person should know, by sentence."""
+    """Renders conversations in batches. `warnings` counts what a person should know."""
 
     def __init__(self, tokenizer: Any, train_on: str):
         self.tokenizer = tokenizer
@@ -72,6 +72,10 @@ class ChatRenderer:
     @property
     def available(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
+
+    def warning_sentences(self) -> list[str]:
+        """What a person should know about the conversations rendered so far."""
+        return [f"{text} ({'once' if count == 1 else f'{count:,} times'})." for text, count in self.warnings.items()]
 
     def pieces(self, text: str) -> list[tuple[int, str, bool]]:
         """A rendered text cut at stand-in characters: (first character, text, whether it is a typed special token)."""
@@ -117,7 +121,7 @@ class ChatRenderer:
         """A person's text with every special token in it replaced by its stand-in character."""
         if not isinstance(value, str) or not self._special_pattern.search(value):
             return value
-        self.warnings["turns hold special tokens of this tokenizer as typed text; they stay text."] += 1
+        self.warnings["Special tokens that somebody typed into a turn stay text"] += 1
         return self._special_pattern.sub(lambda m: chr(_FIRST_LITERAL + self.special_tokens.index(m[0])), value)
 
     def _documents(self, messages: list[Message], answers: list[int], ends: list[str | Skipped],
@@ -137,8 +141,8 @@ class ChatRenderer:
             return [Rendered(full, ((0, len(full)),), answer)]
         if all(full.startswith(turn.text) for turn in turns):
             return [Rendered(full, tuple((turn.start, turn.end) for turn in turns), answer)]
-        self.warnings["conversations are trained one turn at a time, because the chat template rewrites earlier "
-                      "turns when more follow."] += 1
+        self.warnings["A conversation is trained one turn at a time, because the chat template rewrites earlier turns "
+                      "when more follow"] += 1
         return [Rendered(t.text, ((t.start, t.end),), (t.start, t.end)) for t in turns]
 
     def _turn(self, messages: list[Message], i: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
@@ -149,8 +153,8 @@ class ChatRenderer:
             if start is None:
                 return Skipped("the chat template does not show where the answer begins")
             if isinstance(prompt, str):
-                self.warnings["answers are rendered by the chat template in another way than its generation prompt "
-                              "begins them; they are trained as rendered."] += 1
+                self.warnings["The chat template renders an answer in another way than its generation prompt begins it; "
+                              "it is trained as rendered"] += 1
         written = _without_space(text[start:])
         if _without_space(str(messages[i].get("content") or "")) not in written:
             return Skipped("the chat template leaves out part of the answer",
@@ -166,8 +170,8 @@ class ChatRenderer:
         bare = text[start:].rstrip()
         if bare.endswith(self.special_tokens):
             return start + len(bare)
-        self.warnings["answers are closed by the chat template without a special token, so the model may not learn "
-                      "where to stop."] += 1
+        self.warnings["The chat template closes an answer without a special token, so the model may not learn where to "
+                      "stop"] += 1
         return len(text)
 
     def _start_by_content(self, messages: list[Message], i: int, text: str) -> int | None:

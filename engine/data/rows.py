@@ -54,6 +54,8 @@ class RowSet:
         self.rows = rows
         """Document numbers of each row."""
         self.pad_id = pad_id
+        self.row_lengths = np.array([sum((starts[d + 1] - starts[d]) for d in row) for row in rows], dtype=np.int64)
+        """int64[rows]: tokens of each row."""
         self.packed = any(len(row) > 1 for row in rows)
         self.seed = seed
         self.shuffle = shuffle
@@ -85,7 +87,7 @@ class RowSet:
 
     def row_length(self, i: int) -> int:
         """Tokens of row `i`."""
-        return int(sum(self.starts[d + 1] - self.starts[d] for d in self.rows[i]))
+        return int(self.row_lengths[i])
 
     def order(self, epoch: int, seed: int | None = None, shuffle: bool | None = None) -> np.ndarray:
         """Row numbers in the order in which `epoch` (from 0) visits them: a function of seed and epoch alone."""

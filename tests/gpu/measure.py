@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import defaultdict
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -193,6 +194,22 @@ def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
         seconds = sum(s.end - s.start for s in chosen)
         result[name] = scale * sum(layouts[s.op.unit].numel for s in chosen) / seconds if seconds else 0.0
     return result
+
+
+def synchronizations(engine: StreamingEngine, number: int, batches: Sequence[Batch], rate: float,
+                     on_home=None) -> Counter[str]:
+    """Where calls of one step, and of `on_home` after it, made the host wait for the device: CUDA's own debug mode
+    tells. Everything must be home."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            engine.train_step(number, batches, rate, on_home)
+            engine.drain()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return Counter(f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in caught
+                   if "synchroniz" in str(w.message).lower())
 
 
 def peak_at_depth(backend: Backend, depth: int, width: int, rows: int = 4, length: int = 512) -> tuple[int, int]:

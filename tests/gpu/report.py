@@ -13,8 +13,6 @@ import gc
 import json
 import time
 import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +24,7 @@ from engine.engine import StreamingEngine
 from engine.machine import sample_host_memory
 from engine.planner import PlanChoices
 from tests.gpu.measure import (Planes, RunFigures, StepFigures, llama, peak_at_depth, qwen_7b, run_steps,
-                               skewed_batches)
+                               skewed_batches, synchronizations)
 
 GIB = 2**30
 DEPTHS = (8, 32, 96)
@@ -71,29 +69,23 @@ def flat(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
-    """CUDA's own debug mode names the calls within a step that made the host wait for the device."""
+    """Calls of one step that made the host wait for the device, and whether telemetry adds any (law 8)."""
     if backend.device.type != "cuda":
-        return {"ok": True, "skipped": "there is no GPU"}
+        say("  skipped: there is no GPU")
+        return {"ok": True}
     planes = Planes.open(llama(4, args.width), backend)
     batches = skewed_batches(2, 4, 512, 512)
     engine = StreamingEngine(planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512)
     try:
         engine.train_step(1, batches, 1e-4)
         engine.drain()
-        torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            engine.train_step(2, batches, 1e-4)
-            torch.cuda.set_sync_debug_mode("default")
-        engine.drain()
+        bare = synchronizations(engine, 2, batches, 1e-4)
+        watched = synchronizations(engine, 3, batches, 1e-4, lambda home: backend.memory())
     finally:
-        torch.cuda.set_sync_debug_mode("default")
         engine.close()
         planes.close()
-    places = Counter(f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in caught
-                     if "synchroniz" in str(w.message).lower())
-    say(f"  {sum(places.values())} in one step: {dict(places)}")
-    return {"ok": not places, "places": dict(places)}
+    say(f"  a step: {dict(bare)}; with telemetry: {dict(watched)}")
+    return {"ok": watched == bare, "step": dict(bare), "with_telemetry": dict(watched)}
 
 
 def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
@@ -106,7 +98,7 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     say(f"  {count / 1e9:.3f} B parameters in {planes.store.allocated_bytes / GIB:.2f} GiB of planes, "
         f"{planes.store.pinned_bytes / GIB:.2f} pinned, filled in {time.perf_counter() - began:.0f} s")
     try:
-        main = train(planes, config, args, args.micro_batch, args.loss_chunk, 1, args.steps)
+        main = train(planes, config, args, 1, args.steps, args.micro_batch, args.loss_chunk)
         rss, left = sample_host_memory()
         limit = HOST_BYTES_A_PARAMETER * count + HOST_SLACK
         say(f"  host: RSS {rss / GIB:.2f} GiB ({rss / count:.2f} bytes a parameter), allowed {limit / GIB:.2f}; "
@@ -118,9 +110,9 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
         losses = [s.loss for s in main.steps]
         variants, first = {}, args.steps + 1
         for text in args.variants:
-            micro, chunk = map(int, text.split(":"))
-            say(f"  variant: {micro} rows a micro-batch, {chunk} positions a loss chunk")
-            variants[text] = dataclasses.asdict(train(planes, config, args, micro, chunk, first, 2))
+            say(f"  variant {text}")
+            sizes = [int(number) for number in text.split(":")]
+            variants[text] = dataclasses.asdict(train(planes, config, args, first, 2, *sizes))
             first += 2
     finally:
         planes.close()
@@ -129,17 +121,16 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
             "available_after": left, "run": dataclasses.asdict(main), "variants": variants}
 
 
-def train(planes: Planes, config, args: argparse.Namespace, micro_batch: int, loss_chunk: int, first: int,
-          steps: int) -> RunFigures:
-    micro_batches = args.rows // micro_batch
-    batches = skewed_batches(micro_batches, micro_batch, args.length, config.vocab_size)
+def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: int, micro_batch: int, loss_chunk: int,
+          resident: int = 0, kept: int = 0) -> RunFigures:
+    choices = PlanChoices(micro_batches=args.rows // micro_batch, resident_blocks=resident, kept_blocks=kept)
+    batches = skewed_batches(choices.micro_batches, micro_batch, args.length, config.vocab_size)
 
     def on_step(s: StepFigures) -> None:
         say(f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, {s.tflops:.0f} TFLOPS; "
             f"exposed {joined(s.exposed, 3)}")
 
-    run = run_steps(planes, PlanChoices(micro_batches=micro_batches), batches, steps, args.rate, loss_chunk, on_step,
-                    first)
+    run = run_steps(planes, choices, batches, steps, args.rate, loss_chunk, on_step, first)
     last = run.steps[-1]
     say(f"    busy: {joined(last.busy)}; by kind: {joined(last.by_kind)}")
     say(f"    at once: {joined(last.overlap)}; {joined(last.rates, 1)}; peak {run.peak / GIB:.2f} GiB")
@@ -163,8 +154,8 @@ def main() -> int:
     parser.add_argument("--loss-chunk", type=int, default=LOSS_POSITIONS, help="positions whose logits exist at once")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--rate", type=float, default=2e-5)
-    parser.add_argument("--variants", nargs="*", default=[], metavar="ROWS:CHUNK",
-                        help="two more steps each with another micro-batch and loss chunk")
+    parser.add_argument("--variants", nargs="*", default=[], metavar="ROWS:CHUNK[:RESIDENT[:KEPT]]",
+                        help="two more steps each with another micro-batch, loss chunk, resident and kept blocks")
     args = parser.parse_args()
     backend = open_backend(args.device)
     say(f"{backend.device_name}, torch {torch.__version__}, {psutil.cpu_count()} cores")

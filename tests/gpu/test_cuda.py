@@ -1,12 +1,11 @@
-"""The engine on a CUDA GPU: against the CPU, against plain transformers, and laws 1, 2, 3, 4 and 8 as they hold there."""
+"""The engine on a CUDA GPU: against the CPU, against plain transformers, and laws 1, 2, 4 and 8 as they hold there.
+Law 3 is in test_lanes.py."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import gc
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from engine.cuda_backend import CudaBackend
-from engine.errors import FitError, NonFiniteError
-from engine.plan import COMPUTE, D2H, H2D, HOST
+from engine.errors import FitError
 from engine.planner import PlanChoices
-from tests.gpu.measure import Planes, llama, peak_at_depth, run_steps, skewed_batches
+from engine.timeline import exposed_seconds
+from tests.gpu.measure import Planes, llama, peak_at_depth, run_steps, skewed_batches, synchronizations
 from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -96,7 +95,7 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 def streamed_against_resident(backend) -> None:
     """One step's gradients differ by 0.5 % of the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and are
     no further from the truth in float32 than plain bf16 transformers is. Over five steps with fp32 masters both train
-    alike: losses to 0.2 %, updates to 5 % of their norm."""
+    alike: losses to 0.2 %, updates to 3 % of their norm."""
     config = tiny_config("qwen2", hidden_size=256, intermediate_size=512, num_hidden_layers=4,
                          max_position_embeddings=256)
     masters = plain_model(config)
@@ -138,7 +137,7 @@ def streamed_against_resident(backend) -> None:
     before = {n: p.detach().to(device) for n, p in start.named_parameters()}
     theirs = {n: p.detach() - before[n] for n, p in masters.named_parameters()}
     mine = {n: run.store.master(u.name, s.name).to(device) - before[n] for n, (u, s, _) in places.items()}
-    assert distance(mine, theirs) < 5e-2
+    assert distance(mine, theirs) < 3e-2
     run.close()
 
 
@@ -176,45 +175,6 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(deterministic):
     assert_same_bits(planes_after(kept, CudaBackend(), family="gpt2", dropout=0.2), recomputed)
 
 
-# ---------------------------------------------------------------------- law 3
-
-class SlowLanes(CudaBackend):
-    """Every op of some lanes is late by about a millisecond; ops of some lanes wait for nothing but their lane."""
-
-    def __init__(self, slow: tuple[str, ...] = (), careless: tuple[str, ...] = ()):
-        super().__init__()
-        self._slow, self._careless = slow, careless
-
-    def submit(self, op, waits, work):
-        def late():
-            if op.lane == HOST:
-                time.sleep(0.001)
-            else:
-                torch.cuda._sleep(2_000_000)
-            work()
-
-        return super().submit(op, () if op.lane in self._careless else waits, late if op.lane in self._slow else work)
-
-
-@pytest.mark.parametrize("lanes", [(H2D,), (COMPUTE,), (D2H,), (HOST,), (H2D, D2H), (D2H, HOST), (H2D, HOST)],
-                         ids="+".join)
-@pytest.mark.parametrize("name", ["base", "host boundaries", "host boundaries, one ring", "deep prefetch", "one kept"])
-def test_delays_in_any_lane_change_nothing(deterministic, reference, lanes, name):
-    choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
-    assert_same_bits(planes_after(choices, SlowLanes(lanes), dtype="bfloat16"), reference["bfloat16", False])
-
-
-@pytest.mark.parametrize("careless, slow", [(H2D, COMPUTE), (COMPUTE, H2D), (D2H, COMPUTE), (HOST, D2H)])
-def test_a_lane_that_does_not_wait_is_found(deterministic, reference, careless, slow):
-    """The delays have teeth: without the waits of one lane they change the numbers."""
-    try:
-        planes = planes_after(BASE, SlowLanes((slow,), (careless,)), dtype="bfloat16")
-    except NonFiniteError:
-        return
-    assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-               for a, b in zip(planes, reference["bfloat16", False]))
-
-
 # ---------------------------------------------------------------------- what runs at once, and what it takes
 
 def test_transfers_run_under_compute():
@@ -244,123 +204,24 @@ def test_peak_memory_does_not_grow_with_depth():
     assert max(peaks) <= 1.02 * min(peaks), peaks
 
 
-def test_a_step_never_makes_the_host_wait_for_the_device():
-    """Law 8, and more: within a step no call synchronises, so the device always has work queued."""
+def test_watching_a_step_adds_no_synchronization():
+    """Law 8."""
     run = streamed(plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=CudaBackend())
-    run.engine.train_step(1, random_batches(2, seed=1), RATE)
+    batches = random_batches(2, seed=1)
+    run.engine.train_step(1, batches, RATE)
     run.engine.drain()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run.engine.train_step(2, random_batches(2, seed=2), RATE, lambda home: None)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    bare = synchronizations(run.engine, 2, batches, RATE)
+    homes = []
+
+    def watch(home):
+        homes.append((exposed_seconds(home.spans, None, inline=False), run.backend.memory()))
+
+    assert synchronizations(run.engine, 3, batches, RATE, watch) == bare
+    assert homes
     run.close()
 
 
 # ---------------------------------------------------------------------- errors
-
-def all_planes(run) -> list[torch.Tensor]:
-    return [run.store.tensor(unit.name, plane).clone() for unit in run.model.units for plane in run.store.planes
-            if plane != "grad"]
-
-
-def within(seconds: float, work) -> BaseException | None:
-    """The error that `work` ends with; fails when it does not end in time."""
-    errors: list[BaseException] = []
-
-    def guarded():
-        torch.cuda.set_device(0)
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "it hangs"
-    return errors[0] if errors else None
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_non_finite_loss_applies_nothing(dtype):
-    run = streamed(plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=CudaBackend(), dtype=dtype)
-    run.engine.train_step(1, random_batches(2, seed=1), RATE)
-    run.engine.drain()
-    weight = run.store.tensor("block 1", "weight_high")
-    sound = weight[7].clone()
-    weight[7] = torch.nan
-    before = all_planes(run)
-
-    def poisoned():
-        for step in (2, 3, 4):
-            run.engine.train_step(step, random_batches(2, seed=step), RATE)
-
-    assert isinstance(within(60, poisoned) or within(60, run.engine.drain), NonFiniteError)
-    within(60, run.engine.drain)
-    assert_same_bits(all_planes(run), before)
-    weight[7] = sound
-    homes = []
-    run.engine.train_step(2, random_batches(2, seed=2), RATE, homes.append)
-    run.engine.drain()
-    assert np.isfinite(homes[0].loss)
-    run.close()
-
-
-class BreakingLane(CudaBackend):
-    """The nth op of one lane raises."""
-
-    def __init__(self, lane: str, nth: int):
-        super().__init__()
-        self._lane, self._left = lane, nth
-
-    def submit(self, op, waits, work):
-        if op.lane == self._lane:
-            self._left -= 1
-            if self._left == 0:
-                def work():
-                    raise RuntimeError(f"{op.lane} broke")
-        return super().submit(op, waits, work)
-
-
-@pytest.mark.parametrize("nth", [1, 4])
-@pytest.mark.parametrize("lane", [H2D, COMPUTE, D2H, HOST])
-def test_an_error_in_a_lane_comes_out_and_hangs_nothing(lane, nth):
-    run = streamed(plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=BreakingLane(lane, nth))
-
-    def train():
-        for step in (1, 2):
-            run.engine.train_step(step, random_batches(2, seed=step), RATE)
-        run.engine.drain()
-
-    error = within(60, train)
-    assert isinstance(error, RuntimeError) and str(error) == f"{lane} broke"
-    within(60, run.engine.drain)
-    assert within(60, run.close) is None
-
-
-def test_an_update_that_was_due_is_applied_when_the_next_step_breaks():
-    """An error while step 2 is launched leaves step 1 whole: its updates are all applied."""
-    config, choices = tiny_config("qwen2"), PlanChoices(micro_batches=2)
-    sound = streamed(plain_model(config), choices, backend=CudaBackend())
-    sound.engine.train_step(1, random_batches(2, seed=1), RATE)
-    sound.engine.drain()
-    computes = sum(op.lane == COMPUTE for op in sound.engine.plan.ops)
-    broken = streamed(plain_model(config), choices, backend=BreakingLane(COMPUTE, computes + 1))
-    homes = []
-
-    def train():
-        for step in (1, 2):
-            broken.engine.train_step(step, random_batches(2, seed=step), RATE, homes.append)
-
-    assert str(within(60, train)) == "COMPUTE broke"
-    within(60, broken.engine.drain)
-    assert [home.step for home in homes] == [1]
-    for ours, theirs in zip(all_planes(broken), all_planes(sound)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
-    sound.close()
-    broken.close()
-
 
 def test_running_out_of_device_memory_is_told_plainly():
     backend = CudaBackend()

@@ -1,0 +1,49 @@
+"""The form as it was last left: kept by the server and beside the runs, so that it outlives the tab and the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from app.form import settings
+
+DRAFT_FILE = ".draft.json"
+
+
+class Draft:
+    """Component values by dotted name, and the preset that they began with."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / DRAFT_FILE
+        self._last: dict[str, Any] | None = None
+
+    def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
+        """Keep it; a disk that cannot take it costs nothing but the memory of it after a restart."""
+        draft = {"preset": preset, "shown": shown}
+        if draft == self._last:
+            return
+        self._last = draft
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._path.with_suffix(".partial")
+            partial.write_text(json.dumps(draft), encoding="utf-8")
+            partial.replace(self._path)
+
+    def recall(self) -> tuple[str | None, dict[str, Any]] | None:
+        """The preset and the component values; None when there are none, or none that this version can show."""
+        try:
+            draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
+            preset, shown = draft["preset"], draft["shown"]
+            if set(shown) != {setting.dotted for setting in settings()}:
+                return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        for setting in settings():
+            value = shown[setting.dotted]
+            good = isinstance(value, bool) if setting.kind == "switch" else (
+                value in setting.choices if setting.kind == "choice" else isinstance(value, str))
+            if not good:
+                return None
+        return preset, shown

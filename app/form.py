@@ -1,0 +1,205 @@
+"""The settings form: every field of `TrainConfig` as one component, generated from the fields and their docstrings.
+
+Values travel both ways through this file only: `shown_values` (config to components) and `read_config` (components to
+config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can be typed as in a preset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import gradio as gr
+
+from engine.config import AUTO, TrainConfig, field_docs
+from engine.errors import ConfigError
+
+SECTION_TITLES = {"": "Run", "model": "Model", "data": "Data", "train": "Training", "engine": "Engine",
+                  "output": "Output"}
+
+LABELS = {
+    "name": "Run name",
+    "model.source": "Model",
+    "model.init": "Weights to start from",
+    "model.dtype": "Precision",
+    "data.source": "Data set",
+    "data.max_seq_len": "Sequence length (tokens)",
+    "data.train_on": "Tokens to train on",
+    "data.eval_fraction": "Held-out share",
+    "train.batch_size": "Batch size (rows)",
+    "train.micro_batch_size": "Micro-batch size (rows)",
+    "train.eps": "AdamW epsilon",
+    "train.beta1": "AdamW beta 1",
+    "train.beta2": "AdamW beta 2",
+    "train.max_grad_norm": "Gradient norm to clip to",
+    "engine.gpu_memory_gib": "GPU memory cap (GiB)",
+    "output.checkpoint_every": "Checkpoint every (steps)",
+    "output.keep_checkpoints": "Checkpoints to keep",
+    "output.eval_every": "Evaluate every (steps)",
+    "output.exact_match_samples": "Exact-match samples",
+    "output.timeline_every": "Timeline every (steps)",
+    "output.export": "Export when finished",
+}
+
+CHOICE_LABELS = {
+    "model.init": {"pretrained": "the model's own weights", "random": "random weights (from scratch)"},
+    "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "data.train_on": {"assistant": "the answers only", "all": "every token"},
+    "engine.save_level": {"boundary_host": "block inputs, in host RAM", "boundary": "block inputs, on the GPU",
+                          "all": "all activations"},
+}
+
+PROMINENT = ("model.source", "model.dtype", "data.source", "data.max_seq_len", "train.steps", "train.epochs",
+             "train.batch_size", "train.learning_rate")
+"""Fields that are always in sight; the rest are folded away."""
+
+SHORT_HELP = {
+    "model.source": "A local folder or a Hugging Face id.",
+    "model.dtype": "What blocks compute in.",
+    "data.source": "A .json, .jsonl or .parquet file, or a Hugging Face id.",
+    "data.max_seq_len": "Longer examples are cut and counted.",
+    "train.steps": "Give these or epochs.",
+    "train.epochs": "Passes over the data.",
+    "train.batch_size": "Per optimizer step.",
+    "train.learning_rate": "Peak, AdamW.",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One field of `TrainConfig`: its dotted name, what kind of value it takes, and how it is shown."""
+
+    dotted: str
+    kind: Literal["text", "switch", "choice", "whole", "number"]
+    choices: tuple[str, ...]
+    auto: bool
+    optional: bool
+    help: str
+
+    @property
+    def section(self) -> str:
+        return self.dotted.rpartition(".")[0]
+
+    @property
+    def label(self) -> str:
+        return LABELS.get(self.dotted) or self.dotted.rpartition(".")[2].replace("_", " ").capitalize()
+
+    @property
+    def elem_id(self) -> str:
+        """The component's id in the page; `dashboard.js` marks the field that an error names by it."""
+        return "field-" + self.dotted.replace(".", "-")
+
+    @property
+    def empty_means(self) -> str:
+        """What an empty text box stands for, in a word."""
+        return AUTO if self.auto else "none" if self.optional else ""
+
+    def component(self, shown: Any = None) -> gr.components.Component:
+        """A new component for this field, showing the component value `shown`."""
+        common = {"value": shown, "label": self.label, "elem_id": self.elem_id}
+        if self.kind == "switch":
+            return gr.Checkbox(info=self.help, **common)
+        common["info"] = SHORT_HELP.get(self.dotted, self.help)
+        if self.kind == "choice":
+            words = CHOICE_LABELS.get(self.dotted, {})
+            return gr.Dropdown([(words.get(choice, choice), choice) for choice in self.choices], **common)
+        return gr.Textbox(max_lines=1, placeholder=self.empty_means, **common)
+
+    def show(self, value: Any) -> Any:
+        """The component's value for a config value."""
+        if self.kind in ("switch", "choice"):
+            return value
+        if value is None or value == AUTO and self.auto:
+            return ""
+        return _shortest(value) if isinstance(value, float) else str(value)
+
+    def read(self, shown: Any) -> Any:
+        """The config value for a component's value; what cannot be read stays text, for the config to refuse."""
+        if self.kind in ("switch", "choice"):
+            return shown
+        text = str(shown if shown is not None else "").strip()
+        if self.kind == "text":
+            return text
+        if text.lower() in ("", self.empty_means, "null"):
+            if self.auto or self.optional:
+                return AUTO if self.auto else None
+            raise ConfigError(self.dotted, "this is empty; give a number.")
+        try:
+            return int(text)
+        except ValueError:
+            pass
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+@cache
+def settings() -> tuple[Setting, ...]:
+    """Every field of `TrainConfig`, in the order of the preset."""
+    docs = field_docs()
+    found: list[Setting] = []
+
+    def walk(cls: type, prefix: str) -> None:
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            if dataclasses.is_dataclass(hints[field.name]):
+                walk(hints[field.name], f"{field.name}.")
+            else:
+                found.append(_setting(prefix + field.name, hints[field.name], docs[prefix + field.name]))
+
+    walk(TrainConfig, "")
+    return tuple(found)
+
+
+def shown_values(config: TrainConfig) -> dict[str, Any]:
+    """Component values by dotted field name."""
+    values = {}
+    for setting in settings():
+        value: Any = config
+        for part in setting.dotted.split("."):
+            value = getattr(value, part)
+        values[setting.dotted] = setting.show(value)
+    return values
+
+
+def read_config(shown: dict[str, Any]) -> TrainConfig:
+    """The validated config that the components say. Raises ConfigError naming the first wrong field."""
+    tree: dict[str, Any] = {}
+    for setting in settings():
+        *path, last = setting.dotted.split(".")
+        section = tree
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = setting.read(shown[setting.dotted])
+    return TrainConfig.from_dict(tree)
+
+
+def describe_error(error: ConfigError) -> str:
+    """The error's sentence with the field called as the form calls it."""
+    labels = {setting.dotted: setting.label for setting in settings()}
+    problem = str(error).removeprefix(f"{error.field}: ")
+    return f"{labels.get(error.field, error.field)}: {problem}"
+
+
+def _setting(dotted: str, hint: Any, doc: str) -> Setting:
+    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    literals = [choice for option in options if typing.get_origin(option) is Literal
+                for choice in typing.get_args(option)]
+    plain = [option for option in options if typing.get_origin(option) is not Literal]
+    kinds = {bool: "switch", int: "whole", float: "number", str: "text"}
+    kind = next((kinds[option] for option in plain if option in kinds), "choice")
+    choices = tuple(literals) if kind == "choice" else ()
+    return Setting(dotted, kind, choices, auto=kind != "choice" and AUTO in literals,
+                   optional=type(None) in plain, help=doc.replace("`", ""))
+
+
+def _shortest(value: float) -> str:
+    """A float as people write it: 1e-5, 0.01, 3."""
+    text = f"{value:.10g}"
+    mantissa, exponent, power = text.partition("e")
+    return f"{mantissa}e{int(power)}" if exponent else text

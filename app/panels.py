@@ -1,0 +1,140 @@
+"""What stands where on the page. Everything that moves is drawn by our own scripts into constant templates; their data
+never pass through a template, so that no name or text can become markup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app.check import REMEDIES_SHOWN
+from app.form import PROMINENT, SECTION_TITLES, settings, shown_values
+from engine.config import TrainConfig
+from engine.errors import RamstreamError
+from engine.paths import PROGRAM_ROOT
+
+TEMPLATES = PROGRAM_ROOT / "assets" / "page"
+PRESETS = PROGRAM_ROOT / "presets"
+FIRST_PRESET = "starter.yaml"
+
+
+def drawn(name: str, value: Any = None) -> gr.HTML:
+    """A place that `dashboard.js` draws into: the template `assets/page/<name>.html`, with `value` as its data."""
+    template = (TEMPLATES / f"{name}.html").read_text(encoding="utf-8")
+    mount = f"(window.ramstreamPlaces ??= []).push({{name: '{name}', element, props, trigger, watch}})"
+    return gr.HTML(value, html_template=template, js_on_load=mount, apply_default_css=False, elem_id=f"rs-{name}")
+
+
+# ------------------------------------------------------------------ presets
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it begins with."""
+
+    file: str
+    name: str
+    about: str
+    config: TrainConfig | None
+
+
+def read_presets(folder: Path = PRESETS) -> dict[str, Preset]:
+    """Presets by file name, the starter first."""
+    files = sorted(folder.glob("*.yaml"), key=lambda path: (path.name != FIRST_PRESET, path.name))
+    return {path.name: _read_preset(path) for path in files}
+
+
+def _read_preset(path: Path) -> Preset:
+    try:
+        config = TrainConfig.load(path)
+    except RamstreamError as error:
+        return Preset(path.name, f"{path.name} (cannot be used)", str(error), None)
+    comment: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# ").rstrip())
+    return Preset(path.name, config.name, " ".join(comment), config)
+
+
+# ------------------------------------------------------------------ the Train tab
+
+
+@dataclass(frozen=True)
+class TrainPanel:
+    """Components of the Train tab; `fields` by dotted name."""
+
+    preset: gr.Dropdown
+    about: gr.HTML
+    fields: dict[str, gr.components.Component]
+    preview: gr.HTML
+    verdict: gr.HTML
+    remedies: list[gr.Button]
+    changes: gr.State
+    start: gr.Button
+    why_not: gr.HTML
+
+
+def train_panel(presets: dict[str, Preset]) -> TrainPanel:
+    """Lay out the form, filled with the first preset, on the left and the verdict with Start on the right."""
+    by_name = {setting.dotted: setting for setting in settings()}
+    first = next(iter(presets.values()), None)
+    values = shown_values(first.config) if first is not None and first.config is not None else {}
+    fields: dict[str, gr.components.Component] = {}
+
+    def place(*names: str) -> None:
+        for name in names:
+            fields[name] = by_name[name].component(values.get(name))
+
+    with gr.Row(elem_classes="rs-train"):
+        with gr.Column(scale=7, min_width=440):
+            with gr.Column(elem_classes="rs-card"):
+                preset = gr.Dropdown([(p.name, p.file) for p in presets.values()], label="Start from a preset",
+                                     value=first.file if first is not None else None, elem_id="preset")
+                about = drawn("about", {"about": first.about if first is not None else ""})
+            with gr.Column(elem_classes="rs-card"):
+                gr.HTML(_step(1, "Model", "what to train"))
+                with gr.Row():
+                    with gr.Column(scale=5, min_width=220):
+                        place("model.source")
+                    with gr.Column(scale=3, min_width=160):
+                        place("model.dtype")
+            with gr.Column(elem_classes="rs-card"):
+                gr.HTML(_step(2, "Data", "what to learn from"))
+                with gr.Row():
+                    with gr.Column(scale=5, min_width=220):
+                        place("data.source")
+                    with gr.Column(scale=3, min_width=160):
+                        place("data.max_seq_len")
+                preview = drawn("preview", {})
+            with gr.Column(elem_classes="rs-card"):
+                gr.HTML(_step(3, "Effort", "how long and how fast to learn"))
+                with gr.Row():
+                    for name in ("train.steps", "train.epochs", "train.batch_size", "train.learning_rate"):
+                        with gr.Column(min_width=120):
+                            place(name)
+            with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
+                _other_settings(place)
+        with gr.Column(scale=4, min_width=320, elem_classes="rs-side"):
+            with gr.Column(elem_classes="rs-card"):
+                verdict = drawn("verdict", {})
+                remedies = [gr.Button(visible=False, size="sm", elem_classes="rs-remedy") for _ in range(REMEDIES_SHOWN)]
+                start = gr.Button("Start", variant="primary", size="lg", interactive=False, elem_id="start")
+                why_not = drawn("why_not", {})
+    return TrainPanel(preset, about, fields, preview, verdict, remedies, gr.State([]), start, why_not)
+
+
+def _other_settings(place: Any) -> None:
+    for section, title in SECTION_TITLES.items():
+        names = [s.dotted for s in settings() if s.section == section and s.dotted not in PROMINENT]
+        gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
+        with gr.Row(elem_classes="rs-settings"):
+            for name in names:
+                with gr.Column(min_width=200):
+                    place(name)
+
+
+def _step(number: int, title: str, what: str) -> str:
+    return f'<h3 class="rs-step"><b>{number}</b>{title} <span>{what}</span></h3>'

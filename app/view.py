@@ -1,0 +1,305 @@
+"""`RunSnapshot` to what the screens say and draw, as plain data: pure functions, no Plotly, no Gradio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_time)
+from engine.runs import RunSummary, shown_state
+from engine.snapshot import RECENT_STEPS, RunSnapshot
+
+MAX_POINTS = 1200
+MAX_SPANS = 1500
+SMOOTH_STEPS = 25
+COMPUTE_BOUND_SHARE = 0.05
+LANES = ("H2D", "COMPUTE", "D2H", "HOST")
+LOG_LINES_SHOWN = 200
+SAMPLES_SHOWN = 5
+
+CAUSE_WORDS = {"h2d": "weights coming in (H2D)", "d2h": "gradients going out (D2H)", "optimizer": "the optimizer",
+               "other": "other work"}
+JOB_WORDS = {"load_model": "Loading the model", "tokenise": "Reading the data", "allocate": "Reserving host memory",
+             "checkpoint": "Writing a checkpoint", "export": "Exporting", "evaluate": "Evaluating on held-out rows",
+             "sample": "Held-out prompts"}
+PENDING_WORDS = {"stop": "Stop requested: finishing the step, then saving.",
+                 "discard": "Discard requested: finishing the step.", "pause": "Pause requested: finishing the step.",
+                 "resume": "Resuming.", "save": "Save requested: finishing the step."}
+ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "stop", "discard"), "pausing": ("stop", "discard"),
+           "paused": ("resume", "save", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
+           "interrupted": ("resume",)}
+"""What a person can ask for in each state."""
+
+
+# ------------------------------------------------------------------ the run bar
+
+
+def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pending: str | None = None) -> dict[str, Any]:
+    """What the bar above the tabs shows; `pending` is a command that was asked for and not yet taken."""
+    state = shown_state(snapshot.state, is_running)
+    word, percent = STATE_WORDS[state], f"{100 * snapshot.progress:.0f} %"
+    marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
+    mark = marks.get(STATE_TONES[state]) or (percent if state == "running" else word)
+    rates = snapshot.steps.tokens_per_second
+    return {
+        "run_id": run_id,
+        "name": name,
+        "state": state,
+        "word": word,
+        "tone": STATE_TONES[state],
+        "progress": round(snapshot.progress, 4),
+        "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
+        "left": _time_left(snapshot, state),
+        "rate": in_count(_recent_median(rates)) if rates else "–",
+        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
+        "actions": [] if pending else list(ACTIONS.get(state, ())),
+        "pending": pending,
+        "title": f"{mark} {name} · Ramstream",
+        "step_seconds": _recent_median(snapshot.steps.seconds) if snapshot.steps.seconds else None,
+    }
+
+
+def sentence(snapshot: RunSnapshot, state: str) -> str:
+    """One sentence: how the run is doing, or how it ended."""
+    at = f"step {snapshot.step:,}"
+    if state == "interrupted":
+        saved = snapshot.checkpoints[-1].step if snapshot.checkpoints else None
+        then = f"Resume continues from step {saved:,}." if saved else "nothing was saved yet, so Resume starts anew."
+        return f"The program ended at {at} while the run was going on: {then}"
+    if state == "finished":
+        return _how_it_finished(snapshot)
+    if state == "stopped":
+        return snapshot.reason or f"Stopped at {at} and saved: Resume continues there."
+    if state == "discarded":
+        return snapshot.reason or f"Discarded at {at}."
+    if state == "failed":
+        return snapshot.reason or "The run failed."
+    if snapshot.job is not None:
+        return _job_sentence(snapshot)
+    if state == "paused":
+        return f"Paused at {at}: Resume continues at once."
+    if state == "running":
+        return diagnosis(snapshot)
+    return snapshot.reason or {"preparing": "Getting ready.", "pausing": "Finishing the step, then pausing.",
+                               "stopping": "Finishing the step, then saving.", "saving": "Saving."}[state]
+
+
+def diagnosis(snapshot: RunSnapshot) -> str:
+    """Where the time of the latest steps went, in a sentence."""
+    seconds = sum(snapshot.steps.seconds[-RECENT_STEPS:])
+    if not seconds:
+        return "The first step is under way."
+    shares = {cause: sum(values[-RECENT_STEPS:]) / seconds for cause, values in snapshot.steps.exposed.items()}
+    waiting = sum(shares.values())
+    if waiting < COMPUTE_BOUND_SHARE:
+        return f"Compute-bound: only {in_share(waiting)} of the time is spent waiting."
+    causes = sorted((cause for cause in shares if shares[cause] >= 0.01), key=lambda cause: -shares[cause])
+    listed = ", ".join(f"{in_share(shares[cause])} for {CAUSE_WORDS.get(cause, cause)}" for cause in causes)
+    return f"Compute waits {in_share(waiting)} of the time: {listed}."
+
+
+def _how_it_finished(snapshot: RunSnapshot) -> str:
+    text = f"Finished {snapshot.step:,} steps in {in_time(snapshot.seconds)}"
+    scores = {match.moment: match for match in snapshot.exact_matches if match.total}
+    if "after" in scores:
+        shown = [in_share(scores[m].correct / scores[m].total) for m in ("before", "after") if m in scores]
+        text += f"; held-out exact match {' → '.join(shown)}"
+    elif snapshot.evals.loss:
+        text += f"; held-out loss {in_digits(snapshot.evals.loss[-1])}"
+    return text + "."
+
+
+def _job_sentence(snapshot: RunSnapshot) -> str:
+    job = snapshot.job
+    words = JOB_WORDS.get(job.job, job.job.replace("_", " ").capitalize())
+    share = f" {in_share(job.done / job.total)}" if job.total else ""
+    return f"{words}{share}" + (f": {job.message[0].lower()}{job.message[1:].rstrip('.')}." if job.message else ".")
+
+
+def _time_left(snapshot: RunSnapshot, state: str) -> str:
+    if state in ("running", "paused", "pausing") and snapshot.seconds_left is not None:
+        return in_time(snapshot.seconds_left)
+    return "–"
+
+
+def _recent_median(values: list[float]) -> float:
+    return float(np.median(values[-RECENT_STEPS:]))
+
+
+# ------------------------------------------------------------------ numbers now, and what is known of the run
+
+
+def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
+    """The latest numbers: label, value, and a note below."""
+    steps, memory, evals = snapshot.steps, snapshot.memory, snapshot.evals
+    latest = {name: getattr(steps, name)[-1] if len(steps) else None
+              for name in ("loss", "learning_rate", "grad_norm", "seconds")}
+    rate = in_count(_recent_median(steps.tokens_per_second)) if len(steps) else "–"
+    flops = in_digits(_recent_median(steps.tflops)) if len(steps) else "–"
+    shown = [
+        _tile("Loss", in_digits(latest["loss"]), f"held out {in_digits(evals.loss[-1])}" if evals.loss else ""),
+        _tile("Learning rate", in_digits(latest["learning_rate"]), ""),
+        _tile("Gradient norm", in_digits(latest["grad_norm"]), "before clipping"),
+        _tile("Tokens per second", rate,
+              f"{in_short_time(latest['seconds'])} a step" if latest["seconds"] is not None else ""),
+        _tile("TFLOPS", flops, "of model work"),
+        _tile("Host memory", in_bytes(memory.host_rss[-1]) if len(memory) else "–",
+              f"{in_bytes(memory.host_pinned[-1])} pinned" if len(memory) and memory.host_pinned[-1] else ""),
+    ]
+    if len(memory) and memory.gpu_total[-1]:
+        shown.append(_tile("GPU memory", in_bytes(memory.gpu_peak[-1] or memory.gpu_allocated[-1]),
+                           f"peak, of {in_bytes(memory.gpu_total[-1])}"))
+    return shown
+
+
+def _tile(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+def details(snapshot: RunSnapshot) -> dict[str, Any]:
+    """What is known of the run besides its curves: facts, held-out answers, files and the log."""
+    return {"facts": _facts(snapshot), "data": _listed(snapshot.data), "plan": _listed(snapshot.plan_choices),
+            "answers": _answers(snapshot), "files": _files(snapshot),
+            "log": [{"time": entry.time, "level": entry.level, "text": entry.text}
+                    for entry in list(snapshot.log)[-LOG_LINES_SHOWN:]],
+            "grid": snapshot.plan_grid, "formula": snapshot.flops_formula}
+
+
+def _facts(snapshot: RunSnapshot) -> list[list[str]]:
+    facts = [["Model", f"{in_count(snapshot.parameters)} parameters in {len(snapshot.units)} units"]
+             if snapshot.parameters else None,
+             ["Computes on", snapshot.device_name or snapshot.device.upper()] if snapshot.device else None,
+             ["Sessions", f"{snapshot.sessions} (resumed at step {snapshot.resumed_step or 0:,})"]
+             if snapshot.sessions > 1 else None,
+             ["Program", snapshot.program_version] if snapshot.program_version else None]
+    return [fact for fact in facts if fact is not None]
+
+
+def _listed(values: dict[str, Any]) -> list[list[str]]:
+    return [[name.replace("_", " ").capitalize(), _plain(value)] for name, value in values.items() if _plain(value)]
+
+
+def _plain(value: Any) -> str:
+    """A value of the engine's summaries as text; nested ones as `name value` pairs."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: ""}[value]
+    if isinstance(value, int):
+        return f"{value:,}"
+    return in_digits(value) if isinstance(value, float) else str(value)
+
+
+def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """Held-out prompts with the expected answer and the model's, before and after training."""
+    by_moment = {match.moment: match for match in snapshot.exact_matches}
+    if not by_moment:
+        return None
+    rows: dict[str, dict[str, str]] = {}
+    for moment, match in by_moment.items():
+        for sample in match.samples[:SAMPLES_SHOWN]:
+            row = rows.setdefault(sample.get("prompt", ""), {"expected": sample.get("expected", "")})
+            row[moment] = sample.get("answer", "")
+    scores = {moment: f"{match.correct} of {match.total} ({in_share(match.correct / match.total)})"
+              for moment, match in by_moment.items() if match.total}
+    return {"scores": scores, "rows": [{"prompt": prompt, **row} for prompt, row in rows.items()]}
+
+
+def _files(snapshot: RunSnapshot) -> list[str]:
+    written = [f"Checkpoint of step {c.step:,}: {in_bytes(c.bytes)} in {in_short_time(c.seconds)}"
+               for c in snapshot.checkpoints]
+    return written + [f"Exported step {e.step:,} to {e.path} ({in_bytes(e.bytes)})" for e in snapshot.exports]
+
+
+# ------------------------------------------------------------------ the list of runs
+
+
+def run_row(run: RunSummary) -> dict[str, Any]:
+    """One row of the Runs tab."""
+    actions = ["open"] if run.state != "unreadable" else []
+    actions += [action for action in ("resume",) if action in ACTIONS.get(run.state, ()) and run.state != "paused"]
+    if run.state not in ("unreadable", "preparing"):
+        actions += ["ask", "export"]
+    steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
+    return {"id": run.id, "name": run.name, "state": run.state, "word": STATE_WORDS[run.state],
+            "tone": STATE_TONES[run.state], "steps": steps, "loss": in_digits(run.loss), "model": run.model,
+            "data": run.data, "created": run.created, "at_work": in_time(run.seconds), "reason": run.reason,
+            "actions": actions, "export_folder": f"exports/{run.id}"}
+
+
+# ------------------------------------------------------------------ series
+
+
+def downsample(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
+    """At most `limit` of the points, with the least and the greatest of each stretch kept, so that no spike is lost."""
+    if len(x) <= limit:
+        return x, y
+    buckets = (limit - 2) // 2
+    size = -(-(len(x) - 2) // buckets)
+    inner = y[1:-1]
+    padded = np.pad(inner, (0, -len(inner) % size), mode="edge").reshape(-1, size)
+    filled = np.where(np.isnan(padded), np.inf, padded)
+    lows = filled.argmin(axis=1)
+    highs = np.where(np.isnan(padded), -np.inf, padded).argmax(axis=1)
+    starts = 1 + np.arange(len(padded)) * size
+    kept = np.concatenate([[0], starts + lows, starts + highs, [len(x) - 1]])
+    kept = np.unique(np.minimum(kept, len(x) - 1))
+    return x[kept], y[kept]
+
+
+def smooth(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of `window` values around each (fewer at the ends), so that the curve does not lag."""
+    if not len(values):
+        return values
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    places = np.arange(len(values))
+    starts = np.maximum(0, places - window // 2)
+    ends = np.minimum(len(values), places + (window + 1) // 2)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+# ------------------------------------------------------------------ the timeline of a step
+
+
+def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS) -> dict[str, list[dict[str, Any]]]:
+    """Spans by lane in order of time, at most `limit` in all: the shortest neighbours of a lane are merged
+    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it."""
+    lanes = {lane: sorted((span for span in spans if span["lane"] == lane), key=lambda span: span["start"])
+             for lane in LANES}
+    length = max((span["end"] for span in spans), default=0.0)
+    merged = {lane: [dict(span, count=1, last=span["unit"], share={span["op"]: span["end"] - span["start"]})
+                     for span in own] for lane, own in lanes.items()}
+    width, any_op = length / MAX_SPANS, False
+    while sum(map(len, merged.values())) > limit:
+        merged = {lane: _merge(own, width, any_op) for lane, own in merged.items()}
+        width, any_op = (2 * width, False) if any_op else (width, True)
+    return merged
+
+
+def _merge(spans: list[dict[str, Any]], width: float, any_op: bool) -> list[dict[str, Any]]:
+    """One pass over a lane that joins neighbours while the result is no longer than `width` seconds."""
+    joined: list[dict[str, Any]] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last is not None and span["end"] - last["start"] <= width and (any_op or span["op"] == last["op"]):
+            share = dict(last["share"])
+            for op, seconds in span["share"].items():
+                share[op] = share.get(op, 0.0) + seconds
+            joined[-1] = dict(last, end=max(last["end"], span["end"]), last=span["last"], share=share,
+                              count=last["count"] + span["count"], op=max(share, key=share.get))
+        else:
+            joined.append(span)
+    return joined
+
+
+def waits_of(compute: list[dict[str, Any]], length: float) -> list[tuple[float, float]]:
+    """Gaps between the spans of the COMPUTE lane that are long enough to be seen, as (start, end) in seconds."""
+    waits, busy_until = [], 0.0
+    for span in compute:
+        if span["start"] - busy_until > length / 500:
+            waits.append((busy_until, span["start"]))
+        busy_until = max(busy_until, span["end"])
+    return waits

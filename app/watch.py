@@ -1,0 +1,123 @@
+"""What the pages that look at one run are sent: its record is followed once, and each part is serialised once, however
+many tabs ask.
+
+A part (a figure, the details) is sent to a page when it changed after what the page has seen, which it says with
+`since`; the run bar and the latest numbers are always sent. All runs are read from their files, those of this process
+too, so that a live, a finished and a crashed run are drawn by one path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from app.figures import FIGURES, Axis, summaries, timeline_figure, timeline_legend
+from app.view import details, run_bar, tiles
+from engine.errors import RamstreamError
+from engine.recorder import Follower
+from engine.runs import RunFolder
+from engine.snapshot import RunSnapshot
+
+REBUILD_SECONDS = 0.5
+FORGET_AXIS_SECONDS = 30.0
+
+
+class Watch:
+    """Follows one run. `answer` may be awaited by any number of requests of one event loop; `read_now` and
+    `note_request` are for other threads."""
+
+    def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
+        """`is_active`: whether this process is running it, which is so a little before its lock is taken."""
+        self.folder = folder
+        self._is_active = is_active
+        self.snapshot = RunSnapshot()
+        self._follower = Follower(folder.events_path)
+        self._lock = asyncio.Lock()
+        self._read_at = -REBUILD_SECONDS
+        self._head = b""
+        self._parts: dict[tuple[str, Axis | None], _Part] = {}
+        self._asked_at: dict[Axis, float] = {}
+        self._request: tuple[str, int] | None = None
+
+    async def answer(self, since: int, axis: Axis) -> bytes:
+        """The members of a JSON object, without its braces. Raises RunError when the record is damaged."""
+        async with self._lock:
+            now = time.monotonic()
+            is_new = axis not in self._asked_at
+            self._asked_at[axis] = now
+            if is_new or now - self._read_at >= REBUILD_SECONDS:
+                await asyncio.to_thread(self._rebuild)
+            changed = [part.body for (_, part_axis), part in self._parts.items()
+                       if part.seq > since and part_axis in (axis, None)]
+            return self._head + b',"parts":{' + b",".join(changed) + b"}"
+
+    def note_request(self, command: str) -> None:
+        """A command was sent to the run: shown until the run says that it has taken it."""
+        self._request = command, len(self.snapshot.controls)
+        self._read_at = -REBUILD_SECONDS
+
+    def _rebuild(self) -> None:
+        # Asked before the record is read: a run that ends in between is then not taken for an interrupted one.
+        is_running = self._is_active() or self.folder.is_running()
+        for record in self._follower.read_new():
+            self.snapshot.apply(record)
+        snapshot = self.snapshot
+        if self._request is not None and (not is_running or len(snapshot.controls) > self._request[1]):
+            self._request = None
+        bar = run_bar(snapshot, self.folder.id, self._name(), is_running, self._request[0] if self._request else None)
+        head = {"run_id": self.folder.id, "seq": snapshot.last_seq, "bar": bar, "tiles": tiles(snapshot)}
+        self._head = _serialised(head)[1:-1]
+        said = summaries(snapshot)
+        curves = (snapshot.sessions, len(snapshot.steps), len(snapshot.memory), len(snapshot.evals))
+        for axis in self._axes_in_use():
+            for name, build in FIGURES.items():
+                self._keep(name, axis, curves, lambda: {**build(snapshot, axis), "said": said.get(name, "")})
+        step = snapshot.timeline.step if snapshot.timeline is not None else None
+        self._keep("timeline", None, (snapshot.sessions, step), lambda: {
+            **timeline_figure(snapshot), "said": said.get("timeline", ""), "legend": timeline_legend(snapshot)})
+        known = (snapshot.sessions, len(snapshot.log), snapshot.log[-1].time if snapshot.log else 0,
+                 len(snapshot.exact_matches), len(snapshot.checkpoints), len(snapshot.exports), snapshot.state,
+                 bool(snapshot.data), bool(snapshot.plan_choices))
+        self._keep("details", None, known, lambda: details(snapshot))
+        self._read_at = time.monotonic()
+
+    def _name(self) -> str:
+        """From the configuration until the run has described itself, which it does once everything is prepared."""
+        if self.snapshot.name:
+            return self.snapshot.name
+        try:
+            return self.folder.config.name
+        except RamstreamError:
+            return self.folder.id
+
+    def _axes_in_use(self) -> list[Axis]:
+        """All are rebuilt together, since one `seq` tells a page how much it has seen."""
+        now = time.monotonic()
+        for axis in [axis for axis, asked in self._asked_at.items() if now - asked > FORGET_AXIS_SECONDS]:
+            del self._asked_at[axis]
+            self._parts = {key: part for key, part in self._parts.items() if key[1] != axis}
+        return list(self._asked_at)
+
+    def _keep(self, name: str, axis: Axis | None, key: Hashable, build: Any) -> None:
+        """Build and serialise a part unless what it is made of (`key`) is what it was."""
+        part = self._parts.get((name, axis))
+        if part is None or part.key != key:
+            body = json.dumps(name).encode() + b":" + _serialised(build())
+            # Counted from 1 so that a page that has seen nothing (since 0) is also sent the parts of an empty record.
+            self._parts[name, axis] = _Part(key, max(1, self.snapshot.last_seq), body)
+
+
+class _Part:
+    """One serialised member: what it was made of, the `seq` it is as of, and its bytes."""
+
+    __slots__ = ("key", "seq", "body")
+
+    def __init__(self, key: Hashable, seq: int, body: bytes):
+        self.key, self.seq, self.body = key, seq, body
+
+
+def _serialised(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,29 @@
+// Making nodes, finding them, and talking to the server.
+
+const TIMEOUT = 4000, LONG_TIMEOUT = 60000;
+
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === 'function') node.addEventListener(name, value);
+    else if (value !== undefined && value !== null && value !== false) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined && child !== ''));
+  return node;
+}
+
+export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
+export const isShown = (node) => node.isConnected && node.offsetParent !== null;
+
+export async function send(path, body) {
+  const options = body === undefined ? {} : {
+    method: 'POST', headers: {'content-type': 'application/json'}, body: JSON.stringify(body)};
+  const signal = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
+  const answer = await fetch(path, {...options, signal}).catch((error) => {
+    throw Object.assign(new Error('The server does not answer.'), {unreachable: true, cause: error});
+  });
+  const value = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw Object.assign(new Error(value.error || `The server answered ${answer.status}.`),
+    {status: answer.status});
+  return value;
+}

@@ -1,0 +1,137 @@
+"""A real server in a process of its own, and a real Chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]
+START_SECONDS = 90
+WAIT_MILLISECONDS = 60_000
+
+
+def chromium_path() -> str | None:
+    """The system's Chromium, or the one that Playwright has installed."""
+    from playwright.sync_api import sync_playwright
+
+    for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
+        if path := shutil.which(name):
+            return path
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).exists() else None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    path = chromium_path()
+    if path is None:
+        pytest.skip("no Chromium is installed; install one, for instance by `playwright install chromium`")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Server:
+    """The app, started as a user starts it; what it prints goes to `log`."""
+
+    folder: Path
+    port: int
+    variables: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen | None = None
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def start(self) -> None:
+        command = [sys.executable, str(ROOT / "launch.py"), "--port", str(self.port), "--runs-dir", str(self.runs),
+                   "--no-browser"]
+        environment = os.environ | {"OMP_NUM_THREADS": "2"} | self.variables
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+        end = time.monotonic() + START_SECONDS
+        while not self.answers():
+            assert self.process.poll() is None and time.monotonic() < end, self.log()
+            time.sleep(0.2)
+
+    def answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.address}/api/live", timeout=5).close()
+        except urllib.error.HTTPError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def end(self, how: int = signal.SIGKILL) -> int:
+        self.process.send_signal(how)
+        return self.process.wait(timeout=60)
+
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """One server for the tests of a file."""
+    server = Server(tmp_path_factory.mktemp("app"), free_port())
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def context(browser, server):
+    """A browser window; afterwards, nothing may have gone wrong in it and nothing may have left the machine."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    requests, errors = [], []
+    context.on("request", lambda request: requests.append(request.url))
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    yield context
+    context.close()
+    elsewhere = [url for url in requests if not url.startswith((server.address, "data:", "blob:"))]
+    assert not elsewhere, "requests left the machine"
+    assert not errors
+
+
+@pytest.fixture
+def page(context, server):
+    page = context.new_page()
+    page.goto(server.address)
+    page.wait_for_selector("#start:not([disabled])")
+    return page

@@ -1,0 +1,352 @@
+"""The flows of the app, in Chromium, against the real server and the real engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.config import TrainConfig
+from engine.recorder import RunRecorder
+from engine.runs import create_run, list_runs
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
+from tests.synthetic_run import run_events
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\">${window.hacked=2}{{7*7}}"
+POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
+
+
+def state(page):
+    return page.locator(".rs-bar .rs-state")
+
+
+def press(page, command):
+    page.locator(f".rs-actions [data-command={command}]").click()
+
+
+def fill(page, field, text):
+    box = page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
+    box.fill("")
+    box.press_sequentially(text)
+    box.press("Tab")
+
+
+def open_other_settings(page):
+    page.get_by_role("button", name="All other settings").click()
+
+
+def start_short_run(page, name, steps=60):
+    """A run of the starter that is over in seconds; returns its id."""
+    open_other_settings(page)
+    for field, text in (("name", name), ("train.steps", str(steps)), ("output.exact_match_samples", "3"),
+                        ("output.eval_every", "20"), ("output.checkpoint_every", "0"), ("output.timeline_every", "5")):
+        fill(page, field, text)
+    page.wait_for_timeout(500)
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
+    expect(page.locator(".rs-bar [data-field=name]")).to_have_text(name)
+    return re.search(r"run=([^&]+)", page.url).group(1)
+
+
+def wait_for_points(page, figure="loss", least=5):
+    page.wait_for_function(f"({POINTS})('{figure}') >= {least}")
+
+
+def test_the_whole_job(page, context, server):
+    # The starter is ready; what is trained is marked.
+    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("assets/starter-model")
+    expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))
+    run_id = start_short_run(page, "Whole job")
+
+    # Points arrive; a second tab sees the same; a reload sees everything.
+    expect(state(page)).to_have_text("Running")
+    wait_for_points(page)
+    assert re.match(r"\d+ % Whole job · Ramstream", page.title())
+    second = context.new_page()
+    second.goto(f"{server.address}/?tab=live")
+    expect(second.locator(".rs-bar [data-field=name]")).to_have_text("Whole job")
+    wait_for_points(second)
+    page.bring_to_front()
+    before = page.evaluate(f"({POINTS})('loss')")
+    page.reload()
+    wait_for_points(page, least=before)
+
+    # A second Start says why not.
+    page.locator("#rs-tab-train-button").click()
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator(".rs-why-not")).to_contain_text("one run at a time")
+
+    # Stop and save, seen by both tabs.
+    page.locator("#rs-tab-live-button").click()
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")
+    expect(state(second)).to_have_text("Stopped")
+    stopped = int(page.locator(".rs-bar [data-field=step]").inner_text().split()[0])
+    assert 0 < stopped < 60
+    expect(page.locator(".rs-bar [data-field=sentence]")).to_contain_text("can be resumed")
+    page.locator("#rs-tab-train-button").click()
+    expect(page.locator("#start")).to_be_enabled()
+
+    # Resume to the end: every step is there once, and the answers are shown.
+    press(page, "resume")
+    expect(state(page)).to_have_text("Finished")
+    page.locator("#rs-tab-live-button").click()
+    wait_for_points(page, least=60)
+    steps = page.evaluate("document.querySelector('[data-figure=loss]').data[0].x")
+    assert steps == list(range(1, 61))
+    wait_for_points(page, "timeline")
+    for figure in ("throughput", "optimizer"):
+        wait_for_points(page, figure, 60)
+    expect(page.locator(".rs-live [data-part=answers] tbody tr")).to_have_count(3)
+    assert page.title() == "✓ Whole job · Ramstream"
+
+    # Export; the folder loads in transformers and answers as the app's own sampling does.
+    page.locator("#rs-tab-runs-button").click()
+    row = page.locator(f"tr[data-run='{run_id}']")
+    row.get_by_role("button", name="Export").click()
+    page.locator("[data-part=export] input").fill("taken-home")
+    page.locator("[data-part=export] form button.rs-primary").click()
+    expect(page.locator("[data-field=export-said]")).to_have_text(f"Exported to {server.folder / 'taken-home'}.")
+    row.get_by_role("button", name="Ask").click()
+    question = "Write 1888 in Roman numerals."
+    page.locator("[data-part=ask] textarea").fill(question)
+    page.locator("[data-part=ask] input[name=max_new_tokens]").fill("24")
+    page.locator("[data-part=ask] form button.rs-primary").click()
+    page.wait_for_selector("[data-field=answer][data-done=true]")
+    answer = page.locator("[data-field=answer]")
+    expect(answer).to_have_class("rs-answer")
+    assert answer.inner_text().strip() == transformers_answer(server.folder / "taken-home", question, 24)
+
+
+def transformers_answer(folder, question, tokens):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
+                                        return_tensors="pt", return_dict=False)
+    with torch.no_grad():
+        out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True).strip()
+
+
+def test_pause_resume_save_and_discard(page, server):
+    run_id = start_short_run(page, "Controls", steps=400)
+    expect(state(page)).to_have_text("Running")
+    press(page, "pause")
+    expect(state(page)).to_have_text("Paused")
+    step = page.locator(".rs-bar [data-field=step]").inner_text()
+    press(page, "save")
+    expect(page.locator(".rs-files")).to_contain_text(f"Checkpoint of step {step.split()[0]}")
+    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(step)
+    press(page, "resume")
+    expect(state(page)).to_have_text("Running")
+    press(page, "discard")
+    page.get_by_role("button", name="Keep running").click()
+    expect(state(page)).to_have_text("Running")
+    press(page, "discard")
+    page.locator("dialog button[value=discard]").click()
+    expect(state(page)).to_have_text("Discarded")
+    expect(page.locator(".rs-actions button:visible")).to_have_count(0)
+    assert not (server.runs / run_id / "checkpoints").exists()
+
+
+def test_closing_every_tab_does_not_stop_a_run(page, context, server):
+    run_id = start_short_run(page, "Left alone", steps=30)
+    page.close()
+    end = time.monotonic() + 90
+    while next(run for run in list_runs(server.runs) if run.id == run_id).state != "finished":
+        assert time.monotonic() < end, server.log()
+        time.sleep(0.5)
+    again = context.new_page()
+    again.goto(f"{server.address}/?run={run_id}&tab=live")
+    expect(state(again)).to_have_text("Finished")
+    wait_for_points(again, least=30)
+
+
+def test_a_run_of_another_process_is_followed_and_controlled(page, server):
+    command = [sys.executable, "launch.py", "train", "presets/starter.yaml", "--runs-dir", str(server.runs),
+               "--set", "name=Elsewhere", "--set", "output.exact_match_samples=0"]
+    with open(server.folder / "train.log", "wb") as log:
+        other = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        page.locator("#rs-tab-runs-button").click()
+        row = page.locator(".rs-runs tr", has_text="Elsewhere")
+        row.get_by_role("button", name="Open").click()
+        expect(state(page)).to_have_text("Running")
+        wait_for_points(page)
+        press(page, "stop")
+        expect(state(page)).to_have_text("Stopped")
+        assert other.wait(timeout=60) is not None
+    finally:
+        other.kill()
+
+
+def test_zoom_is_linked_and_kept_while_points_arrive(page):
+    start_short_run(page, "Zoomed", steps=300)
+    wait_for_points(page, least=8)
+    box = page.locator("[data-figure=loss]").bounding_box()
+    page.mouse.move(box["x"] + 120, box["y"] + 120)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 300, box["y"] + 124, steps=6)
+    page.mouse.up()
+    expect(page.locator("[data-part=reset]")).to_be_visible()
+    ranges = ("['loss', 'throughput', 'optimizer', 'memory'].map(name => "
+              "document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range)")
+    page.wait_for_function(f"new Set({ranges}.map(String)).size === 1")
+    zoomed = page.evaluate(ranges)
+    seen = page.evaluate(f"({POINTS})('loss')")
+    wait_for_points(page, least=seen + 5)
+    assert page.evaluate(ranges) == zoomed
+    page.locator("[data-part=reset]").click()
+    page.wait_for_function(f"{ranges}[0][0] === 0")
+    press(page, "discard")
+    page.locator("dialog button[value=discard]").click()
+    expect(state(page)).to_have_text("Discarded")
+
+
+def test_the_verdict_follows_the_settings(page, server, tmp_path):
+    verdict = page.locator(".rs-verdict")
+    expect(verdict.locator("h3")).to_have_text("It fits this machine.")
+    expect(verdict.locator(".rs-fit")).to_have_count(2)
+    fill(page, "train.batch_size", "-3")
+    expect(verdict).to_contain_text("Batch size (rows): -3 is too small")
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator("#field-train-batch_size")).to_have_class(re.compile("rs-wrong"))
+    fill(page, "train.batch_size", "8")
+    expect(page.locator("#start")).to_be_enabled()
+    expect(page.locator("#field-train-batch_size")).not_to_have_class(re.compile("rs-wrong"))
+    # A model that no workstation holds.
+    config = json.loads((ROOT / "assets/starter-model/config.json").read_text())
+    layers = 400
+    config |= {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": layers, "vocab_size": 128_000,
+               "num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128, "max_window_layers": layers}
+    config.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    fill(page, "model.source", str(tmp_path))
+    expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator(".rs-why-not")).to_contain_text("cannot be started")
+    assert verdict.locator(".rs-fit[data-tone=bad]").count() >= 1
+
+
+def test_the_preview_says_what_is_wrong_with_a_file(page, tmp_path):
+    (tmp_path / "broken.jsonl").write_text('{"messages": [\n')
+    fill(page, "data.source", str(tmp_path / "broken.jsonl"))
+    expect(page.locator(".rs-preview-head.rs-error")).to_contain_text("broken.jsonl")
+
+
+def test_names_and_data_never_become_markup(page, server, tmp_path):
+    rows = [{"prompt": HOSTILE, "completion": HOSTILE}] * 3
+    source = tmp_path / "hostile.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    fill(page, "data.source", str(source))
+    expect(page.locator(".rs-preview mark").nth(1)).to_contain_text("onerror")
+    config = TrainConfig.from_dict({"name": HOSTILE, "model": {"source": HOSTILE}, "data": {"source": HOSTILE}})
+    folder = create_run(server.runs, config)
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(60, name=HOSTILE):
+        recorder.emit(event)
+    recorder.close()
+    page.goto(f"{server.address}/?run={folder.id}&tab=live")
+    expect(page.locator(".rs-bar [data-field=name]")).to_have_text(HOSTILE)
+    expect(page.locator(".rs-log")).to_contain_text("<img src=x")
+    wait_for_points(page)
+    page.locator("#rs-tab-runs-button").click()
+    expect(page.locator(f"tr[data-run='{folder.id}']")).to_contain_text("window.hacked=2")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.parametrize("width", [1440, 800])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, width, scheme):
+    config = TrainConfig.from_dict({"name": "Shown", "model": {"source": "m"}, "data": {"source": "d"}})
+    folder = create_run(server.runs, config)
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(60):
+        recorder.emit(event)
+    recorder.close()
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(f"{server.address}/?run={folder.id}")
+    page.wait_for_selector(".rs-verdict[data-tone=good]", timeout=WAIT_MILLISECONDS)
+    for tab in ("train", "live", "runs"):
+        page.locator(f"#rs-tab-{tab}-button").click()
+        page.wait_for_timeout(600)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{tab} is wider than the window"
+    assert page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+    context.close()
+
+
+def test_an_unknown_run_in_the_address_is_told(page, server):
+    page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
+    expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("There is no run nothing-like-this")
+
+
+def test_the_page_and_the_form_survive_a_server_that_dies(browser, tmp_path):
+    server = Server(tmp_path, free_port())
+    server.start()
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    page = context.new_page()
+    try:
+        page.goto(server.address)
+        page.wait_for_selector("#start:not([disabled])")
+        run_id = start_short_run(page, "Interrupted", steps=300)
+        wait_for_points(page, least=3)
+        press(page, "save")
+        expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
+        server.end()
+        expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("Reconnecting")
+        server.start()
+        expect(state(page)).to_have_text("Interrupted")
+        expect(page.locator(".rs-bar [data-field=note]")).to_be_hidden()
+        wait_for_points(page, least=3)
+        fresh = context.new_page()
+        fresh.goto(server.address)
+        expect(fresh.locator("#field-train-steps :is(input, textarea)")).to_have_value("300")
+        fresh.close()
+        press(page, "resume")
+        expect(state(page)).to_have_text("Running")
+        # Ctrl-C stops and saves.
+        assert server.end(signal.SIGINT) == 0, server.log()
+        assert next(run for run in list_runs(server.runs) if run.id == run_id).state == "stopped"
+    finally:
+        context.close()
+        if server.process.poll() is None:
+            server.end()
+
+
+def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
+    server = Server(tmp_path, free_port(), {"RAMSTREAM_LOGIN": "ada:open sesame"})
+    server.start()
+    context = browser.new_context()
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    try:
+        page = context.new_page()
+        page.goto(f"{server.address}/?tab=runs")
+        page.get_by_label("User").fill("ada")
+        page.get_by_label("Password").fill("wrong")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.get_by_role("alert")).to_contain_text("wrong")
+        page.get_by_label("User").fill("ada")
+        page.get_by_label("Password").fill("open sesame")
+        page.get_by_role("button", name="Log in").click()
+        expect(page.locator(".rs-runs .rs-empty")).to_be_visible()
+        page.locator("#rs-tab-train-button").click()
+        expect(page.locator(".rs-verdict h3")).to_have_text("It fits this machine.")
+        context.clear_cookies()
+        expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("You are logged out.")
+    finally:
+        context.close()
+        server.end()

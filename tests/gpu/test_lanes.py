@@ -1,0 +1,228 @@
+"""Lanes that run at once: law 3, and errors in any lane.
+
+Each test runs on a CUDA GPU and, so that it also runs without one, on the same backend over streams that do their work
+as it is launched: its lane threads, tickets and waits are the real ones, the device is the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine import cuda_backend
+from engine.errors import NonFiniteError
+from engine.plan import COMPUTE, D2H, H2D, HOST
+from engine.planner import PlanChoices
+from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from tests.tiny import plain_model, random_batches, streamed, tiny_config
+
+RATE = 3e-3
+CHOICES = PlanChoices(micro_batches=2)
+PLANS = ("base", "host boundaries", "host boundaries, one ring", "deep prefetch", "one kept")
+
+
+class Lanes(cuda_backend.CudaBackend):
+    """Ops of `slow` lanes are late by about a millisecond, ops of `careless` lanes wait for nothing but their lane, and
+    the nth op of the lane `broken` raises."""
+
+    def __init__(self, slow: tuple[str, ...] = (), careless: tuple[str, ...] = (), broken: str = "", nth: int = 1):
+        super().__init__()
+        self._slow, self._careless, self._breaking, self._left = slow, careless, broken, nth
+
+    def submit(self, op, waits, work):
+        def late():
+            if op.lane == HOST:
+                time.sleep(0.001)
+            else:
+                cuda_backend.torch.cuda._sleep(2_000_000)
+            work()
+
+        def fail():
+            raise RuntimeError(f"{op.lane} broke")
+
+        chosen = late if op.lane in self._slow else work
+        if op.lane == self._breaking:
+            self._left -= 1
+            if self._left == 0:
+                chosen = fail
+        return super().submit(op, () if op.lane in self._careless else waits, chosen)
+
+
+class _Event:
+    def __init__(self, **_):
+        self.at = math.nan
+
+    def record(self, stream):
+        self.at = time.perf_counter()
+
+    def query(self):
+        return True
+
+    def synchronize(self):
+        assert not math.isnan(self.at), "waited for an event that nothing recorded"
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+class _ImmediateStreams:
+    """Stands for torch in the backend's file: as torch, but for what the backend asks of CUDA."""
+
+    def __init__(self):
+        stream = SimpleNamespace(wait_event=_Event.synchronize)
+        self.cuda = SimpleNamespace(
+            Event=_Event, Stream=lambda _: stream, default_stream=lambda _: stream, set_device=lambda _: None,
+            stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None, empty_cache=lambda: None,
+            _sleep=lambda cycles: time.sleep(cycles / 2e9))
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+
+@pytest.fixture(params=["threads", pytest.param("cuda", marks=pytest.mark.gpu)])
+def lanes(request, monkeypatch):
+    """Makes `Lanes`."""
+    if request.param == "cuda":
+        request.getfixturevalue("deterministic")
+        return Lanes
+    monkeypatch.setattr(cuda_backend, "torch", _ImmediateStreams())
+
+    def make(*args, **kwargs) -> Lanes:
+        backend = Lanes(*args, **kwargs)
+        backend.device = torch.device("cpu")
+        backend.upload = torch.from_numpy
+        backend.host_buffer = lambda numel, dtype: torch.zeros(numel, dtype=dtype)
+        backend.seed = torch.default_generator.manual_seed
+        backend.register = backend.unregister = lambda *_: None
+        return backend
+
+    return make
+
+
+# ---------------------------------------------------------------------- law 3
+
+@pytest.mark.parametrize("name", PLANS)
+def test_delays_in_any_lane_change_nothing(lanes, name):
+    choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
+    expected = planes_after(BASE, lanes(), dtype="bfloat16")
+    for slow in ((H2D,), (COMPUTE,), (D2H,), (HOST,), (H2D, D2H), (D2H, HOST), (H2D, HOST)):
+        assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
+
+
+def find_missing_waits(lanes, careless: str, slow: str) -> None:
+    """The delays have teeth: without the waits of one lane they change the numbers, or break the run."""
+    expected = planes_after(BASE, lanes(), dtype="bfloat16")
+    try:
+        planes = planes_after(BASE, lanes((slow,), (careless,)), dtype="bfloat16")
+    except NonFiniteError:
+        return
+    assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
+
+
+@pytest.mark.parametrize("careless, slow", [(H2D, COMPUTE), (COMPUTE, H2D), (HOST, D2H)])
+def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
+    find_missing_waits(lanes, careless, slow)
+
+
+@pytest.mark.parametrize("lanes", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+def test_an_offload_that_does_not_wait_is_found(lanes):
+    """Only where COMPUTE runs behind its launches can an offload come too early."""
+    find_missing_waits(lanes, D2H, COMPUTE)
+
+
+# ---------------------------------------------------------------------- errors
+
+def all_planes(run) -> list[torch.Tensor]:
+    return [run.store.tensor(unit.name, plane).clone() for unit in run.model.units for plane in run.store.planes
+            if plane != "grad"]
+
+
+def error_of(work) -> BaseException | None:
+    """What `work` ends with; fails when it does not end within a minute."""
+    errors: list[BaseException] = []
+
+    def guarded():
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it hangs"
+    return errors[0] if errors else None
+
+
+def train(run, steps, homes=None, drain=True) -> None:
+    for step in steps:
+        run.engine.train_step(step, random_batches(2, seed=step), RATE, None if homes is None else homes.append)
+    if drain:
+        run.engine.drain()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_non_finite_loss_applies_nothing(lanes, dtype):
+    run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes(), dtype=dtype)
+    train(run, [1])
+    weight = run.store.tensor("block 1", "weight_high")
+    sound = weight[7].clone()
+    weight[7] = torch.nan
+    before = all_planes(run)
+    assert isinstance(error_of(lambda: train(run, [2, 3, 4])), NonFiniteError)
+    error_of(run.engine.drain)
+    assert_same_bits(all_planes(run), before)
+    weight[7] = sound
+    homes = []
+    train(run, [2], homes)
+    assert math.isfinite(homes[0].loss)
+    assert error_of(run.close) is None
+
+
+@pytest.mark.parametrize("nth", [1, 4])
+@pytest.mark.parametrize("lane", [H2D, COMPUTE, D2H, HOST])
+def test_an_error_in_a_lane_comes_out_and_hangs_nothing(lanes, lane, nth):
+    run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes(broken=lane, nth=nth))
+    error = error_of(lambda: train(run, [1, 2]))
+    assert isinstance(error, RuntimeError) and str(error) == f"{lane} broke"
+    error_of(run.engine.drain)
+    assert error_of(run.close) is None
+
+
+def test_a_step_is_home_although_the_next_one_breaks(lanes):
+    """An error while step 2 is launched does not keep the updates of step 1 from being applied."""
+    plain = plain_model(tiny_config("qwen2"))
+    sound = streamed(plain, CHOICES, backend=lanes())
+    train(sound, [1])
+    computes = sum(op.lane == COMPUTE for op in sound.engine.plan.ops)
+    broken = streamed(plain, CHOICES, backend=lanes(slow=(HOST,), broken=COMPUTE, nth=computes + 1))
+    homes = []
+    assert str(error_of(lambda: train(broken, [1, 2], homes, drain=False))) == "COMPUTE broke"
+    error_of(broken.engine.drain)
+    assert [home.step for home in homes] == [1]
+    assert_same_bits(all_planes(broken), all_planes(sound))
+    sound.close()
+    broken.close()
+
+
+def test_spans_follow_the_plan(lanes):
+    """Every op begins after what it waits for has ended, on the one clock of all lanes."""
+    run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes())
+    homes = []
+    train(run, [1, 2, 3], homes)
+    previous = None
+    for home in homes:
+        for span in home.spans:
+            assert span.start <= span.end
+            waits = [home.spans[k] for k in span.op.waits]
+            waits += [previous[k] for k in span.op.waits_previous] if previous else []
+            assert all(wait.end <= span.start + 2e-4 for wait in waits), span.op.label
+        previous = home.spans
+    run.close()

@@ -1,0 +1,253 @@
+"""What the planner chooses, that its device bytes are the engine's to the byte, and that contradictions are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.activations import count_activations
+from engine.choose import COMFORTABLE, GIB, choose, fixed_items, host_boundary_bytes
+from engine.config import ModelConfig, TrainConfig
+from engine.device_state import DeviceState
+from engine.errors import ConfigError, ModelError
+from engine.model import build_model
+from engine.plan import validate
+from engine.planner import PlanChoices, build_step_plan
+from engine.shape import Activations, ModelShape, UnitShape, shape_from_source, shape_of
+from engine.skeleton import tensors_in
+from tests.tiny import plain_model, streamed, tiny_config
+
+QWEN_7B = dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], hidden_size=3584, intermediate_size=18944,
+               num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, vocab_size=152064,
+               max_position_embeddings=32768, tie_word_embeddings=False, use_sliding_window=False)
+
+BUFFER_GRID = [PlanChoices(micro_batches=4, rounds=r, slots=s, resident_blocks=k, kept_blocks=a, host_boundaries=h,
+                           boundary_rings=b, gradient_sum=g)
+               for r, g in ((1, "vertical"), (2, "device"), (2, "host")) for s in (1, 2, 5) for k in (0, 1, 3)
+               for a in (0, 1) if a <= k for h, b in ((False, 3), (True, 1), (True, 3))]
+
+
+def big_shape(dtype: str = "bfloat16") -> ModelShape:
+    """Qwen2.5 7B as its configuration gives it, without building it."""
+    block = UnitShape("block", 233057792, 233057792, 18944, Activations(225400.0), Activations(237688.0, 2.0))
+    outer = 152064 * 3584
+    units = (UnitShape("embed", outer, outer), *(dataclasses.replace(block, name=f"block {k}") for k in range(28)),
+             UnitShape("head", outer + 3584, outer + 3584))
+    return ModelShape(model_type="qwen2", source="qwen", dtype=dtype, attention="sdpa", units=units, tied=False, packs=True,
+                      hidden_size=3584, vocab_size=152064, active_parameters=sum(u.parameter_count for u in units),
+                      max_position_embeddings=32768, logit_bytes=14 if dtype == "bfloat16" else 16)
+
+
+def config(**changes) -> TrainConfig:
+    base = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d", "packing": False},
+                                  "train": {"batch_size": 148}})
+    return base.with_values({name.replace("__", "."): value for name, value in changes.items()})
+
+
+def on_gpu(gib: float, shape: ModelShape | None = None, length: int = 1024, **changes):
+    return choose(shape or big_shape(), config(**changes), "cuda", round(gib * GIB), 200 * GIB, length)
+
+
+# ---------------------------------------------------------------------- exactness
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("family,tied", [("llama", False), ("qwen2", True), ("mixtral", False), ("gpt2", True)])
+def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
+    model = build_model(tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype))
+    shape, names = shape_of(model), [unit.name for unit in model.blocks]
+    for choices in BUFFER_GRID:
+        plan = build_step_plan(names, model.tied, choices)
+        state = DeviceState(model, plan, torch.device("cpu"), boundary_numel=24 * 32)
+        assert sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes(), choices
+
+
+@pytest.mark.parametrize("choices", [PlanChoices(micro_batches=2), PlanChoices(micro_batches=2, host_boundaries=True),
+                                     PlanChoices(micro_batches=4, rounds=2, gradient_sum="host", host_boundaries=True,
+                                                 resident_blocks=2, kept_blocks=1)])
+def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
+    run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
+    expected = host_boundary_bytes(shape_of(run.model), choices, 24)
+    assert expected == run.engine.boundary_bytes and (expected > 0) == choices.host_boundaries
+    run.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
+def test_counted_activations_are_what_autograd_keeps(family):
+    """Counted on the meta device, against the tensors that a real block really keeps, masked and not."""
+    wide = dict(hidden_size=128, intermediate_size=192, head_dim=32) | ({"sliding_window": 512} if family == "gemma2" else {})
+    model = build_model(tiny_config(family, max_position_embeddings=512, **wide), ModelConfig(source="x", dtype="bfloat16"))
+    block = plain_model(tiny_config(family, max_position_embeddings=512, **wide), torch.bfloat16).model.layers[0]
+    counted = count_activations(model)
+    for packed in (False, True):
+        length = 128
+        positions = torch.arange(length).remainder(50).unsqueeze(0) if packed else None
+        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), positions)
+        given = captured.arguments[0]
+        own = {t.data_ptr() for t in block.parameters()} | {
+            t.data_ptr() for _, t in tensors_in(given.args) + tensors_in(given.kwargs)}
+        kept = {}
+
+        def keep(tensor):
+            if tensor.untyped_storage().data_ptr() not in own:
+                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        hidden = captured.hidden.detach().clone().normal_().requires_grad_()
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = given.call(block, hidden)
+        assert counted[0][packed].of(1, length) == pytest.approx(sum(kept.values()), rel=0.06)
+        del out
+
+
+def test_a_shape_from_a_config_file_alone(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B), encoding="utf-8")
+    shape = shape_from_source(ModelConfig(source=str(tmp_path)))
+    assert shape.parameter_count == shape.active_parameters == 7_615_616_512
+    alignment = 14 * sum(unit.numel - unit.parameter_count for unit in shape.units)
+    assert shape.host_bytes == 14 * shape.parameter_count + alignment and alignment < 1e-4 * shape.host_bytes
+    assert shape.checkpoint_bytes == 12 * shape.plane_numel and shape.export_bytes == 2 * shape.parameter_count
+    # design.md section 4: measured on the GPU.
+    assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
+    assert shape == dataclasses.replace(big_shape(), source=str(tmp_path), units=shape.units)
+    assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
+
+
+def test_a_shape_follows_its_file_and_a_failure_is_not_final(tmp_path):
+    model = ModelConfig(source=str(tmp_path))
+    with pytest.raises(ModelError, match="no config.json"):
+        shape_from_source(model)
+    tiny_config("llama").save_pretrained(tmp_path)
+    three = shape_from_source(model)
+    assert len(three.blocks) == 3 and three.hidden_size == 32
+    tiny_config("llama", num_hidden_layers=4).save_pretrained(tmp_path)
+    assert len(shape_from_source(model).blocks) == 4
+
+
+def test_planning_needs_no_torch():
+    code = ("import sys, engine.shape, engine.choose, engine.fit, engine.machines, engine.check; "
+            "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent).returncode == 0
+
+
+# ---------------------------------------------------------------------- policy
+
+def test_memory_is_used_where_it_is_and_saved_where_it_is_not():
+    large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
+    assert large.choices.kept_blocks > 0 and large.choices.resident_blocks == 28
+    assert not large.choices.host_boundaries and not middle.choices.host_boundaries
+    assert middle.choices.kept_blocks == 0 and middle.choices.resident_blocks == 28
+    assert small.choices.host_boundaries and 0 < small.choices.resident_blocks < 28
+    assert small.host_boundary_bytes == 28 * 148 * 1024 * 3584 * 2 and large.host_boundary_bytes == 0
+    for gib, chosen in ((139, large), (80, middle), (24, small)):
+        assert chosen.gpu_bytes <= COMFORTABLE * gib * GIB
+        assert chosen.micro_batch_size * chosen.choices.micro_batches == 148
+        assert chosen.choices.slots == 2 and chosen.choices.prefetch_depth == 1
+        assert (chosen.choices.rounds, chosen.choices.gradient_sum) == (1, "vertical")
+        validate(build_step_plan([f"block {k}" for k in range(28)], False, chosen.choices))
+
+
+def test_one_more_resident_block_would_not_have_fitted():
+    for gib in (16, 20, 24, 28):
+        chosen = on_gpu(gib)
+        more = on_gpu(gib, engine__residency=chosen.choices.resident_blocks + 1,
+                      train__micro_batch_size=chosen.micro_batch_size)
+        assert chosen.gpu_bytes <= COMFORTABLE * gib * GIB < more.gpu_bytes
+
+
+def test_micro_batches_saturate_but_do_not_sprawl():
+    assert on_gpu(139).micro_batch_size == 37  # 148 = 4 x 37 has no divisor near 16 rows of 1,024 tokens below it
+    assert on_gpu(24).micro_batch_size == 4
+    assert on_gpu(139, train__batch_size=128).micro_batch_size == 16
+    assert on_gpu(139, train__batch_size=128, length=32768).micro_batch_size == 1
+    assert on_gpu(139, train__batch_size=12).micro_batch_size == 12
+    assert on_gpu(139, train__batch_size=12, engine__rounds=3).micro_batch_size == 4
+    assert on_gpu(139, train__micro_batch_size=2).micro_batch_size == 2
+
+
+def test_explicit_settings_are_kept():
+    asked = on_gpu(80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host").choices
+    assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
+    assert asked.host_boundaries and asked.kept_blocks == 0
+    assert on_gpu(24, engine__save_level="boundary").choices.host_boundaries is False
+    everything = on_gpu(139, engine__save_level="all").choices
+    assert everything.kept_blocks == everything.resident_blocks > 0
+    assert on_gpu(24, engine__save_level="all", engine__residency=3).choices.kept_blocks == 3
+    assert on_gpu(139, engine__residency=0).choices.kept_blocks == 0
+    assert on_gpu(139, engine__gpu_memory_gib=24.0).choices == on_gpu(24).choices
+    assert on_gpu(24, engine__gpu_memory_gib=139.0).choices == on_gpu(24).choices
+
+
+def test_rounds_sum_on_the_device_where_there_is_room():
+    assert on_gpu(139, engine__rounds=2).choices.gradient_sum == "device"
+    small = on_gpu(24, engine__rounds=2).choices
+    assert (small.rounds, small.gradient_sum, small.micro_batches % 2) == (2, "host", 0)
+
+
+def test_a_continued_session_rounds_alike_whatever_memory_it_finds():
+    first = on_gpu(139, engine__rounds=2)
+    again = choose(big_shape(), config(engine__rounds=2), "cuda", 14 * GIB, 200 * GIB, 1024, first.rounding)
+    assert again.rounding == first.rounding and again.choices != first.choices
+
+
+def test_logits_stay_bounded():
+    for shape in (big_shape(), dataclasses.replace(big_shape(), vocab_size=1000),
+                  dataclasses.replace(big_shape(), vocab_size=262144)):
+        chunk = on_gpu(139, shape).loss_chunk
+        assert 128 <= chunk <= 8192
+        assert chunk * shape.vocab_size * shape.logit_bytes <= 1.5 * GIB or chunk == 128
+    assert on_gpu(139, dataclasses.replace(big_shape(), max_position_embeddings=64)).loss_chunk == 64
+    on_cpu = choose(big_shape(), config(), "cpu", None, 300 * GIB, 1024).loss_chunk
+    assert on_cpu * 152064 * 14 <= 256 << 20 or on_cpu == 128
+
+
+def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
+    tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
+    settings = config(model__dtype="float32", train__batch_size=32)
+    small = choose(tiny, settings, "cpu", None, 8 * GIB, 64)
+    assert (small.choices.resident_blocks, small.choices.kept_blocks) == (3, 3) and not small.choices.host_boundaries
+    assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
+    large = choose(big_shape(), config(), "cpu", None, 160 * GIB, 1024).choices
+    assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
+
+
+def test_what_cannot_fit_is_answered_with_the_leanest_choices():
+    chosen = on_gpu(1)
+    assert chosen.micro_batch_size == 1 and chosen.choices.host_boundaries and chosen.choices.resident_blocks == 0
+    assert chosen.gpu_bytes > GIB
+
+
+def test_dense_masks_are_counted_only_where_rows_are_packed():
+    packed, plain = on_gpu(24, data__packing=True), on_gpu(24)
+    assert packed.gpu_bytes > plain.gpu_bytes or packed.choices.resident_blocks < plain.choices.resident_blocks
+    unpackable = dataclasses.replace(big_shape(), packs=False)
+    assert on_gpu(24, unpackable, data__packing=True) == plain
+    sliding = dataclasses.replace(big_shape(), sliding_window=512)
+    assert on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
+
+
+# ---------------------------------------------------------------------- contradictions
+
+@pytest.mark.parametrize("field,changes", [
+    ("engine.residency", dict(engine__residency=29)),
+    ("engine.save_level", dict(engine__save_level="all", engine__residency=0)),
+    ("engine.rounds", dict(engine__rounds=3)),
+    ("engine.rounds", dict(engine__rounds=4, train__micro_batch_size=74)),
+])
+def test_contradictions_are_refused_by_name(field, changes):
+    with pytest.raises(ConfigError) as caught:
+        on_gpu(80, **changes)
+    assert caught.value.field == field and "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_rows_beyond_a_table_of_positions_are_refused():
+    table = shape_of(build_model(tiny_config("gpt2"), ModelConfig(source="tiny")))
+    assert table.learned_positions and not big_shape().learned_positions
+    choose(table, config(), "cpu", None, 8 * GIB, 64)
+    with pytest.raises(ConfigError, match="data.max_seq_len.*64 positions"):
+        choose(table, config(), "cpu", None, 8 * GIB, 65)
