@@ -16,6 +16,7 @@ from engine.host_store import HostStore
 from engine.machine import disk_free
 from engine.model import TORCH_DTYPES, StreamedModel
 from engine.paths import resolve_source
+from engine.quiet import no_progress_bars
 
 
 def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
@@ -66,7 +67,8 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        whole.save_pretrained(partial, safe_serialization=True)
+        with no_progress_bars():
+            whole.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         if folder.is_dir():
             shutil.rmtree(folder)

@@ -12,6 +12,7 @@ from engine.errors import ModelError
 from engine.host_store import HostStore
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
+from engine.quiet import no_progress_bars
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) bytes."""
@@ -24,21 +25,18 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     gradients are allocated afterwards. Raises ModelError when weights are missing or of another shape.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
     path = resolve_source(source)
-    logging.disable_progress_bar()
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True)
+        with no_progress_bars():
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
+                output_loading_info=True)
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
         lines = str(error).strip().splitlines()
         raise ModelError(f"model.source: the weights of {source} cannot be loaded "
                          f"({(lines[0] if lines else type(error).__name__).rstrip('.')[:200]}); give a folder or hub id "
                          "with safetensors weights, or set model.init to random.") from error
-    finally:
-        logging.enable_progress_bar()
     lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
     if lacking or info["mismatched_keys"]:
         what = lacking[0] if lacking else str(sorted(info["mismatched_keys"])[0])

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.config import TrainConfig
+from engine.quiet import no_progress_bars
 from tests.tiny import tiny_config
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "say", "after"]
@@ -32,7 +33,8 @@ def make_model(folder: Path, family: str = "llama", dtype: torch.dtype = torch.f
     """A saved tiny model with its tokenizer."""
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=dtype)
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return folder
 

@@ -123,6 +123,10 @@ def find_missing_waits(lanes, careless: str, slow: str) -> None:
         planes = planes_after(BASE, lanes((slow,), (careless,)), dtype="bfloat16")
     except NonFiniteError:
         return
+    except RuntimeError as error:
+        # Autograd itself noticed that saved weights were written over.
+        assert "modified by an inplace operation" in str(error)
+        return
     assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
 
 
