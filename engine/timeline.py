@@ -38,16 +38,22 @@ def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inli
 
 def _blame_waits(exposed: dict[str, float], begin: float, span: Span, spans: Sequence[Span],
                  previous: Sequence[Span] | None) -> None:
-    end, current = span.start, span
+    end, current, steps = span.start, span, (spans, previous)
     while end > begin:
-        waits = [spans[k] for k in current.op.waits] + [previous[k] for k in current.op.waits_previous if previous]
-        limiting = max(waits, key=lambda s: s.end, default=None)
-        if limiting is None or limiting.end <= begin:
+        own, before = steps  # the spans of `current`'s step and of the step before it
+        waits = [(own[k], steps) for k in current.op.waits]
+        waits += [(before[k], (before, None)) for k in current.op.waits_previous if before]
+        if not waits:
             break
-        start = max(begin, limiting.start)
-        # Between the end of what was waited for and the next op's start lies only launch overhead.
-        exposed["other"] += max(0.0, end - limiting.end)
-        exposed[CAUSES.get(limiting.op.lane, "other")] += max(0.0, min(end, limiting.end) - start)
+        limiting, steps = max(waits, key=lambda wait: wait[0].end)
+        if limiting.end <= begin:
+            break
+        # Between the end of what was waited for and the next op's start lies only launch overhead. Clocks of host and
+        # device differ by microseconds, so what was waited for may seem to end late.
+        late = min(end, limiting.end)
+        start = min(late, max(begin, limiting.start))
+        exposed["other"] += end - late
+        exposed[CAUSES.get(limiting.op.lane, "other")] += late - start
         end, current = start, limiting
     exposed["other"] += max(0.0, end - begin)
 

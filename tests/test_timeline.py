@@ -21,6 +21,15 @@ def test_a_gap_is_split_between_the_transfer_and_what_the_transfer_waited_for():
     assert sum(found.values()) == pytest.approx(6.5 - 1.0)
 
 
+def test_what_an_update_of_the_step_before_waited_for_is_sought_in_that_step():
+    before = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, D2H, waits=(0,)), 1.0, 1.5),
+              Span(op(2, HOST, "update", waits=(1,)), 1.5, 4.0)]
+    step = [Span(op(0, H2D, "prefetch", previous=(2,)), 4.0, 5.0), Span(op(1, COMPUTE, "forward", (0,)), 5.0, 90.0),
+            Span(op(2, HOST, "update", waits=(1,)), 90.0, 95.0)]
+    found = exposed_seconds(step, before, inline=False)
+    assert found == pytest.approx({"h2d": 1.0, "d2h": 0.5, "optimizer": 2.5, "other": 0.0})
+
+
 def test_a_transfer_that_ended_before_the_gap_is_not_blamed():
     step = [Span(op(0, H2D), 0.0, 1.0), Span(op(1, COMPUTE, waits=(0,)), 1.0, 3.0), Span(op(2, H2D), 1.0, 2.0),
             Span(op(3, COMPUTE, waits=(2,)), 3.5, 4.0)]

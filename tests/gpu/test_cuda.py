@@ -192,6 +192,7 @@ def test_transfers_run_under_compute():
     for step in figures.steps:
         assert all(seconds >= 0 for seconds in step.exposed.values())
         assert 0 < step.busy["COMPUTE"]
+        assert sum(step.exposed.values()) + step.busy["COMPUTE"] <= 1.1 * step.seconds, step
 
 
 def test_peak_memory_does_not_grow_with_depth():
