@@ -131,7 +131,11 @@ def context(browser, server):
 
 @pytest.fixture
 def page(context, server):
+    """The app with the starter chosen: the form remembers what the test before has typed."""
     page = context.new_page()
     page.goto(server.address)
+    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    page.locator("#preset input").click()
+    page.get_by_role("option", name="Starter").click()
     page.wait_for_selector("#start:not([disabled])")
     return page
