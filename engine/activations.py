@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from engine.layout import Activations
 from engine.model import StreamedModel, Unit
-from engine.shape import Activations
 from engine.skeleton import BlockArguments, tensors_in
 
 _LENGTHS = (32, 64, 96)

@@ -181,8 +181,9 @@ def newest_checkpoint(root: str | os.PathLike[str]) -> CheckpointInfo | None:
 
 
 def load_newest_checkpoint(root: str | os.PathLike[str], store: HostStore,
-                           progress: Progress | None = None) -> tuple[CheckpointInfo, dict[str, Any]] | None:
-    """Fill the planes from the newest checkpoint that verifies, checksums included, and return it with its `state`.
+                           progress: Progress | None = None) -> CheckpointInfo | None:
+    """Fill the planes (weights and moments, allocated before) from the newest checkpoint that verifies, checksums
+    included.
 
     None when there is none. Raises CheckpointError when there are some and none verifies, or when the newest is of
     another model or dtype.
@@ -195,29 +196,21 @@ def load_newest_checkpoint(root: str | os.PathLike[str], store: HostStore,
         except CheckpointError as error:
             skipped.append(str(error))
             continue
-        return _info(path, manifest, skipped), manifest["state"]
+        return _info(path, manifest, skipped)
     return _nothing(root, skipped)
 
 
-def load_checkpoint(path: str | os.PathLike[str], store: HostStore, progress: Progress | None = None) -> dict[str, Any]:
-    """Fill the planes (weights and moments, allocated before) and return the `state` given to `write_checkpoint`.
+def load_weights(path: str | os.PathLike[str], store: HostStore, progress: Progress | None = None) -> CheckpointInfo:
+    """Fill the weight planes (allocated before) from this checkpoint, for sampling and export.
 
     Raises CheckpointError when the checkpoint is of another model or dtype, before anything is written to the planes,
-    and when it is damaged; the planes then hold a mixture and must be loaded again from another one.
+    and when it is damaged; the planes then hold a mixture.
     """
-    return _load(Path(path), store, tuple(PLANE_ITEM_BYTES[store.dtype]), progress)["state"]
-
-
-def load_weights(path: str | os.PathLike[str], store: HostStore, progress: Progress | None = None) -> int:
-    """Fill the weight planes only, for sampling and export, and return the step. Raises as `load_checkpoint` does."""
-    return _load(Path(path), store, WEIGHT_PLANES, progress)["step"]
-
-
-def _load(path: Path, store: HostStore, planes: tuple[str, ...], progress: Progress | None) -> dict[str, Any]:
+    path = Path(path)
     manifest = _verified_manifest(path)
     _refuse_other_model(path, manifest, store)
-    _read_planes(path, manifest, store, planes, progress)
-    return manifest
+    _read_planes(path, manifest, store, WEIGHT_PLANES, progress)
+    return _info(path, manifest, [])
 
 
 def _whole_ones(root: str | os.PathLike[str], skipped: list[str]) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -13,10 +13,10 @@ from torch import nn
 
 from engine.errors import RunError
 from engine.host_store import HostStore
+from engine.library import empty_model, no_progress_bars, transformers
 from engine.machine import disk_free
 from engine.model import TORCH_DTYPES, StreamedModel
 from engine.paths import resolve_source
-from engine.quiet import no_progress_bars
 
 
 def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
@@ -37,9 +37,6 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
 
     In bfloat16 the fp32 masters are rounded to the bf16 that the model computed with.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
     folder = Path(folder).expanduser().absolute()
     needed = sum(layout.parameter_count for layout in model.layouts) * TORCH_DTYPES[model.dtype].itemsize
     if disk_free(folder) < needed:
@@ -47,8 +44,7 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
                        "disk space or choose another folder.")
     config = copy.deepcopy(model.config)
     config.use_cache = True
-    with init_empty_weights(include_buffers=False):
-        whole = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[model.dtype])
+    whole = empty_model(config, TORCH_DTYPES[model.dtype])
     for unit in model.units:
         for spec in unit.layout.parameters:
             owner, _, attribute = spec.full_name.rpartition(".")
@@ -61,9 +57,9 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
             buffer.copy_(own[name])
     path = resolve_source(source)
     try:
-        whole.generation_config = GenerationConfig.from_pretrained(str(path or source))
+        whole.generation_config = transformers().GenerationConfig.from_pretrained(str(path or source))
     except OSError:  # the file is optional; transformers then derives it from the configuration
-        whole.generation_config = GenerationConfig.from_model_config(config)
+        whole.generation_config = transformers().GenerationConfig.from_model_config(config)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

@@ -14,6 +14,7 @@ import torch
 
 from engine.engine import StreamingEngine
 from engine.errors import RunError
+from engine.library import transformers
 
 _TOKENS_AT_ONCE = 16384
 
@@ -71,14 +72,12 @@ def _groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
 
 def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
     """Token ids that end an answer: of the generation config, the model's config and the tokenizer."""
-    from transformers import GenerationConfig
-
     from engine.paths import resolve_source
 
     found: set[int] = set()
     path = resolve_source(source)
     try:
-        candidates = [GenerationConfig.from_pretrained(str(path or source)).eos_token_id]
+        candidates = [transformers().GenerationConfig.from_pretrained(str(path or source)).eos_token_id]
     except OSError:  # the file is optional
         candidates = []
     for value in [*candidates, getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]:

@@ -1,4 +1,4 @@
-"""How many bytes a unit's planes take, and where each parameter lies in them: pure arithmetic, no torch.
+"""How many bytes a unit's planes and activations take, and where each parameter lies: pure arithmetic, no torch.
 
 The host store allocates exactly what this says, and the fit report itemises exactly this (law 5).
 """
@@ -69,3 +69,15 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
         if spec.decay:
             decay_numel = position
     return UnitLayout(unit, tuple(ordered), tuple(offsets), position, decay_numel)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes that autograd keeps of one block for a row of T tokens: ``per_token * T + per_pair * T**2``. What blocks
+    share (masks, rotary tables) is not included."""
+
+    per_token: float = 0.0
+    per_pair: float = 0.0
+
+    def of(self, rows: int, length: int) -> int:
+        return round(rows * (self.per_token * length + self.per_pair * length * length))

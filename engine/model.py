@@ -16,6 +16,7 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.layout import ParameterSpec, UnitLayout, lay_out
+from engine.library import empty_model, transformers
 from engine.paths import resolve_source
 from engine.plan import EMBED, HEAD
 from engine.skeleton import BlockArguments, Skeleton, parameters_reached, tensors_in
@@ -73,15 +74,13 @@ class StreamedModel:
 
 def load_config(source: str) -> Any:
     """The model's configuration, from a local folder or the hub. Raises ModelError in one sentence."""
-    from transformers import AutoConfig
-
     path = resolve_source(source)
     if path is not None and path.is_dir() and not (path / "config.json").exists():
         raise ModelError(f"model.source: {source} has no config.json; give a Hugging Face model folder.")
     if path is not None and not path.is_dir() and path.suffix != ".json":
         raise ModelError(f"model.source: {source} is a file; give a Hugging Face model folder or a hub id.")
     try:
-        return AutoConfig.from_pretrained(str(path or source), trust_remote_code=False)
+        return transformers().AutoConfig.from_pretrained(str(path or source), trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; all mean that this source cannot be used
         if path is None:
             raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
@@ -91,11 +90,9 @@ def load_config(source: str) -> Any:
 
 def load_tokenizer(source: str) -> Any:
     """The model's tokenizer, from a local folder or the hub. Raises ModelError in one sentence."""
-    from transformers import AutoTokenizer
-
     path = resolve_source(source)
     try:
-        return AutoTokenizer.from_pretrained(str(path or source), trust_remote_code=False)
+        return transformers().AutoTokenizer.from_pretrained(str(path or source), trust_remote_code=False)
     except Exception as error:  # the library raises many kinds; all mean that there is no usable tokenizer
         raise ModelError(f"model.source: the tokenizer of {source} cannot be loaded ({_first_line(error)}); give a "
                          "folder or hub id that has one.") from error
@@ -107,13 +104,10 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     `config`: a transformers configuration. The probe runs the model once on two tokens with weights that occupy no
     memory, so it takes well under a second for any size.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
+    mapping = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(f"{config.model_type} is an encoder-decoder model; Ramstream trains decoder-only models.")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in mapping:
         raise ModelError(f"{config.model_type} has no causal language model in transformers; choose a decoder-only model.")
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{config.model_type} is a quantised checkpoint; Ramstream trains at full precision, so give "
@@ -125,19 +119,13 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     config.use_cache = False
     attention = "sdpa" if model.attention == "auto" else model.attention
     dtype = TORCH_DTYPES[model.dtype]
-
-    def build(implementation: str) -> nn.Module:
-        with init_empty_weights(include_buffers=False):
-            return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
-
     try:
-        module = build(attention)
+        module = empty_model(config, dtype, attention)
     except ValueError as error:
         if model.attention != "auto":
             raise ModelError(f"model.attention: {config.model_type} cannot use {model.attention} "
                              f"({_first_line(error)}).") from error
-        module = build("eager")
-    module.tie_weights()
+        module = empty_model(config, dtype, "eager")
     module.train()
     layers = find_layers(module, config)
     decay_names = _decay_names(module)
@@ -169,10 +157,8 @@ def _parameter_names(module: nn.Module) -> dict[int, list[str]]:
 
 def _decay_names(module: nn.Module) -> set[str]:
     """Parameters that AdamW decays, by transformers' rule: not in a LayerNorm, not named as a bias or a norm."""
-    from transformers.trainer_pt_utils import get_parameter_names
-
     forbidden = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-    return set(get_parameter_names(module, [nn.LayerNorm], forbidden))
+    return set(transformers().trainer_pt_utils.get_parameter_names(module, [nn.LayerNorm], forbidden))
 
 
 def _spec(name: str, full_name: str, parameter: torch.Tensor, decay_names: set[str]) -> ParameterSpec:

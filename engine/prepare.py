@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
-from engine.checkpoint import CheckpointInfo, load_newest_checkpoint, newest_checkpoint
+from engine.checkpoint import load_newest_checkpoint, newest_checkpoint
 from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
 from engine.config import AUTO, TrainConfig
 from engine.data import PreparedData, prepare_data
@@ -172,10 +172,9 @@ def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     found = load_newest_checkpoint(folder.checkpoints_path, store, loading)
     if found is None:
         raise CheckpointError(f"The checkpoints of run {folder.id} vanished while they were being read.")
-    info: CheckpointInfo = found[0]
-    for sentence in info.skipped:
+    for sentence in found.skipped:
         recorder.emit(LogLine("warning", sentence))
-    return info.step
+    return found.step
 
 
 def program_version() -> str:

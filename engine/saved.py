@@ -52,7 +52,7 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
                       backend.unregister if on_device else None)
     try:
         store.allocate_weights()
-        step = load_weights(path, store, progress)
+        step = load_weights(path, store, progress).step
         yield Saved(config, model, tokenizer, store, backend, step)
     finally:
         backend.drain()

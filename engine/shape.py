@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
 from engine.paths import resolve_source
 
 if TYPE_CHECKING:
@@ -25,18 +25,6 @@ outputs (within 6 % for Llama, Qwen and Mixtral; up to 35 % too few for blocks w
 
 FAILURE_SECONDS = 20.0
 """A source that failed is not asked for again sooner: a form asks on every keystroke."""
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes that autograd keeps of one block for a row of T tokens: ``per_token * T + per_pair * T**2``. What blocks
-    share (masks, rotary tables) is not included."""
-
-    per_token: float = 0.0
-    per_pair: float = 0.0
-
-    def of(self, rows: int, length: int) -> int:
-        return round(rows * (self.per_token * length + self.per_pair * length * length))
 
 
 @dataclass(frozen=True)

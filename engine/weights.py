@@ -10,9 +10,9 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.host_store import HostStore
+from engine.library import no_progress_bars, transformers
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
-from engine.quiet import no_progress_bars
 
 Progress = Callable[[int, int], None]
 """Called with (done, total) bytes."""
@@ -24,12 +24,10 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are poured; moments and
     gradients are allocated afterwards. Raises ModelError when weights are missing or of another shape.
     """
-    from transformers import AutoModelForCausalLM
-
     path = resolve_source(source)
     try:
         with no_progress_bars():
-            loaded, info = AutoModelForCausalLM.from_pretrained(
+            loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
                 str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True)
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used

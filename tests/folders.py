@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.config import TrainConfig
-from engine.quiet import no_progress_bars
+from engine.library import no_progress_bars
 from tests.tiny import tiny_config
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "say", "after"]

@@ -36,11 +36,15 @@ def fill(page, field, text):
     box = page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
     box.fill("")
     box.press_sequentially(text)
+    expect(box).to_have_value(text)
     box.press("Tab")
 
 
 def open_other_settings(page):
+    """Gradio makes the boxes of a folded section when it is opened, and fills them a moment later."""
     page.get_by_role("button", name="All other settings").click()
+    expect(page.locator("#field-name :is(input, textarea)")).to_have_value(re.compile("."))
+    page.wait_for_timeout(500)
 
 
 def start_short_run(page, name, steps=60):
