@@ -4,6 +4,7 @@
     GET  /api/runs                                  every run
     GET  /api/jobs/N                                an export or an answer
     POST /api/runs/RUN/control   {command}          stop, discard, pause, resume or save
+    POST /api/runs/RUN/delete    {}                 deletes its folder
     POST /api/runs/RUN/export    {folder}           starts a job
     POST /api/runs/RUN/ask       {prompt, ...}      starts a job
 
@@ -116,6 +117,10 @@ def _run_routes(session: Session) -> list[Route]:
         run_id = await asyncio.to_thread(session.request, request.path_params["run_id"], command)
         return JSONResponse({"run_id": run_id})
 
+    async def delete(request: Request) -> Response:
+        await asyncio.to_thread(session.delete, request.path_params["run_id"])
+        return JSONResponse({})
+
     async def export(request: Request) -> Response:
         body = await _json(request)
         job = session.export(request.path_params["run_id"], _text(body, "folder"))
@@ -137,8 +142,9 @@ def _run_routes(session: Session) -> list[Route]:
     get, post = ["GET"], ["POST"]
     return [Route(path, _answering_errors(route), methods=methods) for path, route, methods in (
         ("/api/live", which_run, get), ("/api/live/{run_id}", live, get), ("/api/runs", runs, get),
-        ("/api/runs/{run_id}/control", control, post), ("/api/runs/{run_id}/export", export, post),
-        ("/api/runs/{run_id}/ask", ask, post), ("/api/jobs/{number:int}", job, get))]
+        ("/api/runs/{run_id}/control", control, post), ("/api/runs/{run_id}/delete", delete, post),
+        ("/api/runs/{run_id}/export", export, post), ("/api/runs/{run_id}/ask", ask, post),
+        ("/api/jobs/{number:int}", job, get))]
 
 
 def _answering_errors(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

@@ -18,7 +18,7 @@ from app.jobs import Job, Jobs
 from app.watch import Watch
 from engine.config import TrainConfig
 from engine.errors import RunError
-from engine.runs import RunSummary, list_runs, open_run, send_command
+from engine.runs import RunSummary, delete_run, list_runs, open_run, send_command
 
 KEPT_WATCHES = 8
 LIST_SECONDS = 1.0
@@ -157,6 +157,13 @@ class Session:
             listed = list_runs(self.runs_dir)
             self._listed = (time.monotonic(), listed)
         return listed
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run with its record and checkpoints. Raises RunError while it is going on."""
+        delete_run(self.runs_dir, run_id)
+        with self._watching:
+            self._watches.pop(run_id, None)
+        self._listed = (-LIST_SECONDS, [])
 
     def run_to_open(self) -> str | None:
         """The run that a page shows when its address names none: the active one, else the newest."""

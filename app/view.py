@@ -223,6 +223,8 @@ def run_row(run: RunSummary) -> dict[str, Any]:
     actions += [action for action in ("resume",) if action in ACTIONS.get(run.state, ()) and run.state != "paused"]
     if run.state not in ("unreadable", "preparing"):
         actions += ["ask", "export"]
+    if "stop" not in ACTIONS.get(run.state, ()) and STATE_TONES[run.state] != "busy":
+        actions.append("delete")
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
     return {"id": run.id, "name": run.name, "state": run.state, "word": STATE_WORDS[run.state],
             "tone": STATE_TONES[run.state], "steps": steps, "loss": in_digits(run.loss), "model": run.model,

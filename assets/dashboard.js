@@ -7,7 +7,7 @@ import {RunList} from './runs.js';
 import {mountTrain} from './train.js';
 
 const TABS = ['train', 'live', 'runs'];
-const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000;
+const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000, REFUSAL_SHOWN = 8000;
 const NOTHING_NEW = Number.MAX_SAFE_INTEGER;
 
 // ---------------------------------------------------------------- the page's state
@@ -24,6 +24,15 @@ function openRun(id, tab) {
   page.seq = page.seen = 0;
   places.live?.clear();
   if (tab) goTo(tab);
+  writeAddress();
+  wake();
+}
+
+function closeRun(id) {
+  if (page.run !== id) return;
+  Object.assign(page, {run: null, chosen: false, seq: 0, seen: 0});
+  places.live?.clear();
+  places.bar?.clear();
   writeAddress();
   wake();
 }
@@ -53,6 +62,7 @@ function followTab() {
 function writeAddress() {
   const query = new URLSearchParams(location.search);
   if (page.chosen && page.run) query.set('run', page.run);
+  else query.delete('run');
   if (page.tab) query.set('tab', page.tab);
   history.replaceState(null, '', `${location.pathname}?${query}`);
 }
@@ -165,6 +175,7 @@ class RunBar {
     this.trigger = trigger;
     this.dialog = element.querySelector('dialog');
     this.run = null;
+    this.refusedUntil = 0;
     this.buttons = [...element.querySelectorAll('[data-command]')];
     for (const button of this.buttons) button.addEventListener('click', () => this.press(button.dataset.command));
     this.dialog.addEventListener('close', () => {
@@ -196,8 +207,15 @@ class RunBar {
     if (elsewhere) this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
   }
 
+  clear() {
+    this.show({run_id: null, tone: 'calm', word: 'No run', name: 'Nothing is running', progress: 0, actions: [],
+      sentence: 'Choose a preset in Train and press Start.', step: '–', left: '–', rate: '–'}, null);
+    document.title = 'Ramstream';
+  }
+
   note(text, loggedOut = false) {
     const node = field(this.root, 'note');
+    if (!text && Date.now() < this.refusedUntil) return;
     node.hidden = !text;
     if (node.firstChild?.textContent !== text) node.replaceChildren(text);
     if (loggedOut && !node.querySelector('a')) node.append(' ', el('a', {href: '/login'}, 'Log in again'));
@@ -216,6 +234,7 @@ class RunBar {
       await send(`/api/runs/${encodeURIComponent(this.run)}/control`, {command});
       wake();
     } catch (error) {
+      this.refusedUntil = Date.now() + REFUSAL_SHOWN;
       this.note(error.message);
       for (const button of this.buttons) button.disabled = false;
     }
@@ -231,7 +250,7 @@ class RunBar {
 const mounts = {
   run_bar: (place) => { places.bar = new RunBar(place); wake(); },
   live: (place) => { places.live = new Live(place.element, setAxis); page.seen = 0; wake(); },
-  runs: (place) => { places.runs = new RunList(place.element, openRun); wake(); },
+  runs: (place) => { places.runs = new RunList(place.element, openRun, closeRun); wake(); },
 };
 
 function mount(place) {

@@ -5,9 +5,10 @@ import {el, field, send} from './dom.js';
 const JOB_WAIT = 400, LIST_WAIT = 2000;
 
 export class RunList {
-  constructor(element, openRun) {
+  constructor(element, openRun, closeRun) {
     this.root = element;
     this.openRun = openRun;
+    this.closeRun = closeRun;
     this.shown = '';
     this.readAt = 0;
     this.run = null;
@@ -50,14 +51,37 @@ export class RunList {
         can('open') ? button('Open', () => this.openRun(run.id, 'live')) : null,
         can('resume') ? button('Resume', (event) => this.resume(run, event.target)) : null,
         can('ask') ? button('Ask', () => this.open('ask', run)) : null,
-        can('export') ? button('Export', () => this.open('export', run)) : null));
+        can('export') ? button('Export', () => this.open('export', run)) : null,
+        can('delete') ? button('Delete', (event) => this.delete(run, event.target)) : null));
+  }
+
+  delete(run, button) {
+    const dialog = this.root.querySelector('dialog');
+    field(this.root, 'delete-name').textContent = run.name;
+    dialog.returnValue = 'keep';
+    dialog.addEventListener('close', async () => {
+      if (dialog.returnValue !== 'delete') return;
+      await this.act(button, async () => {
+        await send(`/api/runs/${encodeURIComponent(run.id)}/delete`, {});
+        for (const name of ['ask', 'export']) if (this.run?.id === run.id) this.part(name).hidden = true;
+        this.closeRun(run.id);
+        await this.refresh(true);
+      });
+    }, {once: true});
+    dialog.showModal();
   }
 
   async resume(run, button) {
-    button.disabled = true;
-    try {
+    await this.act(button, async () => {
       await send(`/api/runs/${encodeURIComponent(run.id)}/control`, {command: 'resume'});
       this.openRun(run.id, 'live');
+    });
+  }
+
+  async act(button, work) {
+    button.disabled = true;
+    try {
+      await work();
     } catch (error) {
       button.disabled = false;
       button.closest('td').append(el('small', {class: 'rs-error', role: 'alert'}, error.message));

@@ -309,6 +309,17 @@ def test_an_answer_is_a_job_whose_text_grows(session, engine):
         assert post(session, f"/api/runs/{folder.id}/ask", wrong).status_code == 409
 
 
+def test_a_run_is_deleted_unless_it_is_going_on(session):
+    folder = finished_run(session)
+    assert "delete" in next(row for row in get(session, "/api/runs").json()["runs"] if row["id"] == folder.id)["actions"]
+    with folder.lock():
+        answer = post(session, f"/api/runs/{folder.id}/delete", {})
+        assert answer.status_code == 409 and folder.path.exists()
+    assert post(session, f"/api/runs/{folder.id}/delete", {}).status_code == 200
+    assert not folder.path.exists() and get(session, "/api/runs").json()["runs"] == []
+    assert get(session, f"/api/live/{folder.id}").status_code == 404
+
+
 def test_a_failed_job_says_why_and_jobs_take_turns(session):
     folder = finished_run(session)
     gate = threading.Event()

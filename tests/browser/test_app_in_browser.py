@@ -164,6 +164,20 @@ def test_pause_resume_save_and_discard(page, server):
     assert not (server.runs / run_id / "checkpoints").exists()
 
 
+def test_a_run_is_deleted_only_after_a_question(page, server):
+    run_id = start_short_run(page, "Unwanted", steps=4)
+    expect(state(page)).to_have_text("Finished")
+    page.locator("#rs-tab-runs-button").click()
+    row = page.locator(f"tr[data-run='{run_id}']")
+    for answer, there in (("Keep it", 1), ("Delete", 0)):
+        row.get_by_role("button", name="Delete").click()
+        page.locator(".rs-runs dialog").get_by_role("button", name=answer).click()
+        expect(row).to_have_count(there)
+        assert (server.runs / run_id).exists() == bool(there)
+    expect(page).not_to_have_url(re.compile(run_id))
+    expect(page.locator(".rs-bar [data-field=name]")).not_to_have_text("Unwanted")
+
+
 def test_closing_every_tab_does_not_stop_a_run(page, context, server):
     run_id = start_short_run(page, "Left alone", steps=30)
     page.close()
