@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -64,6 +64,30 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if were_on:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def told_progress(report: Callable[[float], None]) -> Iterator[None]:
+    """`report(share)` is called as the library loads weights in this thread, in place of its own bar."""
+    logging, thread = transformers().utils.logging, threading.get_ident()
+
+    def bar(factory: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+        items = args[0] if args else None
+        if threading.get_ident() != thread or not hasattr(items, "__len__"):
+            return factory(*args, **kwargs)
+        return _told(items, report)
+
+    before = logging.set_tqdm_hook(bar)
+    try:
+        yield
+    finally:
+        logging.set_tqdm_hook(before)
+
+
+def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:
+    for done, item in enumerate(items):
+        report(done / len(items))
+        yield item
 
 
 class _DefaultDtype(TorchFunctionMode):

@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.host_store import HostStore
-from engine.library import no_progress_bars, transformers
+from engine.library import no_progress_bars, told_progress, transformers
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
 
@@ -22,15 +22,30 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes, unit by unit.
 
     Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are poured; moments and
-    gradients are allocated afterwards. Raises ModelError when weights are missing or of another shape.
+    gradients are allocated afterwards. `progress` counts each byte twice, when it is read and when it is poured; what it
+    raises ends the loading. Raises ModelError when weights are missing or of another shape.
     """
     path = resolve_source(source)
+    itemsize = TORCH_DTYPES[model.dtype].itemsize
+    size = sum(layout.parameter_count for layout in model.layouts) * itemsize
+    refusal: list[Exception] = []
+
+    def reading(share: float) -> None:
+        try:
+            if progress is not None:
+                progress(round(share * size), 2 * size)
+        except Exception as error:
+            refusal.append(error)
+            raise
+
     try:
-        with no_progress_bars():
+        with no_progress_bars(), told_progress(reading):
             loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
                 str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
                 output_loading_info=True)
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
+        if refusal:
+            raise refusal[0] from None
         lines = str(error).strip().splitlines()
         raise ModelError(f"model.source: the weights of {source} cannot be loaded "
                          f"({(lines[0] if lines else type(error).__name__).rstrip('.')[:200]}); give a folder or hub id "
@@ -41,15 +56,15 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
         raise ModelError(f"model.source: the weights of {source} do not fill the model ({what} is missing or of another "
                          "shape); give the folder that belongs to this configuration.")
     parameters = dict(loaded.named_parameters())
-    total, done = sum(p.numel() * p.element_size() for p in parameters.values()), 0
+    done = size
     for unit in model.units:
         for spec in unit.layout.parameters:
             parameter = parameters.pop(spec.full_name)
             store.write(unit.name, spec.name, parameter)
-            done += parameter.numel() * parameter.element_size()
+            done += spec.numel * itemsize
             parameter.data = parameter.data.new_empty(0)
         if progress is not None:
-            progress(done, total)
+            progress(done, 2 * size)
     own = dict(model.skeleton.model.named_buffers())
     for name, buffer in loaded.named_buffers():
         if name in own and own[name].shape == buffer.shape:
