@@ -32,6 +32,8 @@ def transformers() -> ModuleType:
             getattr(module, name)
         importlib.import_module("transformers.trainer_pt_utils")
         importlib.import_module("transformers.models.auto.modeling_auto")
+        # A hub that cannot be reached ends in one sentence of ours, not in one warning for every try.
+        importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()
         return module
 
 

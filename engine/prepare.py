@@ -12,7 +12,7 @@ from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
 from engine.checkpoint import load_newest_checkpoint, newest_checkpoint
 from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
-from engine.config import AUTO, TrainConfig
+from engine.config import TrainConfig
 from engine.data import PreparedData, prepare_data
 from engine.engine import StreamingEngine
 from engine.errors import CheckpointError, FitError, RunError
@@ -90,13 +90,10 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     if state is not None and state["data"] != data.fingerprint:
         raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.source} "
                        "or start a new run.")
-    if state is not None and config.train.micro_batch_size == AUTO:
-        # Another micro-batch size would round differently: the resumed run must continue bit for bit.
-        config = config.with_values({"train.micro_batch_size": state["micro_batch_size"]})
     backend = open_backend(config.engine.device)
     store = None
     try:
-        chosen = _plan(config, folder, recorder, model, data, backend)
+        chosen = _plan(config, folder, recorder, model, data, backend, state)
         check()
         on_device = backend.device.type != "cpu"
         store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
@@ -138,7 +135,7 @@ def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
-          backend: Backend) -> Chosen:
+          backend: Backend, state: dict[str, Any] | None) -> Chosen:
     shape = shape_of(model)
     machine = read_machine(folder.path)
     report = estimate(config, machine, shape)
@@ -153,7 +150,8 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
             limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
     longest = max(_longest(data.train), _longest(data.eval), 1)
-    return choose(shape, config, device, limit, sample_host_memory()[1], longest)
+    # The resumed run must continue bit for bit, however much memory there is now.
+    return choose(shape, config, device, limit, sample_host_memory()[1], longest, state["rounding"] if state else None)
 
 
 def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, store: HostStore,

@@ -202,7 +202,7 @@ class Trainer:
     def _resume_state(self) -> dict:
         """What a resume needs beside the planes. Order, dropout and schedule are functions of seed and step: there is
         no random state to keep."""
-        return {"data": self.p.data.fingerprint, "micro_batch_size": self.p.chosen.micro_batch_size,
+        return {"data": self.p.data.fingerprint, "rounding": self.p.chosen.rounding,
                 "total_steps": self.p.total_steps, "seed": self.config.train.seed}
 
     def _evaluate(self, step: int) -> None:
