@@ -61,8 +61,10 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.export import export_run
 
-    folder = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint)
-    print(f"Exported to {folder}")
+    checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint)
+    for sentence in checkpoint.skipped:
+        print(f"Note: {sentence}", file=sys.stderr)
+    print(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
     return 0
 
 
@@ -93,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train a preset without a browser")
     train.add_argument("preset", nargs="?", type=Path, help="YAML preset (left out with --resume)")
     train.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
-    train.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    train.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
     train.set_defaults(run=_train)
 
@@ -105,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
     check.add_argument("--disk-gib", type=float, help="free disk of the machine")
-    check.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    check.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
     check.add_argument("--json", action="store_true")
     check.set_defaults(run=_check)
 
@@ -113,11 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run_id")
     export.add_argument("folder", type=Path)
     export.add_argument("--checkpoint", type=int, metavar="N", help="of step N (the newest by default)")
-    export.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    export.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
     export.set_defaults(run=_export)
 
     runs = commands.add_parser("runs", help="list all runs")
-    runs.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS))
+    runs.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
     return parser

@@ -180,8 +180,8 @@ class Session:
         target = Path(folder.strip()).expanduser()
 
         def work(job: Job) -> str:
-            self.engine.export_run(self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress)
-            return f"Exported to {target.resolve()}."
+            found = self.engine.export_run(self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress)
+            return " ".join([f"Exported the model of step {found.step:,} to {target.resolve()}.", *found.skipped])
 
         return self.jobs.start(f"The export of {run_id}", work)
 

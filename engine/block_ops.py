@@ -244,8 +244,8 @@ class BlockOps:
         for what, value in (("loss", step.loss), ("gradient norm", step.grad_norm)):
             if not math.isfinite(value):
                 raise NonFiniteError(f"The {what} of step {step.number} is not a finite number, so the run stopped "
-                                     "before applying that step; lower the learning rate or look at the data, then "
-                                     "resume from the last checkpoint.")
+                                     "before applying that step; look at the data, or start a new run with a lower "
+                                     "train.learning_rate.")
         if step.max_grad_norm is not None:
             step.clip_factor = min(1.0, step.max_grad_norm / (step.grad_norm + 1e-6))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import TrainConfig
+from engine.data.sources import refuse_missing_file
 from engine.errors import ConfigError
 from engine.fit import DOES_NOT_FIT, FitReport, Part, estimate, in_gib
 from engine.machine import Machine, read_machine
@@ -30,7 +31,10 @@ def check(preset: str | Path | None, model: str | None, overrides: Sequence[str]
     else:
         raise ConfigError("check", "nothing to check is given; name a YAML preset or use --model ID_OR_FOLDER.")
     asked = read_machine(runs_dir) if machine is None else named_machine(machine, ram_gib)
-    return run_check(config.with_overrides(overrides), with_figures(asked, ram_gib, gpu_gib, disk_gib), as_json)
+    config = config.with_overrides(overrides)
+    if preset is not None:
+        refuse_missing_file(config.data.source)
+    return run_check(config, with_figures(asked, ram_gib, gpu_gib, disk_gib), as_json)
 
 
 def run_check(config: TrainConfig, machine: Machine, as_json: bool) -> tuple[str, int]:

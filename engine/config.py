@@ -368,9 +368,20 @@ def _describe(options: tuple[Any, ...]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML would silently keep the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise ConfigError(str(twice), "this is given twice in one section; keep one of them.")
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _UniqueKeys)
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML lets these through for values such as the date 2024-13-45.
         raise yaml.YAMLError(str(error)) from None

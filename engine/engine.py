@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,7 +99,7 @@ class StreamingEngine:
 
     # ------------------------------------------------------------------ without gradients (everything must be home)
 
-    def evaluate(self, batches: Sequence) -> float:
+    def evaluate(self, batches: Iterable) -> float:
         """Mean cross-entropy over the tokens of `batches` that carry loss; dropout is off."""
         total, count = 0.0, 0
         for batch in batches:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from engine.checkpoint import CheckpointInfo
 from engine.errors import RunError
 from engine.host_store import HostStore
 from engine.library import empty_model, no_progress_bars, transformers
@@ -20,16 +21,17 @@ from engine.paths import resolve_source
 
 
 def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
-               checkpoint: int | None = None, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the model of a run's checkpoint (the newest by default) to `folder`, which must not hold anything yet."""
+               checkpoint: int | None = None, progress: Callable[[int, int], None] | None = None) -> CheckpointInfo:
+    """Write the model of a run's checkpoint (the newest that verifies by default) to `folder`, which must not hold
+    anything yet; the checkpoint that it was."""
     from engine.saved import open_saved
 
-    target = Path(folder).expanduser()
+    target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
     with open_saved(runs_dir, run_id, checkpoint, progress) as saved:
         write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target)
-    return target
+        return saved.checkpoint
 
 
 def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path) -> int:

@@ -6,6 +6,7 @@ torch here; a model whose shape is not given is built on the meta device by `eng
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,11 +97,12 @@ class FitReport:
                 "model": self.model, "choices": self.choices, "time": self.time}
 
 
-def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None) -> FitReport:
-    """The report for `config` on `machine`. Raises ModelError or ConfigError for what no machine could run."""
+def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
+             rounding: Mapping[str, Any] | None = None) -> FitReport:
+    """The report for `config` on `machine`; `rounding` as for `choose`. Raises ModelError or ConfigError for what no machine could run."""
     if shape is None:
         shape = shape_from_source(config.model)
-    sizes = _Sizes(config, machine, shape)
+    sizes = _Sizes(config, machine, shape, rounding)
     tokens = config.train.batch_size * config.data.max_seq_len
     verdict = sizes.verdict()
     remedies = tuple(_remedies(config, machine, shape, sizes)) if verdict != FITS else ()
@@ -128,7 +130,8 @@ def in_gib(count: float) -> str:
 class _Sizes:
     """Items of host, GPU and disk for one configuration, and the plan that they belong to."""
 
-    def __init__(self, config: TrainConfig, machine: Machine, shape: ModelShape):
+    def __init__(self, config: TrainConfig, machine: Machine, shape: ModelShape,
+                 rounding: Mapping[str, Any] | None = None):
         self.config, self.machine = config, machine
         self.shape = shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
         self.device = _device(config, machine)
@@ -137,7 +140,7 @@ class _Sizes:
         if limit is not None and self.cap is not None:
             limit = min(limit, round(self.cap * GIB))
         self.chosen: Chosen = choose(self.shape, config, self.device, limit, machine.ram_available,
-                                     config.data.max_seq_len)
+                                     config.data.max_seq_len, rounding)
         self.parts = {"host": Part(self._host(), machine.ram_available)}
         if limit is not None:
             self.parts["gpu"] = Part(self.chosen.gpu_items, limit)

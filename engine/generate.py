@@ -28,7 +28,7 @@ def generate(engine: StreamingEngine, prompts: Sequence[Sequence[int]], max_new_
     rows = [list(prompt) for prompt in prompts]
     answers: list[list[int]] = [[] for _ in rows]
     generator = torch.Generator().manual_seed(seed)
-    going = [k for k in range(len(rows)) if max_new_tokens > 0]
+    going = [k for k, row in enumerate(rows) if max_new_tokens > 0 and (max_length is None or len(row) < max_length)]
     while going:
         still = []
         for group in _groups(going, rows):
@@ -70,6 +70,11 @@ def _groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
     return groups
 
 
+def longest_row(config: Any) -> int | None:
+    """Tokens that a row may have at most, prompt and answer together, where the model says so."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
     """Token ids that end an answer: of the generation config, the model's config and the tokenizer."""
     from engine.paths import resolve_source
@@ -100,6 +105,9 @@ def ask_run(runs_dir: str | os.PathLike[str], run_id: str, prompt: str, max_new_
                                                       tokenize=True, return_dict=False)
         else:
             ids = saved.tokenizer(prompt)["input_ids"]
+        most = longest_row(saved.model.config)
+        if most is not None and len(ids) >= most:
+            raise RunError(f"The prompt has {len(ids):,} tokens and this model takes {most:,} at most; shorten it.")
         new: list[int] = []
 
         def on_token(_: int, token: int) -> None:
@@ -109,6 +117,5 @@ def ask_run(runs_dir: str | os.PathLike[str], run_id: str, prompt: str, max_new_
 
         generate(saved.engine(), [ids], max_new_tokens, end_tokens(saved.model.config, saved.tokenizer,
                                                                    saved.config.model.source),
-                 temperature, top_p, on_token=on_token,
-                 max_length=getattr(saved.model.config.get_text_config(), "max_position_embeddings", None))
+                 temperature, top_p, on_token=on_token, max_length=most)
         return saved.tokenizer.decode(new, skip_special_tokens=True).strip()

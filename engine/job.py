@@ -13,8 +13,9 @@ import traceback
 from engine.config import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
+from engine.paths import lasting_source
 from engine.recorder import RunRecorder
-from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, open_run
+from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, open_run, summarise
 
 
 class _GiveUp(Exception):
@@ -87,9 +88,6 @@ class Run:
 
         prepared = prepare(config, self.folder, self.recorder, self.resume, self._check)
         try:
-            if prepared.step >= prepared.total_steps:
-                raise RunError(f"Run {self.id} has already finished its {prepared.total_steps} steps; start a new run "
-                               "from its settings to train further.")
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
             return Trainer(config, self.folder, self.recorder, prepared, self._next_commands).run()
@@ -119,10 +117,17 @@ class Run:
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
-    """A new run folder, ready to execute."""
-    return Run(create_run(runs_dir, config), resume=False)
+    """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run can be resumed from
+    anywhere."""
+    lasting = {"model.source": lasting_source(config.model.source), "data.source": lasting_source(config.data.source)}
+    return Run(create_run(runs_dir, config.with_values(lasting)), resume=False)
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
-    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one)."""
-    return Run(open_run(runs_dir, run_id), resume=True)
+    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one). Raises RunError for
+    one that has finished."""
+    folder = open_run(runs_dir, run_id)
+    summary = summarise(folder)
+    if summary is not None and summary.state == "finished":
+        raise RunError(f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to train further.")
+    return Run(folder, resume=True)

@@ -68,6 +68,11 @@ class StreamedModel:
     def parameter_count(self) -> int:
         return sum(layout.parameter_count for layout in self.layouts)
 
+    def persistent_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that belong to the weights, such as a router's correction bias, by full name; never trained."""
+        names = self.skeleton.model.state_dict().keys()
+        return {name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names}
+
     def unit(self, name: str) -> Unit:
         return next(u for u in self.units if u.name == name)
 

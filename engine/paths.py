@@ -7,6 +7,12 @@ from pathlib import Path
 PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
 
+def lasting_source(source: str) -> str:
+    """`source` as it can be found again from another working directory; bundled assets and hub ids stay as they are."""
+    path = resolve_source(source)
+    return source if path is None or path.is_relative_to(PROGRAM_ROOT) else str(path)
+
+
 def resolve_source(source: str) -> Path | None:
     """The existing local path that `source` names (from the working directory first, then beside the program, for
     bundled assets), or None when it names none and so must be a hub id."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
-from engine.checkpoint import load_newest_checkpoint, newest_checkpoint
 from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
 from engine.config import TrainConfig
 from engine.data import PreparedData, prepare_data
@@ -23,6 +23,7 @@ from engine.machine import read_machine, sample_host_memory
 from engine.model import PACKING_FAMILIES, StreamedModel, build_model, load_config, load_tokenizer
 from engine.plan import grid
 from engine.recorder import RunRecorder
+from engine.restore import load_newest_checkpoint, newest_checkpoint
 from engine.runs import RunFolder
 from engine.shape import shape_of
 from engine.weights import initialise, load_pretrained
@@ -137,8 +138,13 @@ def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
           backend: Backend, state: dict[str, Any] | None) -> Chosen:
     shape = shape_of(model)
+    longest = max(_longest(data.train), _longest(data.eval), 1)
+    rounding = state.get("rounding") if state is not None else None
     machine = read_machine(folder.path)
-    report = estimate(config, machine, shape)
+    # What an earlier session left on the disk is replaced as this one saves.
+    machine = replace(machine, disk_free=machine.disk_free + _bytes_under(folder.checkpoints_path)
+                      + _bytes_under(folder.export_path))
+    report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding)
     recorder.emit(FitReported(report.to_dict()))
     if report.verdict == "does_not_fit":
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -149,9 +155,12 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         if config.engine.gpu_memory_gib is not None:
             limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
-    longest = max(_longest(data.train), _longest(data.eval), 1)
     # The resumed run must continue bit for bit, however much memory there is now.
-    return choose(shape, config, device, limit, sample_host_memory()[1], longest, state["rounding"] if state else None)
+    return choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding)
+
+
+def _bytes_under(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, store: HostStore,
@@ -167,7 +176,7 @@ def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         store.allocate_states(allocating)
         return 0
     store.allocate_states(allocating)
-    found = load_newest_checkpoint(folder.checkpoints_path, store, loading)
+    found = load_newest_checkpoint(folder.checkpoints_path, store, model.persistent_buffers(), progress=loading)
     if found is None:
         raise CheckpointError(f"The checkpoints of run {folder.id} vanished while they were being read.")
     for sentence in found.skipped:

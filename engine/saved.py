@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.backend import Backend, open_backend
-from engine.checkpoint import load_weights, newest_checkpoint
+from engine.checkpoint import CheckpointInfo
 from engine.config import TrainConfig
 from engine.engine import StreamingEngine
 from engine.errors import RunError
 from engine.host_store import HostStore
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.planner import PlanChoices
+from engine.restore import WEIGHT_PLANES, load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.runs import open_run
 
 
@@ -23,9 +24,9 @@ class Saved:
     """A run's model with the weights of one checkpoint in host planes."""
 
     def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend,
-                 step: int):
+                 checkpoint: CheckpointInfo):
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.store, self.backend, self.step = store, backend, step
+        self.store, self.backend, self.checkpoint = store, backend, checkpoint
 
     def engine(self) -> StreamingEngine:
         """An engine without an optimizer; blocks stay on the device when half of its free memory holds them."""
@@ -42,7 +43,10 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
                progress: Callable[[int, int], None] | None = None) -> Iterator[Saved]:
     """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError when there is none."""
     folder = open_run(runs_dir, run_id)
-    path = _checkpoint_path(folder.checkpoints_path, run_id, checkpoint)
+    root = folder.checkpoints_path
+    path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
+    if path is None and newest_checkpoint(root) is None:  # told before anything is built
+        raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
     config = folder.config
     model = build_model(load_config(config.model.source), config.model)
     tokenizer = load_tokenizer(config.model.source)
@@ -52,23 +56,18 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
                       backend.unregister if on_device else None)
     try:
         store.allocate_weights()
-        step = load_weights(path, store, progress).step
-        yield Saved(config, model, tokenizer, store, backend, step)
+        given = (store, model.persistent_buffers(), WEIGHT_PLANES, progress)
+        info = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+        yield Saved(config, model, tokenizer, store, backend, info)
     finally:
         backend.drain()
         store.close()
         backend.close()
 
 
-def _checkpoint_path(root: Path, run_id: str, checkpoint: int | None) -> Path:
-    if checkpoint is not None:
-        path = root / f"step-{checkpoint}"
-        if not path.is_dir():
-            there = sorted(int(p.name[5:]) for p in root.glob("step-*") if p.name[5:].isdigit())
-            raise RunError(f"Run {run_id} has no checkpoint of step {checkpoint}; it has "
-                           f"{', '.join(map(str, there)) or 'none'}.")
-        return path
-    newest = newest_checkpoint(root)
-    if newest is None:
-        raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
-    return newest.path
+def _checkpoint_path(root: Path, run_id: str, checkpoint: int) -> Path:
+    path = root / f"step-{checkpoint}"
+    if not path.is_dir():
+        there = sorted(int(p.name[5:]) for p in root.glob("step-*") if p.name[5:].isdigit())
+        raise RunError(f"Run {run_id} has no checkpoint of step {checkpoint}; it has {', '.join(map(str, there)) or 'none'}.")
+    return path

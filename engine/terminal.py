@@ -15,15 +15,19 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.config import TrainConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DataError, FitError, ModelError
 from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, ExactMatchMeasured, ExportWritten, FitReported,
                            JobProgressed, LogLine, PlanBuilt, Record, RunStarted, StateChanged, StepFinished)
 from engine.job import Run, resume_run, start_run
 from engine.runs import list_runs
 
 
+BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
+
+
 def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None) -> int:
-    """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 1 when the run failed.
+    """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 2 when model, data or settings
+    cannot be used, 1 when the run failed otherwise.
 
     The first Ctrl-C (or SIGTERM) stops and saves; the second leaves now. Raises ConfigError for bad input.
     """
@@ -46,7 +50,7 @@ def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, r
         screen.close()
     if ended.state == "failed":
         print(f"ramstream: {ended.reason}", file=sys.stderr)
-        return 1
+        return 2 if ended.error_type in BAD_INPUT else 1
     print(ended.reason)
     if ended.state == "stopped":
         print(f"Resume it with: python launch.py train --resume {run.id}"
@@ -89,10 +93,14 @@ class _Screen:
             self._write(f"Data: {s['train_examples']:,} examples as {s['format']} in {s['train_rows']:,} rows, "
                         f"{s['train_tokens']:,} tokens, {s['percent_trained']} % of them trained; "
                         f"{s['eval_examples']:,} held out")
+            read = [f"{column} -> {meaning}" for column, meaning in s["columns"].items()]
+            read += [f"{column} is not used" for column in s["unused_columns"]]
+            self._write(f"Columns: {', '.join(read)}")
             for warning in s["warnings"]:
                 self._write(f"Note: {warning}")
         elif isinstance(event, FitReported):
-            self._write(event.report["headline"])
+            for sentence in (event.report["headline"], *event.report["reasons"]):
+                self._write(sentence)
         elif isinstance(event, PlanBuilt):
             c = event.choices
             self._write(f"Plan: {c['micro_batches']} micro-batches of {c['micro_batch_size']} rows, "

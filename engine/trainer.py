@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from engine.checkpoint import write_checkpoint
-from engine.config import TrainConfig
+from engine.config import OptimConfig, TrainConfig
 from engine.data import batches, one_pass
 from engine.engine import Home
 from engine.errors import NonFiniteError
-from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten,
+from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
                            MemorySampled, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline)
 from engine.export import write_model
-from engine.generate import end_tokens, generate
+from engine.generate import end_tokens, generate, longest_row
 from engine.machine import GpuSampler, sample_host_memory
 from engine.prepare import Prepared, Progress
 from engine.recorder import RunRecorder
@@ -62,6 +62,12 @@ class Trainer:
         self._timelines = len(recorder.snapshot.timeline_steps)
         self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
+        self._waiting: list[str] = []
+        """Requests that came in between steps and can only be obeyed there."""
+        self._optim = self._fitting_warm_up()
+        if not len(prepared.data.eval) and (config.output.eval_every or config.output.exact_match_samples):
+            recorder.emit(LogLine("warning", "No row is held out, so nothing is evaluated; raise data.eval_fraction, or set "
+                                             "output.eval_every and output.exact_match_samples to 0."))
 
     # ------------------------------------------------------------------ the loop
 
@@ -69,10 +75,10 @@ class Trainer:
         """Train to the end, or to a request. Raises what the engine raises; then nothing of that step is applied."""
         p, o = self.p, self.config.output
         step = p.step
-        if step == 0:
-            self._exact_match("before", 0)
-        self._state("running")
         try:
+            if step == 0:
+                self._exact_match("before", 0)
+            self._state("running")
             self._start_clock()
             while step < p.total_steps:
                 self._obey(step)
@@ -82,10 +88,18 @@ class Trainer:
                     self._save(step)
                 if o.eval_every and step % o.eval_every == 0 and step < p.total_steps:
                     self._evaluate(step)
-            p.engine.drain()
+            # Saved before anything else: an evaluation that fails or is interrupted costs nothing.
+            self._save(step)
+            self._evaluate(step)
+            self._exact_match("after", step)
+            if o.export:
+                self._export(step)
+            return RunEnded("finished", f"Finished all {step} steps.")
         except Stopped:
             self._state("stopping")
             p.engine.drain()
+            if step == 0:
+                return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
             self._save(step)
             return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
         except Discarded:
@@ -95,19 +109,22 @@ class Trainer:
         finally:
             if self._gpu is not None:
                 self._gpu.close()
-        self._evaluate(step)
-        self._save(step)
-        self._exact_match("after", step)
-        if o.export:
-            self._export(step)
-        return RunEnded("finished", f"Finished all {step} steps.")
+
+    def _fitting_warm_up(self) -> OptimConfig:
+        """At most half of the steps: with a rate of 0 in the first step, a short run would learn nothing."""
+        t, most = self.config.train, self.p.total_steps // 2
+        if t.warmup_steps <= most:
+            return t
+        self.recorder.emit(LogLine("warning", f"train.warmup_steps {t.warmup_steps} is more than half of the "
+                                              f"{self.p.total_steps} steps, so {most} are used."))
+        return replace(t, warmup_steps=most)
 
     def _submit(self, step: int) -> None:
         t = self.config.train
         micro = batches(self.p.data.train, t.batch_size, self.p.chosen.micro_batch_size, t.seed,
                         self.config.data.shuffle, step)
         self._counts[step] = _Counts(sum(b.tokens for b in micro), sum(b.loss_tokens for b in micro))
-        self.p.engine.train_step(step, micro, learning_rate(t, step, self.p.total_steps), self._on_home)
+        self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._on_home)
 
     # ------------------------------------------------------------------ what a finished step leaves in the record
 
@@ -151,7 +168,8 @@ class Trainer:
     # ------------------------------------------------------------------ requests
 
     def _obey(self, step: int) -> None:
-        for command in self._commands():
+        waiting, self._waiting = self._waiting, []
+        for command in waiting + self._commands():
             if command == "save":
                 self._save(step)
             elif command == "pause":
@@ -192,7 +210,8 @@ class Trainer:
             return
         self._state("saving")
         info = write_checkpoint(self.folder.checkpoints_path, step, p.store, self._resume_state(),
-                                self.config.output.keep_checkpoints, Progress(self.recorder, "checkpoint"))
+                                self.config.output.keep_checkpoints, Progress(self.recorder, "checkpoint"),
+                                p.model.persistent_buffers())
         self._saved_step = step
         self.recorder.emit(CheckpointWritten(step, str(info.path.relative_to(self.folder.path)), info.bytes,
                                              info.seconds))
@@ -210,12 +229,18 @@ class Trainer:
         p.engine.drain()
         if len(p.data.eval) and p.data.eval.loss_tokens:
             began = time.perf_counter()
-            loss = p.engine.evaluate(list(one_pass(p.data.eval, p.chosen.micro_batch_size)))
+            loss = p.engine.evaluate(self._interruptible(one_pass(p.data.eval, p.chosen.micro_batch_size)))
             if not loss == loss or loss in (float("inf"), float("-inf")):
-                raise NonFiniteError(f"The evaluation loss after step {step} is not a finite number; lower the learning "
-                                     "rate and resume from the last checkpoint.")
+                raise NonFiniteError(f"The evaluation loss after step {step} is not a finite number; start a new run with "
+                                     "a lower train.learning_rate.")
             self.recorder.emit(EvalFinished(step, loss, p.data.eval.loss_tokens, time.perf_counter() - began))
         self._start_clock()
+
+    def _interruptible(self, items: Iterable) -> Iterator:
+        """`items`, with an eye on requests: stop and discard are obeyed at once, the others wait for the next step."""
+        for item in items:
+            self._waiting += self._commands()
+            yield item
 
     def _exact_match(self, moment: str, step: int) -> None:
         prompts = self.p.data.eval_prompts(self.config.output.exact_match_samples)
@@ -226,10 +251,12 @@ class Trainer:
         written = [0]
 
         def on_token(_: int, __: int) -> None:
+            self._waiting += self._commands()
             written[0] += 1
             progress(min(written[0], longest * len(prompts)), longest * len(prompts), f"Answering, {moment} training")
 
-        answers = generate(self.p.engine, [p.prompt_ids for p in prompts], longest + 4, self._ends, on_token=on_token)
+        answers = generate(self.p.engine, [p.prompt_ids for p in prompts], longest + 4, self._ends, on_token=on_token,
+                           max_length=longest_row(self.p.model.config))
         texts = [self.p.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
         samples = [{"prompt": prompt.prompt_text, "expected": prompt.expected_text, "answer": text}

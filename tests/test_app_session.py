@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -68,6 +69,7 @@ class FakeEngine:
     def export(self, runs_dir, run_id, folder, checkpoint=None, progress=None):
         progress(1, 2)
         self.asked.append((run_id, folder, checkpoint))
+        return SimpleNamespace(step=7, skipped=())
 
     def ask(self, runs_dir, run_id, prompt, on_text, **options):
         if prompt == "break":
@@ -292,7 +294,7 @@ def test_export_is_a_job(session, engine, tmp_path):
     job = post(session, f"/api/runs/{folder.id}/export", {"folder": str(tmp_path / "model")}).json()
     wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
     done = get(session, f"/api/jobs/{job['id']}").json()
-    assert done["result"] == f"Exported to {tmp_path / 'model'}." and (done["done"], done["total"]) == (1, 2)
+    assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}." and (done["done"], done["total"]) == (1, 2)
     assert engine.asked == [(folder.id, tmp_path / "model", None)]
     assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
 

@@ -13,14 +13,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from engine import checkpoint
-from engine.checkpoint import (checkpoint_bytes, load_checkpoint, load_newest_checkpoint, load_weights,
-                               newest_checkpoint, write_checkpoint)
+from engine.checkpoint import checkpoint_bytes, write_checkpoint
 from engine.errors import CheckpointError
 from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out
 from engine.paths import PROGRAM_ROOT
+from engine.restore import WEIGHT_PLANES, load_checkpoint, load_newest_checkpoint, newest_checkpoint
 
 STATE = {"schedule": {"step": 10}, "data": {"row": 320},
          "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]}}
@@ -100,8 +101,8 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
 
     other, told = new_store(dtype, seed=2), []
     gradients = other.array("embed", "grad").tobytes()
-    state = load_checkpoint(info.path, other, progress=lambda done, total: told.append((done, total)))
-    assert content(other) == content(store) and state == STATE
+    loaded = load_checkpoint(info.path, other, {}, progress=lambda done, total: told.append((done, total)))
+    assert content(other) == content(store) and loaded.state == STATE
     assert other.array("embed", "grad").tobytes() == gradients
     assert told[-1] == (planes, planes)
     found = newest_checkpoint(root)
@@ -113,17 +114,37 @@ def test_weights_alone_need_no_moments(tmp_path, new_store):
     store = new_store(seed=1)
     info = write_checkpoint(tmp_path, 3, store, {}, keep=1)
     other = new_store(weights_only=True)
-    assert load_weights(info.path, other) == 3
+    assert load_checkpoint(info.path, other, {}, WEIGHT_PLANES).step == 3
     for unit in store.layouts:
         for plane in ("weight_high", "weight_low"):
             assert other.array(unit, plane).tobytes() == store.array(unit, plane).tobytes()
 
 
+def test_buffers_come_back_and_are_checked(tmp_path, new_store):
+    store, bias = new_store(seed=1), torch.tensor([0.5, -1.25, 3.0])
+    info = write_checkpoint(tmp_path, 3, store, {}, keep=2, buffers={"gate.bias": bias})
+    assert info.bytes == sum(path.stat().st_size for path in info.path.iterdir())
+    assert newest_checkpoint(tmp_path).bytes == info.bytes
+    for load in (lambda b: load_checkpoint(info.path, store, b, WEIGHT_PLANES),
+                 lambda b: load_newest_checkpoint(tmp_path, store, b)):
+        into = {"gate.bias": torch.zeros(3)}
+        assert load(into).step == 3 and torch.equal(into["gate.bias"], bias)
+    with pytest.raises(CheckpointError, match="of another model: it has the buffers .'gate.bias'.* and this model none"):
+        load_checkpoint(info.path, store, {})
+    write_checkpoint(tmp_path, 4, store, {}, keep=2, buffers={"gate.bias": bias})
+    file = tmp_path / "step-4" / "buffers.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found = load_newest_checkpoint(tmp_path, store, {"gate.bias": torch.zeros(3)})
+    assert found.step == 3 and "buffers.safetensors does not match its checksum" in found.skipped[0]
+
+
 def test_there_may_be_none(tmp_path, new_store):
     for root in (tmp_path, tmp_path / "none"):
-        assert newest_checkpoint(root) is None and load_newest_checkpoint(root, new_store()) is None
+        assert newest_checkpoint(root) is None and load_newest_checkpoint(root, new_store(), {}) is None
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
-        load_checkpoint(tmp_path / "step-4", new_store())
+        load_checkpoint(tmp_path / "step-4", new_store(), {})
 
 
 def test_state_must_be_json(tmp_path, new_store):
@@ -148,11 +169,11 @@ def two(tmp_path, new_store):
 
 
 def falls_back(root, held, store, says: str) -> None:
-    info, state = load_newest_checkpoint(root, store)
-    assert info.step == 1 and state == {"step": 1} and content(store) == held[1]
+    info = load_newest_checkpoint(root, store, {})
+    assert info.step == 1 and info.state == {"step": 1} and content(store) == held[1]
     assert len(info.skipped) == 1 and "step-2" in info.skipped[0] and says in info.skipped[0]
     with pytest.raises(CheckpointError, match="step-2"):
-        load_checkpoint(root / "step-2", store)
+        load_checkpoint(root / "step-2", store, {})
 
 
 def test_a_flipped_bit_in_any_file_is_found(two, new_store):
@@ -166,7 +187,7 @@ def test_a_flipped_bit_in_any_file_is_found(two, new_store):
             path.write_bytes(bad)
             falls_back(root, held, store, "manifest.json" if path.name == "manifest.json" else path.name)
         path.write_bytes(good)
-    assert load_newest_checkpoint(root, store)[0].step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
 
 
 def test_a_flipped_bit_anywhere_in_the_manifest_is_found(two):
@@ -198,16 +219,19 @@ def test_when_none_is_left_the_reasons_are_given(two, new_store):
     root, _ = two
     (root / "step-2" / "manifest.json").unlink()
     (root / "step-1" / "manifest.json").write_text("{}")
-    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store())):
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
         with pytest.raises(CheckpointError, match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged"):
             find(root)
 
 
-def test_a_newer_format_is_named(two):
+def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
+    """Going on from an older checkpoint would delete what a later version wrote."""
     root, _ = two
     path = root / "step-2" / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    assert "format 2, which this version cannot read" in newest_checkpoint(root).skipped[0]
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+        with pytest.raises(CheckpointError, match="format 2, which this version cannot read"):
+            find(root)
 
 
 # ---------------------------------------------------------------------- other models
@@ -224,8 +248,8 @@ def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store,
     info = write_checkpoint(tmp_path, 1, new_store(seed=1), {}, keep=1)
     other = new_store(seed=2, **shape)
     before = content(other)
-    for load in (lambda: load_checkpoint(info.path, other), lambda: load_weights(info.path, other),
-                 lambda: load_newest_checkpoint(tmp_path, other)):
+    for load in (lambda: load_checkpoint(info.path, other, {}), lambda: load_checkpoint(info.path, other, {}, WEIGHT_PLANES),
+                 lambda: load_newest_checkpoint(tmp_path, other, {})):
         with pytest.raises(CheckpointError, match=says):
             load()
     assert content(other) == before
@@ -255,7 +279,7 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
             write_checkpoint(root, 3, store, {}, keep=1)
         monkeypatch.setattr(HostStore, "array", array)
         assert names(root) == ["step-1", "step-2"]
-    assert load_newest_checkpoint(root, store)[0].step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
 
 
 def test_cancelling_from_the_progress_callback(two, new_store):
@@ -270,7 +294,7 @@ def test_cancelling_from_the_progress_callback(two, new_store):
 
 
 def test_one_failing_thread_stops_the_others():
-    meter, reached = checkpoint._Meter(10**6, None), []
+    meter, reached = checkpoint.Meter(10**6, None), []
 
     def long() -> None:
         for count in range(10**6):
@@ -283,7 +307,7 @@ def test_one_failing_thread_stops_the_others():
         raise OSError("disk")
 
     with pytest.raises(OSError, match="disk"):
-        checkpoint._in_threads([long, failing], meter)
+        checkpoint.in_threads([long, failing], meter)
     assert len(reached) < 10**6
 
 
@@ -303,7 +327,7 @@ def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, n
     assert process.returncode == -signal.SIGKILL
     assert names(root) == [".step-3.partial", "step-1", "step-2"]
     store = new_store()
-    assert load_newest_checkpoint(root, store)[0].step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
     write_checkpoint(root, 4, store, {}, keep=2)
     assert names(root) == ["step-2", "step-4"]
 
@@ -384,7 +408,7 @@ def test_the_same_step_again_replaces_it(two, new_store):
     write_checkpoint(root, 2, store, {"again": True}, keep=5)
     assert names(root) == ["step-1", "step-2"]
     other = new_store()
-    assert load_newest_checkpoint(root, other)[1] == {"again": True} and content(other) == content(store) != held[2]
+    assert load_newest_checkpoint(root, other, {}).state == {"again": True} and content(other) == content(store) != held[2]
 
 
 def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two, new_store):
@@ -392,10 +416,10 @@ def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two
     (root / "step-2").rename(root / ".step-2.old")
     (root / ".step-2.partial").mkdir()
     store = new_store()
-    assert load_newest_checkpoint(root, store)[0].step == 2 and content(store) == held[2]
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
     write_checkpoint(root, 3, store, {}, keep=5)
     assert names(root) == ["step-1", "step-2", "step-3"]
-    assert load_checkpoint(root / "step-2", store) == {"step": 2}
+    assert load_checkpoint(root / "step-2", store, {}).state == {"step": 2}
 
 
 def test_the_folder_cannot_be_made(tmp_path, new_store):

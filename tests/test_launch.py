@@ -54,6 +54,10 @@ def test_bad_input_ends_with_one_sentence(capsys, tmp_path, preset):
     broken = tmp_path / "broken.yaml"
     broken.write_text("train: [unclosed", encoding="utf-8")
     assert "not valid YAML" in bad(capsys, "train", str(broken))
+    twice = tmp_path / "twice.yaml"
+    twice.write_text("train: {steps: 2}\ntrain: {batch_size: 4}", encoding="utf-8")
+    assert "train: this is given twice" in bad(capsys, "train", str(twice))
+    assert "There is no file /nope.jsonl" in bad(capsys, "check", str(preset), "--set", "data.source=/nope.jsonl")
     assert not (tmp_path / "runs").exists(), "a preset that does not load leaves no run behind"
 
 
@@ -74,10 +78,27 @@ def test_train_runs_and_export(capsys, tmp_path, preset):
                                                 str(runs), "--checkpoint", "9")
 
 
-def test_a_failed_run_exits_with_1_and_its_reason(capsys, tmp_path, preset):
-    code = launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", "data.source=missing.jsonl"])
+@pytest.mark.parametrize("setting", ["data.source=missing.jsonl", "model.source=/no/such/folder", "engine.rounds=3"])
+def test_bad_input_that_only_preparing_finds_exits_with_2_and_its_reason(capsys, tmp_path, preset, setting):
+    code = launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", setting])
     printed = capsys.readouterr()
-    assert code == 1 and "missing.jsonl" in printed.err and "Traceback" not in printed.err
+    assert code == 2 and setting.split("=")[1] in printed.err and "Traceback" not in printed.out + printed.err
+
+
+def test_a_run_that_fails_on_its_way_exits_with_1(capsys, tmp_path, preset):
+    code = launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", "train.learning_rate=1e30",
+                        "--set", "train.max_grad_norm=null"])
+    assert code == 1 and "is not a finite number" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_not_resumed_and_stays_finished(capsys, tmp_path, preset):
+    runs = tmp_path / "runs"
+    assert launch.main(["--runs-dir", str(runs), "train", str(preset), "--set", "train.steps=2"]) == 0
+    run = list_runs(runs)[0]
+    record = (runs / run.id / "events.jsonl").read_bytes()
+    capsys.readouterr()
+    assert "has finished all its 2 steps" in bad(capsys, "--runs-dir", str(runs), "train", "--resume", run.id)
+    assert (runs / run.id / "events.jsonl").read_bytes() == record
 
 
 def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path, preset):

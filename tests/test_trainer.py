@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoint import newest_checkpoint
 from engine.errors import RunError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, MemorySampled, PlanBuilt, RunEnded, RunStarted,
                            StateChanged, StepFinished, StepTimeline)
@@ -20,6 +19,7 @@ from engine.generate import ask_run
 from engine.job import Run, resume_run, start_run
 from engine.plan import LANES
 from engine.recorder import replay
+from engine.restore import newest_checkpoint
 from engine.runs import list_runs, open_run, send_command
 from engine.snapshot import RunSnapshot
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
@@ -214,7 +214,8 @@ def test_the_exported_folder_loads_and_answers_as_our_own_sampling(tmp_path, fam
                                       "output.export": True, "train.weight_decay": 0.0, "output.eval_every": 0})
     run = start_run(config, tmp_path / "runs")
     assert execute(run).state == "finished", run.recorder.snapshot.reason
-    exported = export_run(tmp_path / "runs", run.id, tmp_path / "home")
+    exported = tmp_path / "home"
+    export_run(tmp_path / "runs", run.id, exported)
     for folder in (run.folder.export_path, exported):
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         assert loaded.dtype == getattr(torch, dtype)

@@ -155,7 +155,7 @@ class ColumnMap:
         if not isinstance(value, str):
             raise DataError(f"The column {self.columns[part]} in {where} is {type(value).__name__}, not text; "
                             "write it as text.")
-        return value
+        return _valid(value)
 
     def _messages(self, row: Row, part: str, where: str) -> list[Message]:
         column, value = self.columns[part], self._value(row, part, where)
@@ -182,14 +182,27 @@ class ColumnMap:
         return messages
 
 
+class BrokenText(Exception):
+    """Text with half of a surrogate pair, as scraped JSON sometimes has it: no tokenizer takes it."""
+
+
+def _valid(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BrokenText from None
+    return text
+
+
 def _content(value: Any, key: str, place: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        return value
+        return _valid(value)
     if isinstance(value, list) and all(isinstance(part, dict) for part in value):
         if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in value):
-            return "".join(part["text"] for part in value)
+            return _valid("".join(part["text"] for part in value))
         raise DataError(f"The {key} of {place} holds something other than text; only text can be trained on.")
     raise DataError(f"The {key} of {place} is {type(value).__name__}, not text; write it as text.")
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from engine.config import DataConfig
 from engine.data.encode import Document, Encoder
-from engine.data.formats import ColumnMap, Example, map_columns
+from engine.data.formats import BrokenText, ColumnMap, Example, map_columns
 from engine.data.packing import pack
 from engine.data.render import Skipped
 from engine.data.rows import RowSet
 from engine.data.sources import Row, Source, open_source
 from engine.errors import DataError
+from engine.paths import resolve_source
 
 Progress = Callable[[int, int, str], None]
 """Called with rows done, rows in all (0 when unknown) and a sentence; what it raises stops the preparation."""
@@ -108,10 +109,20 @@ def encoded_rows(source: Source, columns: ColumnMap, encoder: Encoder, rows: Ite
                  ) -> Iterator[tuple[int, Example | None, list[Document] | Skipped]]:
     """Row number, example and documents (or why there are none) of each of `rows`, tokenised in batches."""
     while batch := list(itertools.islice(rows, _BATCH)):
-        examples = [columns.example(row, source.where(number)) for number, row in batch]
-        found = iter(encoder.encode([example for example in examples if example is not None]))
+        examples = [_example(columns, row, source.where(number)) for number, row in batch]
+        found = iter(encoder.encode([example for example in examples if not isinstance(example, Skipped)]))
         for (number, _), example in zip(batch, examples):
-            yield number, example, Skipped("the row is empty") if example is None else next(found)
+            if isinstance(example, Skipped):
+                yield number, None, example
+            else:
+                yield number, example, next(found)
+
+
+def _example(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
+    try:
+        return columns.example(row, where) or Skipped("the row is empty")
+    except BrokenText:
+        return Skipped("the text is not valid Unicode")
 
 
 def _collect(source: Source, columns: ColumnMap, encoder: Encoder, config: DataConfig, tokenizer: Any,
@@ -245,6 +256,8 @@ def _warnings(config: DataConfig, columns: ColumnMap, encoder: Encoder, out: _Co
         found.append(f"Rows cut because they are longer than data.max_seq_len {config.max_seq_len}: {out.cut:,}.")
     if config.packing and not packing_allowed:
         found.append("Packing is off, because this model's layers cannot keep packed examples apart.")
+    if config.split != DataConfig.split and (path := resolve_source(config.source)) is not None and path.is_file():
+        found.append(f"data.split {config.split} is not used: a file has no splits.")
     if config.eval_fraction > 0 and not out.eval:
         found.append("No row is held out, because there is only one.")
     if encoder.tokenizer.eos_token_id is None and encoder.template_use(columns.format) == "none":

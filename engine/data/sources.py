@@ -46,9 +46,7 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
     `total` may be unknown. Raises DataError when there is no such data set or it cannot be read."""
     path = resolve_source(config.source)
     if path is None:
-        suffix = Path(config.source).suffix.lower()
-        if suffix in _FILE_SUFFIXES + _OTHER_SUFFIXES or config.source.startswith((".", "/", "~")):
-            raise DataError(f"There is no file {config.source}; check data.source.")
+        refuse_missing_file(config.source)
         return _hub(config, streaming)
     if path.is_dir():
         return _folder(path, config, streaming)
@@ -60,6 +58,14 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
     if suffix == ".parquet":
         return _parquet(path)
     return _json(path) if suffix == ".json" else _json_lines(path, counted=not streaming)
+
+
+def refuse_missing_file(source: str) -> None:
+    """Raises DataError when `source` can only be meant as a local file and there is none."""
+    suffix = Path(source).suffix.lower()
+    if resolve_source(source) is None and (suffix in _FILE_SUFFIXES + _OTHER_SUFFIXES
+                                           or source.startswith((".", "/", "~"))):
+        raise DataError(f"There is no file {source}; check data.source.")
 
 
 # ---------------------------------------------------------------------- JSON

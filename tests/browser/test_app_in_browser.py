@@ -118,7 +118,7 @@ def test_the_whole_job(page, context, server):
     row.get_by_role("button", name="Export").click()
     page.locator("[data-part=export] input").fill("taken-home")
     page.locator("[data-part=export] form button.rs-primary").click()
-    expect(page.locator("[data-field=export-said]")).to_have_text(f"Exported to {server.folder / 'taken-home'}.")
+    expect(page.locator("[data-field=export-said]")).to_have_text(f"Exported the model of step 60 to {server.folder / 'taken-home'}.")
     row.get_by_role("button", name="Ask").click()
     question = "Write 1888 in Roman numerals."
     page.locator("[data-part=ask] textarea").fill(question)

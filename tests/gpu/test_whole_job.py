@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.checkpoint import newest_checkpoint
 from engine.events import MemorySampled, RunStarted, StepFinished
 from engine.export import export_run
 from engine.generate import ask_run
 from engine.job import resume_run, start_run
+from engine.restore import newest_checkpoint
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
 from tests.test_trainer import events_of, execute, planes_on_disk
 
@@ -45,7 +45,8 @@ def test_the_exported_folder_answers_as_our_own_sampling(tmp_path):
     config = gpu_config(tmp_path, "float32", **{"train.steps": 40, "output.eval_every": 0})
     run = start_run(config, tmp_path / "runs")
     assert execute(run).state == "finished", run.recorder.snapshot.reason
-    loaded = AutoModelForCausalLM.from_pretrained(export_run(tmp_path / "runs", run.id, tmp_path / "home")).cuda().eval()
+    export_run(tmp_path / "runs", run.id, tmp_path / "home")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "home").cuda().eval()
     tokenizer = make_tokenizer()
     for word in range(5):
         prompt = f"say after {WORDS[word]}"
