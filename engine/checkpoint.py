@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CheckpointError
-from engine.layout import PLANE_ITEM_BYTES, UnitLayout
+from engine.layout import UnitLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
