@@ -41,8 +41,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser():
+    """Closed with its module: Playwright leaves an event loop running, under which no other test could start one."""
     from playwright.sync_api import sync_playwright
 
     path = chromium_path()
