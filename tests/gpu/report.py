@@ -1,8 +1,8 @@
 """What the engine does on this machine, in numbers: `python -m tests.gpu.report [--json FILE] [--only large,flat]`.
 
-Sections: `overlap` (a small model whose transfers take as long as its compute), `flat` (peak device memory against
-depth), `syncs` (calls that made the host wait for the device within a step) and `large` (Qwen2.5 7B from random
-weights). A section that fails says so in one line and the others still run.
+Sections: `checks` (all of tests/gpu: CUDA against CPU, streamed against resident, laws 2 and 3), `overlap` (a small
+model whose transfers take as long as its compute), `flat` (peak device memory against depth), `syncs` (calls that made
+the host wait for the device within a step) and `large` (Qwen2.5 7B from random weights). A section that fails says so in one line and the others still run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import argparse
 import dataclasses
 import gc
 import json
+import subprocess
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -39,6 +42,14 @@ def say(text: str = "") -> None:
 
 def joined(figures: dict[str, float], digits: int = 2) -> str:
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in figures.items())
+
+
+def checks(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+    """In a process of its own, because deterministic kernels are a setting of the whole process."""
+    done = subprocess.run([sys.executable, "-m", "pytest", str(Path(__file__).parent), "-p", "no:cacheprovider"],
+                          capture_output=True, text=True)
+    say("\n".join(f"  {line}" for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or "passed" in line))
+    return {"ok": done.returncode == 0, "output": done.stdout[-20_000:]}
 
 
 def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: i
 
 
 SECTIONS: dict[str, Callable[[Backend, argparse.Namespace], dict[str, Any]]] = {
-    "overlap": overlap, "flat": flat, "syncs": syncs, "large": large}
+    "checks": checks, "overlap": overlap, "flat": flat, "syncs": syncs, "large": large}
 
 
 def main() -> int:
