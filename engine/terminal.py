@@ -22,6 +22,8 @@ from engine.job import Run, resume_run, start_run
 from engine.runs import list_runs
 
 
+IN_BYTES = ("load_model", "allocate", "checkpoint")
+"""Jobs whose progress is counted in bytes."""
 BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
 
 
@@ -64,6 +66,7 @@ class _Screen:
     def __init__(self, run: Run):
         self._run = run
         self._bar: tqdm | None = None
+        self._job: tuple[str, tqdm] | None = None
         self._interrupts = 0
         self._write(f"Run {run.id} in {run.folder.path}")
 
@@ -119,16 +122,31 @@ class _Screen:
             self._write(f"{event.level}: {event.text}")
         elif isinstance(event, StateChanged) and event.reason:
             self._write(event.reason)
-        elif isinstance(event, JobProgressed) and event.job in ("load_model", "checkpoint") and event.total > 1e9:
-            self._write(f"{event.job.replace('_', ' ')}: {event.done / 1e9:.1f} of {event.total / 1e9:.1f} GB")
+        elif isinstance(event, JobProgressed) and event.total:
+            self._show_job(event)
+
+    def _show_job(self, event: JobProgressed) -> None:
+        """A bar of its own for work that takes longer than a moment; it goes when the work is done."""
+        if self._job is None or self._job[0] != event.job:
+            self._close_job()
+            unit = "B" if event.job in IN_BYTES else ""
+            self._job = event.job, tqdm(total=event.total, desc=event.message or event.job.replace("_", " ").capitalize(),
+                                        unit=unit, unit_scale=True, leave=False, delay=1.0, dynamic_ncols=True)
+        bar = self._job[1]
+        bar.update(event.done - bar.n)
+        if event.done >= event.total:
+            self._close_job()
+
+    def _close_job(self) -> None:
+        if self._job is not None:
+            self._job[1].close()
+        self._job = None
 
     def _write(self, text: str) -> None:
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
+        tqdm.write(text)
 
     def close(self) -> None:
+        self._close_job()
         if self._bar is not None:
             self._bar.close()
 
