@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ class Encoder:
             if isinstance(example, Text):
                 results[place] = [Rendered(example.text, ((0, len(example.text)),), None, framed=False)]
             elif isinstance(example, Pair) and not self.renderer.available:
-                results[place] = [self._join(example)]
+                results[place] = self._join(example)
             else:
                 chats[place] = example.conversation() if isinstance(example, Pair) else example
         if chats and not self.renderer.available:
@@ -76,13 +77,17 @@ class Encoder:
             results[place] = documents
         return results
 
-    def _join(self, pair: Pair) -> Rendered:
+    def _join(self, pair: Pair) -> list[Rendered] | Skipped:
         """A pair for a tokenizer without a chat template: prompt, separator, completion, end of sequence."""
-        prompt = self.renderer.stand_in(f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt)
-        prompt += pair.separator
-        text = prompt + self.renderer.stand_in(pair.completion)
-        answer = (len(prompt), len(text))
-        return Rendered(text, ((0, len(text)) if self.train_on == "all" else answer,), answer, framed=False)
+        prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
+        whole = self.renderer.plain(prompt + pair.separator + pair.completion)
+        asked = self.renderer.plain(prompt + pair.separator)
+        if isinstance(whole, Skipped) or isinstance(asked, Skipped):
+            return whole
+        # A special token may begin in the prompt and end in the completion: it is text of the completion then.
+        span = (len(os.path.commonprefix([whole, asked])), len(whole))
+        return [Rendered(whole, ((0, len(whole)) if self.train_on == "all" else span,), span, framed=False,
+                         typed=self.renderer.special.stands_in(whole))]
 
     # ------------------------------------------------------------------ tokens
 
@@ -97,32 +102,21 @@ class Encoder:
     def _tokenise(self, texts: list[Rendered]) -> list[Document]:
         if not texts:
             return []
-        pieces: list[tuple[int, int, str, bool]] = []
-        for place, rendered in enumerate(texts):
-            pieces.extend((place, *piece) for piece in self.renderer.pieces(rendered.text))
-        plain = iter(self._call([text for _, _, text, typed in pieces if not typed]))
-        ids: list[list[int]] = [[] for _ in texts]
-        offsets: list[list[tuple[int, int]]] = [[] for _ in texts]
-        for place, first, text, typed in pieces:
-            if typed:
-                found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-                ids[place].extend(found)
-                offsets[place].extend([(first, first + 1)] * len(found))
-                continue
-            encoding = next(plain)
-            ids[place].extend(encoding.ids)
-            offsets[place].extend([(first + a, first + b) for a, b in encoding.offsets] if first else encoding.offsets)
-        return [self._document(*parts) for parts in zip(texts, ids, offsets)]
+        special = self.renderer.special
+        plain = iter(self._call([rendered.text for rendered in texts if not rendered.typed]))
+        return [self._document(rendered, *(special.encode(rendered.text) if rendered.typed else next(plain)))
+                for rendered in texts]
 
-    def _call(self, texts: list[str]) -> list[Any]:
+    def _call(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         if not texts:
             return []
         batch = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=False, verbose=False)
-        return batch.encodings
+        return [(encoding.ids, encoding.offsets) for encoding in batch.encodings]
 
     def _document(self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> Document:
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+        bounds = self.renderer.special.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
         for span in rendered.spans:
             trained |= _covered(bounds, span)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ class Conversation:
 
     messages: list[Message]
     context: int = 0
+    tools: list[Any] | None = None
+    """JSON schemas of the functions that may be called, for the chat template."""
 
     @property
     def asked(self) -> str:
@@ -67,10 +70,10 @@ _ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
     "text": {"text": ("text", "content")},
 }
 _OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
-    "messages": {},
-    "sharegpt": {"system": ("system",)},
+    "messages": {"system": ("system",), "tools": ("tools",)},
+    "sharegpt": {"system": ("system",), "tools": ("tools",)},
     "alpaca": {"input": ("input", "context"), "system": ("system",)},
-    "prompt_completion": {"system": ("system",)},
+    "prompt_completion": {"system": ("system",), "tools": ("tools",)},
     "text": {},
 }
 _MEANING = {
@@ -79,6 +82,7 @@ _MEANING = {
     "input": "added to the user's turn",
     "completion": "the assistant's turn",
     "system": "the system turn",
+    "tools": "the tools that the chat template is told of",
     "text": "the text, every token trained",
 }
 _NEEDS = {
@@ -91,7 +95,7 @@ _NEEDS = {
 _SHAREGPT_ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "model": "assistant", "bot": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
-    "tool": "tool", "observation": "tool",
+    "tool": "tool", "observation": "tool", "function_call": "assistant",
 }
 
 
@@ -103,7 +107,7 @@ class ColumnMap:
     detected: bool
     """True when the columns told the format, False when the user did."""
     columns: dict[str, str]
-    """Part of an example (messages, prompt, completion, input, system, text) to the column that holds it."""
+    """Part of an example (messages, prompt, completion, input, system, tools, text) to the column that holds it."""
     unused: list[str] = field(default_factory=list)
 
     def meaning(self) -> dict[str, str]:
@@ -121,7 +125,7 @@ class ColumnMap:
             messages = self._messages(row, "messages", where)
             if system and messages and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})
-            return Conversation(messages) if messages else None
+            return Conversation(messages, tools=self._tools(row, where)) if messages else None
         prompt, completion = self._value(row, "prompt", where), self._value(row, "completion", where)
         if self.format == "prompt_completion" and (isinstance(prompt, list) or isinstance(completion, list)):
             return self._message_pair(row, prompt, completion, system, where)
@@ -140,7 +144,21 @@ class ColumnMap:
                  else [{"role": "assistant", "content": self._text(row, "completion", where)}])
         if system and before and before[0]["role"] != "system":
             before.insert(0, {"role": "system", "content": system})
-        return Conversation(before + after, context=len(before)) if after else None
+        return Conversation(before + after, len(before), self._tools(row, where)) if after else None
+
+    def _tools(self, row: Row, where: str) -> list[Any] | None:
+        value = self._value(row, "tools", where) if "tools" in self.columns else None
+        if isinstance(value, str):
+            value = _parsed(value) if value.strip() else None
+            if value is None and row[self.columns["tools"]].strip():
+                raise DataError(f"The column {self.columns['tools']} in {where} is not valid JSON; write a list of "
+                                "function schemas.")
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+            raise DataError(f"The column {self.columns['tools']} in {where} is not a list of function schemas; write "
+                            "one object for each tool.")
+        return _valid_tree(value) or None
 
     def _value(self, row: Row, part: str, where: str) -> Any:
         column = self.columns[part]
@@ -175,9 +193,13 @@ class ColumnMap:
             if self.format == "sharegpt":
                 if role.lower() not in _SHAREGPT_ROLES:
                     raise DataError(f"{role!r} in {place} is not a known speaker; use system, human, gpt or tool.")
-                messages.append({"role": _SHAREGPT_ROLES[role.lower()], "content": content})
+                calls = _spoken_calls(content) if role.lower() == "function_call" else None
+                messages.append({"role": _SHAREGPT_ROLES[role.lower()], "content": "" if calls else content,
+                                 **({"tool_calls": calls} if calls else {})})
                 continue
-            rest = {k: v for k, v in message.items() if v is not None and k not in ("role", "content")}
+            rest = {k: _valid_tree(v) for k, v in message.items() if v is not None and k not in ("role", "content")}
+            if calls := _tool_calls(rest.pop("tool_calls", None), place):
+                rest["tool_calls"] = calls
             messages.append({"role": role, "content": content, **rest})
         return messages
 
@@ -193,6 +215,52 @@ def _valid(text: str) -> str:
         except UnicodeEncodeError:
             raise BrokenText from None
     return text
+
+
+def _valid_tree(value: Any) -> Any:
+    if isinstance(value, str):
+        return _valid(value)
+    if isinstance(value, dict):
+        return {_valid_tree(key): _valid_tree(item) for key, item in value.items()}
+    return [_valid_tree(item) for item in value] if isinstance(value, list) else value
+
+
+def _parsed(text: str) -> Any:
+    """What a text that holds JSON says, or None."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _tool_calls(value: Any, place: str) -> list[Any]:
+    """Calls as chat templates take them: arguments that are JSON in a text become objects."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise DataError(f"The tool_calls of {place} are {type(value).__name__}, not a list; write one object for each "
+                        "call.")
+    calls = []
+    for call in value:
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(f"A call in the tool_calls of {place} has no function name; write it as "
+                            "{type: function, function: {name, arguments}}.")
+        if isinstance(function.get("arguments"), str):
+            arguments = _parsed(function["arguments"])
+            if isinstance(arguments, dict):
+                function = function | {"arguments": _valid_tree(arguments)}
+        calls.append(call | {"function": function} if "function" in call else {"type": "function", "function": function})
+    return calls
+
+
+def _spoken_calls(text: str) -> list[Any] | None:
+    """The calls that a ShareGPT turn `function_call` holds as JSON, or None when it holds something else."""
+    said = _parsed(text)
+    said = said if isinstance(said, list) else [said]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in said):
+        return None
+    return _tool_calls(_valid_tree(said), "the turn")
 
 
 def _content(value: Any, key: str, place: str) -> str:

@@ -9,33 +9,34 @@ text of its own, rendered as it would be when that answer is due.
 
 from __future__ import annotations
 
+import itertools
 import os
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from engine.data.formats import Conversation, Message
-
-_FIRST_LITERAL = 0x108000
-"""Private-use characters from here on stand in for special tokens that a person typed, while the template runs."""
+from engine.data.special import ReservedText, SpecialTokens
 
 _FIXED_VARIABLES = {"date_string": "26 Jul 2024"}
 """Templates that print today's date would make different tokens after a resume; this is Llama's own fallback."""
 
 _PROBES = ("A1b2C", "Z9y8X")
+_RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True)
 class Rendered:
     """One document. `spans` are character ranges that carry loss; `answer` is the span of the last answer. `framed`
-    says that the text holds its own begin and end tokens already, as a template writes them."""
+    says that the text holds its own begin and end tokens already, as a template writes them, `typed` that characters
+    in it stand in for special tokens that a person typed."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     answer: tuple[int, int] | None
     framed: bool = True
+    typed: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class _Turn:
     end: int
 
 
+_Chat = tuple[list[Message], list[Any] | None]
+"""Messages, and the tools that their template is told of."""
+
+
 class ChatRenderer:
     """Renders conversations in batches. `warnings` counts what a person should know."""
 
@@ -62,12 +67,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.warnings: Counter[str] = Counter()
-        special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special and str(t)}
-        special |= set(tokenizer.all_special_tokens)
-        self.special_tokens = tuple(sorted(special, key=lambda token: (-len(token), token)))
-        self._special_pattern = re.compile("|".join(map(re.escape, self.special_tokens)) or r"(?!)")
-        self._stand_in_pattern = re.compile(f"[{chr(_FIRST_LITERAL)}-{chr(_FIRST_LITERAL + len(special) - 1)}]"
-                                            if special else r"(?!)")
+        self.special = SpecialTokens(tokenizer)
 
     @property
     def available(self) -> bool:
@@ -77,54 +77,62 @@ class ChatRenderer:
         """What a person should know about the conversations rendered so far."""
         return [f"{text} ({'once' if count == 1 else f'{count:,} times'})." for text, count in self.warnings.items()]
 
-    def pieces(self, text: str) -> list[tuple[int, str, bool]]:
-        """A rendered text cut at stand-in characters: (first character, text, whether it is a typed special token)."""
-        found, position = [], 0
-        for match in self._stand_in_pattern.finditer(text):
-            found.append((position, text[position:match.start()], False))
-            found.append((match.start(), self.special_tokens[ord(match[0]) - _FIRST_LITERAL], True))
-            position = match.end()
-        return [piece for piece in [*found, (position, text[position:], False)] if piece[1]]
-
     def render(self, conversations: list[Conversation]) -> list[list[Rendered] | Skipped]:
         """Each conversation as its documents: one, or one a turn where the template rewrites earlier turns."""
         jobs = [self._job(conversation) for conversation in conversations]
-        through: list[list[Message]] = []
-        before: list[list[Message]] = []
-        for messages, answers, whole in jobs:
-            through.extend(messages[:i + 1] for i in answers)
+        through: list[_Chat] = []
+        before: list[_Chat] = []
+        for job in jobs:
+            if isinstance(job, Skipped):
+                continue
+            messages, tools, answers, whole = job
+            through.extend((messages[:i + 1], tools) for i in answers)
             if whole:
-                through.append(messages)
-            before.extend(messages[:i] for i in answers)
+                through.append((messages, tools))
+            before.extend((messages[:i], tools) for i in answers)
         through_texts = iter(self._apply(through, generation=False))
         before_texts = iter(self._apply(before, generation=True))
         rendered: list[list[Rendered] | Skipped] = []
-        for messages, answers, whole in jobs:
+        for job in jobs:
+            if isinstance(job, Skipped):
+                rendered.append(job)
+                continue
+            messages, tools, answers, whole = job
             ends = [next(through_texts) for _ in answers]
             full = next(through_texts) if whole else (ends[-1] if ends else None)
             prompts = [next(before_texts) for _ in answers]
-            rendered.append(self._documents(messages, answers, ends, prompts, full))
+            rendered.append(self._documents((messages, tools), answers, ends, prompts, full))
         return rendered
+
+    def plain(self, text: str) -> str | Skipped:
+        """A person's text with its special tokens stood in for."""
+        try:
+            return self._stand_in(text)
+        except ReservedText:
+            return Skipped(_RESERVED)
 
     # ------------------------------------------------------------------ one conversation
 
-    def _job(self, conversation: Conversation) -> tuple[list[Message], list[int], bool]:
-        """Messages with typed special tokens stood in for, the answers to find, whether the whole is wanted."""
-        messages = [{k: self.stand_in(v) for k, v in m.items()} for m in conversation.messages]
+    def _job(self, conversation: Conversation) -> tuple[list[Message], list[Any] | None, list[int], bool] | Skipped:
+        """Messages and tools with typed special tokens stood in for, the answers to find, whether the whole is wanted."""
+        try:
+            messages = [self._stand_in(message) for message in conversation.messages]
+            tools = self._stand_in(conversation.tools)
+        except ReservedText:
+            return Skipped(_RESERVED)
         answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= conversation.context]
         if self.train_on == "all":
             last = answers[-1:] if not answers or answers[-1] == len(messages) - 1 else []
-            return messages, last, not last
-        return messages, answers, False
+            return messages, tools, last, not last
+        return messages, tools, answers, False
 
-    def stand_in(self, value: Any) -> Any:
-        """A person's text with every special token in it replaced by its stand-in character."""
-        if not isinstance(value, str) or not self._special_pattern.search(value):
-            return value
-        self.warnings["Special tokens that somebody typed into a turn stay text"] += 1
-        return self._special_pattern.sub(lambda m: chr(_FIRST_LITERAL + self.special_tokens.index(m[0])), value)
+    def _stand_in(self, value: Any) -> Any:
+        replaced = self.special.stand_in(value)
+        if replaced != value:
+            self.warnings["Special tokens that somebody typed into a turn stay text"] += 1
+        return replaced
 
-    def _documents(self, messages: list[Message], answers: list[int], ends: list[str | Skipped],
+    def _documents(self, chat: _Chat, answers: list[int], ends: list[str | Skipped],
                    prompts: list[str | Skipped], full: str | Skipped | None) -> list[Rendered] | Skipped:
         if full is None:
             return Skipped("there is no assistant turn")
@@ -132,30 +140,33 @@ class ChatRenderer:
             return full
         turns: list[_Turn] = []
         for i, text, prompt in zip(answers, ends, prompts):
-            turn = text if isinstance(text, Skipped) else self._turn(messages, i, text, prompt)
+            turn = text if isinstance(text, Skipped) else self._turn(chat, i, text, prompt)
             if isinstance(turn, Skipped):
                 return turn
             turns.append(turn)
         answer = (turns[-1].start, turns[-1].end) if turns else None
         if self.train_on == "all":
-            return [Rendered(full, ((0, len(full)),), answer)]
+            return [self._rendered(full, ((0, len(full)),), answer)]
         if all(full.startswith(turn.text) for turn in turns):
-            return [Rendered(full, tuple((turn.start, turn.end) for turn in turns), answer)]
+            return [self._rendered(full, tuple((turn.start, turn.end) for turn in turns), answer)]
         self.warnings["A conversation is trained one turn at a time, because the chat template rewrites earlier turns "
                       "when more follow"] += 1
-        return [Rendered(t.text, ((t.start, t.end),), (t.start, t.end)) for t in turns]
+        return [self._rendered(t.text, ((t.start, t.end),), (t.start, t.end)) for t in turns]
 
-    def _turn(self, messages: list[Message], i: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
+    def _rendered(self, text: str, spans: tuple[tuple[int, int], ...], answer: tuple[int, int] | None) -> Rendered:
+        return Rendered(text, spans, answer, typed=self.special.stands_in(text))
+
+    def _turn(self, chat: _Chat, i: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
         if isinstance(prompt, str) and text.startswith(prompt):
             start = len(prompt)
         else:
-            start = self._start_by_content(messages, i, text)
+            start = self._start_by_content(chat, i, text)
             if start is None:
                 return Skipped("the chat template does not show where the answer begins")
             if isinstance(prompt, str):
                 self.warnings["The chat template renders an answer in another way than its generation prompt begins it; "
                               "it is trained as rendered"] += 1
-        written = _without_space(text[start:])
+        messages, written = chat[0], _without_space(text[start:])
         if _without_space(str(messages[i].get("content") or "")) not in written:
             return Skipped("the chat template leaves out part of the answer",
                            "reasoning inside the answer is often dropped; use a template that keeps it")
@@ -163,21 +174,27 @@ class ChatRenderer:
             if _without_space(str(messages[i].get(key) or "")) not in written:
                 return Skipped("the chat template leaves out the reasoning of the answer",
                                f"remove the {key} or use a template that keeps it")
+        for call in messages[i].get("tool_calls") or ():
+            function = call.get("function", call)
+            if _without_space(str(function.get("name") or "")) not in written:
+                return Skipped("the chat template leaves out the tool calls of the answer",
+                               "use a model whose chat template writes tool_calls")
         return _Turn(text, start, self._end(text, start))
 
     def _end(self, text: str, start: int) -> int:
         """White space after the end-of-turn token is the template's, not something to learn to write."""
         bare = text[start:].rstrip()
-        if bare.endswith(self.special_tokens):
+        if bare.endswith(self.special.tokens):
             return start + len(bare)
         self.warnings["The chat template closes an answer without a special token, so the model may not learn where to "
                       "stop"] += 1
         return len(text)
 
-    def _start_by_content(self, messages: list[Message], i: int, text: str) -> int | None:
+    def _start_by_content(self, chat: _Chat, i: int, text: str) -> int | None:
         """Where answer `i` begins in `text`, found by putting two other contents in its place."""
-        bare = {k: v for k, v in messages[i].items() if k not in _REASONING_KEYS}
-        first, second = (self._apply([[*messages[:i], {**bare, "content": probe}]], generation=False)[0]
+        messages, tools = chat
+        bare = {k: v for k, v in messages[i].items() if k not in (*_REASONING_KEYS, "tool_calls")}
+        first, second = (self._apply([([*messages[:i], {**bare, "content": probe}], tools)], generation=False)[0]
                          for probe in _PROBES)
         if isinstance(first, Skipped) or isinstance(second, Skipped):
             return None
@@ -190,25 +207,25 @@ class ChatRenderer:
 
     # ------------------------------------------------------------------ the template
 
-    def _apply(self, chats: list[list[Message]], generation: bool) -> list[str | Skipped]:
+    def _apply(self, chats: list[_Chat], generation: bool) -> list[str | Skipped]:
         results: list[str | Skipped] = [Skipped("the chat template refuses an empty conversation")] * len(chats)
-        wanted = [place for place, chat in enumerate(chats) if chat]
-        if not wanted:
-            return results
-        try:
-            texts = self._call([chats[place] for place in wanted], generation)
-        except Exception as error:  # templates raise what they like
-            if len(wanted) == 1:
-                results[wanted[0]] = Skipped("the chat template refuses the conversation", str(error).rstrip("."))
-                return results
-            texts = [self._apply([chats[place]], generation)[0] for place in wanted]
-        for place, text in zip(wanted, texts):
-            results[place] = text
+        places = [place for place, (messages, _) in enumerate(chats) if messages]
+        # The library takes one list of tools for all conversations of a call.
+        for _, group in itertools.groupby(places, key=lambda place: id(chats[place][1])):
+            wanted = list(group)
+            for place, text in zip(wanted, self._call([chats[place] for place in wanted], generation)):
+                results[place] = text
         return results
 
-    def _call(self, chats: list[list[Message]], generation: bool) -> list[str]:
-        return self.tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=generation,
-                                                  **_FIXED_VARIABLES)
+    def _call(self, chats: list[_Chat], generation: bool) -> list[str | Skipped]:
+        try:
+            return self.tokenizer.apply_chat_template(
+                [messages for messages, _ in chats], tools=chats[0][1], tokenize=False, add_generation_prompt=generation,
+                **_FIXED_VARIABLES)
+        except Exception as error:  # templates raise what they like
+            if len(chats) == 1:
+                return [Skipped("the chat template refuses the conversation", str(error).rstrip("."))]
+            return [self._call([chat], generation)[0] for chat in chats]
 
 
 def _without_space(text: str) -> str:

@@ -169,7 +169,7 @@ def _parquet(path: Path) -> Source:
                 for batch in file.iter_batches(batch_size=_ROWS_A_READ):
                     for row in batch.to_pylist():
                         number += 1
-                        yield number, row
+                        yield number, _without_filled(row)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{path.name} cannot be read after row {number} ({_first_line(error)}); write the file "
                             "again.") from None
@@ -220,9 +220,20 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
                 raise DataError(f"{subject} cannot be read after row {number} ({_first_line(error)}); "
                                 f"{remedy}.") from None
             number += 1
-            yield number, row
+            yield number, _without_filled(row)
 
     return Source(name, "row", len(data) if hasattr(data, "__len__") else None, read)
+
+
+def _without_filled(row: Row) -> Row:
+    """The row without the nulls that Arrow writes where objects of a column have unlike keys."""
+    return {name: _pruned(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(item) for key, item in value.items() if item is not None}
+    return [_pruned(item) for item in value] if isinstance(value, list) else value
 
 
 def _first_line(error: BaseException) -> str:
