@@ -50,7 +50,8 @@ class Encoder:
             if isinstance(texts_or_reason, Skipped):
                 results.append(texts_or_reason)
                 continue
-            kept = [document for document in [next(documents) for _ in texts_or_reason] if document.trained.any()]
+            made = [document for _ in texts_or_reason for document in next(documents)]
+            kept = [document for document in made if document.trained.any()]
             results.append(kept or Skipped("no trained token is left within max_seq_len"))
         return results
 
@@ -65,7 +66,7 @@ class Encoder:
         results: list[list[Rendered] | Skipped] = [[]] * len(examples)
         for place, example in enumerate(examples):
             if isinstance(example, Text):
-                results[place] = [Rendered(example.text, ((0, len(example.text)),), None, framed=False)]
+                results[place] = [Rendered(example.text, ((0, len(example.text)),), None, framed=False, divided=True)]
             elif isinstance(example, Pair) and not self.renderer.available:
                 results[place] = self._join(example)
             else:
@@ -99,12 +100,12 @@ class Encoder:
         eos = self.tokenizer.eos_token_id
         return framed[:start], [] if eos is None else [eos]
 
-    def _tokenise(self, texts: list[Rendered]) -> list[Document]:
+    def _tokenise(self, texts: list[Rendered]) -> list[list[Document]]:
         if not texts:
             return []
         special = self.renderer.special
         plain = iter(self._call([rendered.text for rendered in texts if not rendered.typed]))
-        return [self._document(rendered, *(special.encode(rendered.text) if rendered.typed else next(plain)))
+        return [self._documents(rendered, *(special.encode(rendered.text) if rendered.typed else next(plain)))
                 for rendered in texts]
 
     def _call(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
@@ -113,7 +114,7 @@ class Encoder:
         batch = self.tokenizer(texts, add_special_tokens=False, split_special_tokens=False, verbose=False)
         return [(encoding.ids, encoding.offsets) for encoding in batch.encodings]
 
-    def _document(self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> Document:
+    def _documents(self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> list[Document]:
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
         bounds = self.renderer.special.without_space(rendered.text, tokens, bounds)
@@ -131,7 +132,15 @@ class Encoder:
         if len(trained):
             trained[0] = False
         limit = self.max_seq_len
-        return Document(tokens[:limit], trained[:limit], answer if answer and answer[1] <= limit else None, len(tokens))
+        if rendered.divided and len(tokens) > limit:
+            return [self._part(tokens[i:i + limit], trained[i:i + limit]) for i in range(0, len(tokens), limit)]
+        return [Document(tokens[:limit], trained[:limit], answer if answer and answer[1] <= limit else None, len(tokens))]
+
+    @staticmethod
+    def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:
+        trained = trained.copy()
+        trained[0] = False
+        return Document(tokens, trained, None, len(tokens))
 
 
 def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:

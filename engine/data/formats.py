@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.data.sources import TURN_COLUMNS, Row, Source
+from engine.data.sources import Row, Source
+from engine.data.text_files import TURN_COLUMNS
 from engine.errors import DataError
 
 Message = dict[str, Any]

@@ -30,13 +30,14 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 class Rendered:
     """One document. `spans` are character ranges that carry loss; `answer` is the span of the last answer. `framed`
     says that the text holds its own begin and end tokens already, as a template writes them, `typed` that characters
-    in it stand in for special tokens that a person typed."""
+    in it stand in for special tokens that a person typed, `divided` that a text longer than a row goes on in the next."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
     answer: tuple[int, int] | None
     framed: bool = True
     typed: bool = False
+    divided: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,34 @@
 """Rows of a data set, one after another, each with the number that an error can name.
 
-Local JSON and JSONL are read here, so that a broken line is named; Parquet through pyarrow, batch by batch; folders and
-hub ids through `datasets`.
+Local JSON and JSONL are read here, so that a broken line is named; Parquet through pyarrow, batch by batch; folders that
+`datasets` saved and hub ids through `datasets`; tables and plain text in text_files.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.config import DataConfig
+from engine.data.text_files import TURN_COLUMNS, passages, table_rows
 from engine.errors import DataError
 from engine.paths import resolve_source
 
 Row = dict[str, Any]
-TURN_COLUMNS = ("messages", "conversations", "conversation")
-"""Columns that hold the turns of a conversation."""
-
-_FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
-_OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".gz", ".zip", ".zst", ".xlsx", ".arrow", ".md")
+_TABLE_SUFFIXES, _TEXT_SUFFIXES = (".csv", ".tsv"), (".txt", ".md")
+_FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", *_TABLE_SUFFIXES, *_TEXT_SUFFIXES)
+_OTHER_SUFFIXES = (".gz", ".zip", ".zst", ".xlsx", ".arrow")
+_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test",
+                "evaluation": "test", "validation": "validation", "valid": "validation", "val": "validation",
+                "dev": "validation"}
+"""Words in the names of files and folders that say which split they hold."""
 _ROWS_A_READ = 1024
+_MEMBER = 1 << 48
+"""A row's number in a folder is its file's number times this, plus its number in the file."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,14 @@ class Source:
     """Rows, or None where only reading to the end would tell."""
     read: Callable[[], Iterator[tuple[int, Row]]]
     """Starts over and yields (number from 1, row)."""
+    members: tuple[Source, ...] = ()
+    """The files of a folder. Their rows are numbered on from file to file."""
 
     def where(self, number: int) -> str:
-        return f"{self.unit} {number} of {self.name}"
+        if not self.members:
+            return f"{self.unit} {number} of {self.name}"
+        member, within = divmod(number, _MEMBER)
+        return self.members[member].where(within)
 
 
 def open_source(config: DataConfig, streaming: bool = False) -> Source:
@@ -50,14 +61,28 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
         return _hub(config, streaming)
     if path.is_dir():
         return _folder(path, config, streaming)
+    return _file(path, path.name, config, streaming)
+
+
+def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     suffix = path.suffix.lower()
     if suffix not in _FILE_SUFFIXES:
-        raise DataError(f"{path.name} is not a .json, .jsonl or .parquet file; convert it to one of these.")
+        raise DataError(f"{path.name} is not a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file; convert it to one "
+                        "of these.")
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
     if suffix == ".parquet":
         return _parquet(path)
+    if suffix in _TABLE_SUFFIXES:
+        return _counted(name, "row", lambda: table_rows(path), path, streaming)
+    if suffix in _TEXT_SUFFIXES:
+        return _counted(name, "the passage from line", lambda: passages(path, config.max_seq_len), path, streaming)
     return _json(path) if suffix == ".json" else _json_lines(path, counted=not streaming)
+
+
+def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path, streaming: bool) -> Source:
+    _readable(path).close()
+    return Source(name, unit, None if streaming else sum(1 for _ in read()), read)
 
 
 def refuse_missing_file(source: str) -> None:
@@ -181,13 +206,50 @@ def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
     import datasets
 
     def load() -> Any:
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            loaded = datasets.load_from_disk(str(path))
-            return loaded[config.split] if isinstance(loaded, dict) else loaded
-        return datasets.load_dataset(str(path), split=config.split, streaming=streaming)
+        loaded = datasets.load_from_disk(str(path))
+        return loaded[config.split] if isinstance(loaded, dict) else loaded
 
-    return _from_datasets(load, path.name, f"The folder {path}", "give a folder of .json, .jsonl or .parquet files, "
-                          "and a data.split that it has")
+    if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
+        return _folder_of_files(path, config, streaming)
+    return _from_datasets(load, path.name, f"The folder {path}", "give a folder that save_to_disk wrote, and a data.split "
+                          "that it has")
+
+
+def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
+    """Every data file under `path`, in the order of their names, as one data set."""
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in _FILE_SUFFIXES
+                   and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+                   and file.stem.lower() not in ("readme", "license", "dataset_info", "dataset_infos"))
+    if not found:
+        raise DataError(f"The folder {path} holds no data files; give .json, .jsonl, .parquet, .csv, .tsv, .txt or .md "
+                        "files.")
+    splits = {file: _split_of(file.relative_to(path)) for file in found}
+    if any(splits.values()):
+        wanted = _SPLIT_WORDS.get(config.split.lower(), config.split)
+        chosen = [file for file in found if splits[file] == wanted]
+        if not chosen:
+            has = ", ".join(sorted({split for split in splits.values() if split}))
+            raise DataError(f"The folder {path} has no split {config.split}; its files are called after {has}, set "
+                            "data.split to one of these.")
+        found = chosen
+    members = tuple(_file(file, str(file.relative_to(path)), config, streaming) for file in found)
+
+    def read() -> Iterator[tuple[int, Row]]:
+        for place, member in enumerate(members):
+            for number, row in member.read():
+                yield place * _MEMBER + number, row
+
+    totals = [member.total for member in members]
+    return Source(path.name, "row", None if None in totals else sum(totals), read, members)
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that a file's name or the folder it is in says, or None."""
+    for part in (path.stem, *reversed(path.parent.parts)):
+        for word in re.split(r"[^a-z]+", part.lower()):
+            if word in _SPLIT_WORDS:
+                return _SPLIT_WORDS[word]
+    return None
 
 
 def _hub(config: DataConfig, streaming: bool) -> Source:
