@@ -94,7 +94,8 @@ def apply_remedy(shown: dict[str, Any], changes: dict[str, Any]) -> dict[str, An
 
 
 def _element_of(field: str) -> str | None:
-    return next((setting.elem_id for setting in settings() if setting.dotted == field), None)
+    name = field.partition("[")[0]  # a list stands in one component
+    return next((setting.elem_id for setting in settings() if setting.dotted == name), None)
 
 
 def _size_words(report: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can b
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 import typing
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from functools import cache
 from typing import Any, Literal
 
 import gradio as gr
+import yaml
 
 from engine.config import AUTO, TrainConfig, field_docs
 from engine.errors import ConfigError
@@ -60,7 +62,7 @@ PROMINENT = ("model.source", "model.dtype", "data.source", "data.max_seq_len", "
 SHORT_HELP = {
     "model.source": "A local folder or a Hugging Face id.",
     "model.dtype": "What blocks compute in.",
-    "data.source": "A .json, .jsonl or .parquet file, or a Hugging Face id.",
+    "data.source": "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}].",
     "data.max_seq_len": "Longer examples are cut and counted.",
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
@@ -78,6 +80,8 @@ class Setting:
     choices: tuple[str, ...]
     auto: bool
     optional: bool
+    mixed: bool
+    """A text or a list of texts with their settings, written as YAML on one line."""
     help: str
 
     @property
@@ -115,6 +119,9 @@ class Setting:
             return value
         if value is None or value == AUTO and self.auto:
             return ""
+        if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
+            return json.dumps([{key: item for key, item in dataclasses.asdict(part).items() if item is not None}
+                               for part in value], ensure_ascii=False)
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
@@ -123,7 +130,7 @@ class Setting:
             return shown
         text = str(shown if shown is not None else "").strip()
         if self.kind == "text":
-            return text
+            return _listed(text) if self.mixed and text.startswith("[") else text
         if text.lower() in ("", self.empty_means, "null"):
             if self.auto or self.optional:
                 return AUTO if self.auto else None
@@ -195,7 +202,17 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
     kind = next((kinds[option] for option in plain if option in kinds), "choice")
     choices = tuple(literals) if kind == "choice" else ()
     return Setting(dotted, kind, choices, auto=kind != "choice" and AUTO in literals,
-                   optional=type(None) in plain, help=doc.replace("`", ""))
+                   optional=type(None) in plain, mixed=any(typing.get_origin(option) is tuple for option in plain),
+                   help=doc.replace("`", ""))
+
+
+def _listed(text: str) -> Any:
+    """The list that a text writes in YAML; the text where it is none."""
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return found if isinstance(found, list) and found else text
 
 
 def _shortest(value: float) -> str:

@@ -33,7 +33,8 @@ def check(preset: str | Path | None, model: str | None, overrides: Sequence[str]
     asked = read_machine(runs_dir) if machine is None else named_machine(machine, ram_gib)
     config = config.with_overrides(overrides)
     if preset is not None:
-        refuse_missing_file(config.data.source)
+        for part, _ in config.data.parts():
+            refuse_missing_file(part.source)
     return run_check(config, with_figures(asked, ram_gib, gpu_gib, disk_gib), as_json)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import json
 import math
+import reprlib
 import types
 import typing
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,13 @@ from engine.errors import ConfigError
 
 AUTO = "auto"
 Auto = Literal["auto"]
+
+LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20}
+"""Beyond these a number is a slip of the keyboard, and arithmetic on it would take hours."""
+
+
+MOST_PASSES = 1000
+"""Of one epoch over the examples of one source among several."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,33 @@ class ModelConfig:
     """Attention implementation of transformers; `auto` is `sdpa` where the model has it."""
 
 
+DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """One of several data sets that are mixed."""
+
+    source: str = ""
+    """As `data.source` when it is one."""
+
+    weight: float = 1.0
+    """How often an epoch visits each training example of this source: 0.5 takes a fixed half of them, 2 each twice."""
+
+    split: str | None = None
+    """Split of this source; null is `data.split`."""
+
+    format: DataFormat | None = None
+    """Format of this source; null is `data.format`."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
-    source: str = ""
-    """A .json, .jsonl or .parquet file, or a Hugging Face data set id."""
+    source: str | tuple[DataSource, ...] = ""
+    """A .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or one that `datasets` saved, or a
+    Hugging Face data set id. Several are mixed when this is a list of {source, weight, split, format}."""
 
-    format: Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"] = "auto"
+    format: DataFormat = "auto"
     """How a row becomes tokens; `auto` looks at the columns and says what it found."""
 
     split: str = "train"
@@ -63,7 +92,22 @@ class DataConfig:
     """Share of the examples held out for evaluation; 0 holds none out."""
 
     shuffle: bool = True
-    """Visit the examples in a seeded random order, a new one each epoch."""
+    """Visit the examples in a seeded random order, a new one each epoch; without it several sources come one after
+    another."""
+
+    @property
+    def title(self) -> str:
+        """The sources in words."""
+        if isinstance(self.source, str):
+            return self.source
+        return " + ".join(part.source if part.weight == 1 else f"{part.weight:g} x {part.source}" for part in self.source)
+
+    def parts(self) -> list[tuple[DataConfig, float]]:
+        """Each source as the settings of it alone, and its weight."""
+        if isinstance(self.source, str):
+            return [(self, 1.0)]
+        return [(dataclasses.replace(self, source=part.source, split=part.split or self.split,
+                                     format=part.format or self.format), part.weight) for part in self.source]
 
 
 @dataclass(frozen=True)
@@ -224,18 +268,25 @@ class TrainConfig:
         """Raises ConfigError for the first rule that is broken."""
         if not self.model.source.strip():
             raise ConfigError("model.source", "no model is given; name a local folder or a Hugging Face id.")
-        if not self.data.source.strip():
-            raise ConfigError("data.source", "no data set is given; name a .json, .jsonl or .parquet file or a hub id.")
+        for part, weight in self.data.parts():
+            if not part.source.strip():
+                raise ConfigError("data.source", "no data set is given; name a file, a folder or a hub id.")
+            if not 0 < weight <= MOST_PASSES:
+                raise ConfigError("data.source", f"the weight {weight:g} of {part.source} is outside 0 to {MOST_PASSES} (0 "
+                                  "excluded); 1 visits every example once an epoch.")
         t, d, e, o = self.train, self.data, self.engine, self.output
         _at_least("data.max_seq_len", d.max_seq_len, 2)
+        _at_most("data.max_seq_len", d.max_seq_len, LARGEST["max_seq_len"])
         _between("data.eval_fraction", d.eval_fraction, 0.0, 0.9)
         if t.steps is not None and t.epochs is not None:
             raise ConfigError("train.steps", "steps and epochs are both given; keep one and set the other to null.")
         if t.steps is not None:
             _at_least("train.steps", t.steps, 1)
+            _at_most("train.steps", t.steps, LARGEST["steps"])
         if t.epochs is not None and not t.epochs > 0:
             raise ConfigError("train.epochs", f"{t.epochs} is not above 0; give a positive number of passes.")
         _at_least("train.batch_size", t.batch_size, 1)
+        _at_most("train.batch_size", t.batch_size, LARGEST["batch_size"])
         if t.micro_batch_size != AUTO:
             _at_least("train.micro_batch_size", t.micro_batch_size, 1)
             if t.batch_size % t.micro_batch_size:
@@ -338,6 +389,11 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
                 return value
             if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
                 return str(value)
+        elif typing.get_origin(option) is tuple:
+            if isinstance(value, (list, tuple)) and value:
+                part = typing.get_args(option)[0]
+                return tuple(_build(part, {"source": item} if isinstance(item, str) else item, f"{name}[{k}].")
+                             for k, item in enumerate(value))
     raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
 
 
@@ -352,9 +408,15 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_SHORT.maxlevel = 3
+
+
 def _shown(value: Any) -> str:
-    """A value as a preset writes it."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    """A value as a preset writes it, cut where it is long: aliases make values that no memory holds when written out."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _describe(options: tuple[Any, ...]) -> str:
@@ -363,6 +425,8 @@ def _describe(options: tuple[Any, ...]) -> str:
     for option in options:
         if typing.get_origin(option) is Literal:
             words.extend(str(v) for v in typing.get_args(option))
+        elif typing.get_origin(option) is tuple:
+            words.append("a list of {source, weight, split, format}")
         else:
             words.append(names[option])
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
@@ -419,6 +483,11 @@ def _nearest(key: str, known: set[str]) -> str:
 def _at_least(name: str, value: int, low: int) -> None:
     if value < low:
         raise ConfigError(name, f"{value} is too small; the least is {low}.")
+
+
+def _at_most(name: str, value: int, high: int) -> None:
+    if value > high:
+        raise ConfigError(name, f"{value:,} is too large; the most is {high:,}.")
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:

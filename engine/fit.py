@@ -198,10 +198,14 @@ def _device(config: TrainConfig, machine: Machine) -> str:
 
 
 def _data_bytes(config: TrainConfig) -> int:
-    path = resolve_source(config.data.source)
-    if path is None or not path.is_file():
-        return DATA_UNKNOWN_BYTES
-    return max(DATA_LEAST_BYTES, DATA_FACTOR * path.stat().st_size)
+    total = 0
+    for part, weight in config.data.parts():
+        path = resolve_source(part.source)
+        if path is None or not path.is_file():
+            total += DATA_UNKNOWN_BYTES
+        else:
+            total += round(DATA_FACTOR * path.stat().st_size * max(1.0, weight))
+    return max(DATA_LEAST_BYTES, total)
 
 
 # ---------------------------------------------------------------------- words

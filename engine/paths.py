@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
@@ -11,6 +13,13 @@ def lasting_source(source: str) -> str:
     """`source` as it can be found again from another working directory; bundled assets and hub ids stay as they are."""
     path = resolve_source(source)
     return source if path is None or path.is_relative_to(PROGRAM_ROOT) else str(path)
+
+
+def lasting_sources(source: Any) -> Any:
+    """`lasting_source` of a data set, or of each of a mix of `DataSource`s."""
+    if isinstance(source, str):
+        return lasting_source(source)
+    return [dataclasses.asdict(part) | {"source": lasting_source(part.source)} for part in source]
 
 
 def resolve_source(source: str) -> Path | None:

@@ -63,9 +63,9 @@ class PreparedData:
 class _Collected:
     """What reading leaves: documents of both sides, and what was left out."""
 
-    train: list[Document] = field(default_factory=list)
+    train: list[list[Document]] = field(default_factory=list)
+    """The documents of each example."""
     eval: list[Document] = field(default_factory=list)
-    train_examples: int = 0
     eval_examples: int = 0
     rows: int = 0
     cut: int = 0
@@ -74,32 +74,62 @@ class _Collected:
     prompts: list[Prompt] = field(default_factory=list)
 
 
-def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_allowed: bool = True,
+@dataclass(frozen=True)
+class _Part:
+    """One source of a mix, or the only one."""
+
+    config: DataConfig
+    weight: float
+    source: Source
+    columns: ColumnMap
+    out: _Collected
+
+    def visits(self) -> int:
+        """Training examples that an epoch takes from this source, at least one."""
+        return max(1, round(self.weight * len(self.out.train)))
+
+    def visited(self) -> list[Document]:
+        """Their documents: whole passes, then as many examples more as are missing, always the same ones."""
+        passes, more = divmod(self.visits(), len(self.out.train))
+        chosen = np.random.default_rng(_EVAL_SEED).permutation(len(self.out.train))[:more]
+        examples = self.out.train * passes + [self.out.train[i] for i in sorted(chosen.tolist())]
+        return [document for example in examples for document in example]
+
+
+def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_problem: str = "",
                  progress: Progress | None = None) -> PreparedData:
     """Read, render, tokenise, split and pack the data set of `config`.
 
     `tokenizer` is a fast tokenizer of transformers; `seed` sets the order of the rows, not the choice of the held-out
-    ones; `packing_allowed` False keeps one example a row whatever the configuration says. Raises DataError, in one
+    ones; `packing_problem`, the name of the model and why it cannot pack, keeps one example a row whatever the
+    configuration says. Raises DataError, in one
     sentence, when the data cannot be read or trains on no token."""
-    source = open_source(config)
-    columns, encoder = _open(config, tokenizer, source)
-    collected = _collect(source, columns, encoder, config, tokenizer, progress)
-    if not collected.train:
-        raise DataError(_nothing_left(source, collected))
-    packed = config.packing and packing_allowed
+    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    parts = [_part(part, weight, encoder, progress) for part, weight in config.parts()]
+    packed = config.packing and not packing_problem
     pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    train = _rows(collected.train, config, packed, pad_id, seed)
-    held_out = _rows(collected.eval, config, packed, pad_id, seed)
-    summary = _summary(config, source, columns, encoder, collected, train, held_out, packing_allowed)
-    return PreparedData(summary, train, held_out, _fingerprint(train, held_out), collected.prompts)
+    train = _rows([document for part in parts for document in part.visited()], config, packed, pad_id, seed)
+    held_out = _rows([document for part in parts for document in part.out.eval], config, packed, pad_id, seed)
+    summary = _summary(config, parts, encoder, train, held_out, packing_problem)
+    prompts = _alternating([part.out.prompts for part in parts])
+    return PreparedData(summary, train, held_out, _fingerprint(train, held_out), prompts)
 
 
-def _open(config: DataConfig, tokenizer: Any, source: Source) -> tuple[ColumnMap, Encoder]:
+def _part(config: DataConfig, weight: float, encoder: Encoder, progress: Progress | None) -> _Part:
+    source = open_source(config)
     first = [row for _, row in itertools.islice(source.read(), _ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    return (map_columns(config.format, first, source),
-            Encoder(tokenizer, config.train_on, config.max_seq_len))
+    columns = map_columns(config.format, first, source)
+    out = _collect(source, columns, encoder, config, encoder.tokenizer, progress)
+    if not out.train:
+        raise DataError(_nothing_left(source, out))
+    return _Part(config, weight, source, columns, out)
+
+
+def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
+    """The first of each list, the second of each, and so on: a few questions then speak for every source."""
+    return [prompt for group in itertools.zip_longest(*lists) for prompt in group if prompt is not None]
 
 
 # ---------------------------------------------------------------------- reading
@@ -143,12 +173,10 @@ def _collect(source: Source, columns: ColumnMap, encoder: Encoder, config: DataC
         if ordinal in held_out:
             _hold_out(out, example, documents, tokenizer)
         else:
-            out.train.extend(documents)
-            out.train_examples += 1
+            out.train.append(documents)
             last = example, documents
-    if config.eval_fraction > 0 and not out.eval and out.train_examples > 1 and last is not None:
-        del out.train[-len(last[1]):]  # every row meant to be held out was skipped
-        out.train_examples -= 1
+    if config.eval_fraction > 0 and not out.eval and len(out.train) > 1 and last is not None:
+        del out.train[-1]  # every row meant to be held out was skipped
         _hold_out(out, *last, tokenizer)
     if progress is not None:
         progress(out.rows, out.rows, f"Tokenised {source.name}")
@@ -214,24 +242,27 @@ def _fingerprint(*sides: RowSet) -> str:
 # ---------------------------------------------------------------------- the summary
 
 
-def _summary(config: DataConfig, source: Source, columns: ColumnMap, encoder: Encoder, out: _Collected, train: RowSet,
-             held_out: RowSet, packing_allowed: bool) -> dict[str, Any]:
+def _summary(config: DataConfig, parts: list[_Part], encoder: Encoder, train: RowSet, held_out: RowSet,
+             packing_problem: str) -> dict[str, Any]:
     lengths = np.diff(train.starts)
     tokens, loss_tokens = train.tokens, train.loss_tokens
+    formats = list(dict.fromkeys(part.columns.format for part in parts))
+    counts = [_counts(part) for part in parts]
     return {
-        "source": source.name,
-        "format": columns.format,
-        "format_detected": columns.detected,
-        "columns": columns.meaning(),
-        "unused_columns": columns.unused,
-        "chat_template": encoder.template_use(columns.format),
-        "train_on": "all" if columns.format == "text" else config.train_on,
-        "rows_read": out.rows,
-        "rows_skipped": sum(out.skipped.values()),
-        "skipped_because": dict(out.skipped),
-        "rows_cut": out.cut,
-        "train_examples": out.train_examples,
-        "eval_examples": out.eval_examples,
+        "source": parts[0].source.name if len(parts) == 1 else config.title,
+        "format": ", ".join(formats),
+        "format_detected": any(part.columns.detected for part in parts),
+        "columns": {column: said for part in parts for column, said in part.columns.meaning().items()},
+        "unused_columns": list(dict.fromkeys(name for part in parts for name in part.columns.unused)),
+        "chat_template": ", ".join(dict.fromkeys(encoder.template_use(name) for name in formats)),
+        "train_on": "all" if formats == ["text"] else config.train_on,
+        **({"sources": counts} if len(parts) > 1 else {}),
+        "rows_read": sum(count["rows_read"] for count in counts),
+        "rows_skipped": sum(count["rows_skipped"] for count in counts),
+        "skipped_because": dict(sum((part.out.skipped for part in parts), Counter())),
+        "rows_cut": sum(count["rows_cut"] for count in counts),
+        "train_examples": sum(count["train_examples"] for count in counts),
+        "eval_examples": sum(count["eval_examples"] for count in counts),
         "max_seq_len": config.max_seq_len,
         "packing": train.packed,
         "train_rows": len(train),
@@ -243,23 +274,34 @@ def _summary(config: DataConfig, source: Source, columns: ColumnMap, encoder: En
         "percent_trained": round(100 * loss_tokens / tokens, 1),
         "tokens_per_example": {"mean": round(float(lengths.mean()), 1), "longest": int(lengths.max())},
         "tokens_per_row": round(tokens / len(train), 1),
-        "warnings": _warnings(config, columns, encoder, out, packing_allowed),
+        "warnings": _warnings(config, parts, encoder, packing_problem),
     }
 
 
-def _warnings(config: DataConfig, columns: ColumnMap, encoder: Encoder, out: _Collected,
-              packing_allowed: bool) -> list[str]:
+def _counts(part: _Part) -> dict[str, Any]:
+    """What became of one source. `train_examples` are those that an epoch visits, one as often as it does."""
+    out = part.out
+    return {"source": part.source.name, "format": part.columns.format, "weight": part.weight, "rows_read": out.rows,
+            "rows_skipped": sum(out.skipped.values()), "rows_cut": out.cut, "train_examples": part.visits(),
+            "eval_examples": out.eval_examples}
+
+
+def _warnings(config: DataConfig, parts: list[_Part], encoder: Encoder, packing_problem: str) -> list[str]:
     found = encoder.renderer.warning_sentences()
-    found += [f"Rows skipped because {reason}: {count:,} (first in {out.first_skipped[reason]})."
-              for reason, count in out.skipped.items()]
-    if out.cut:
-        found.append(f"Rows cut because they are longer than data.max_seq_len {config.max_seq_len}: {out.cut:,}.")
-    if config.packing and not packing_allowed:
-        found.append("Packing is off, because this model's layers cannot keep packed examples apart.")
-    if config.split != DataConfig.split and (path := resolve_source(config.source)) is not None and path.is_file():
-        found.append(f"data.split {config.split} is not used: a file has no splits.")
-    if config.eval_fraction > 0 and not out.eval:
-        found.append("No row is held out, because there is only one.")
-    if encoder.tokenizer.eos_token_id is None and encoder.template_use(columns.format) == "none":
+    for part in parts:
+        out, of = part.out, f" of {part.source.name}" if len(parts) > 1 else ""
+        found += [f"Rows{of} skipped because {reason}: {count:,} (first in {out.first_skipped[reason]})."
+                  for reason, count in out.skipped.items()]
+        if out.cut:
+            found.append(f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: {out.cut:,}.")
+        path = resolve_source(part.config.source)
+        if part.config.split != DataConfig.split and path is not None and path.is_file():
+            found.append(f"data.split {part.config.split} is not used: a file has no splits.")
+        if config.eval_fraction > 0 and not out.eval:
+            found.append(f"No row{of} is held out, because there is only one.")
+    if config.packing and packing_problem:
+        found.append(f"Packing is off, one example a row ({packing_problem}).")
+    if encoder.tokenizer.eos_token_id is None and any(encoder.template_use(part.columns.format) == "none"
+                                                      for part in parts):
         found.append("The tokenizer has no end-of-sequence token, so the model cannot learn where to stop.")
     return found

@@ -9,10 +9,10 @@ import numpy as np
 
 from engine.config import DataConfig
 from engine.data.encode import Document, Encoder
-from engine.data.formats import map_columns
+from engine.data.formats import ColumnMap, map_columns
 from engine.data.loader import encoded_rows
 from engine.data.render import Skipped
-from engine.data.sources import open_source
+from engine.data.sources import Row, Source, open_source
 from engine.errors import DataError
 
 _ROWS_MEASURED = 200
@@ -20,43 +20,56 @@ _BINS = 20
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Read the first 200 rows and show the first `rows` of them. Raises DataError as prepare_data does.
+    """Read the first 200 rows (of a mix, shared by its sources) and show the first `rows` of them. Raises DataError as prepare_data does.
 
     Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`, `max_seq_len`,
     `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text, trained}]]}`), `rows_measured`,
     `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
     `histogram` `{edges, counts}` of these, and `warnings`."""
-    source = open_source(config, streaming=True)
-    read = list(itertools.islice(source.read(), max(rows, _ROWS_MEASURED)))
-    if not read:
-        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    columns = map_columns(config.format, [row for _, row in read], source)
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    parts = config.parts()
+    measured = max(rows, -(-_ROWS_MEASURED // len(parts)))
+    opened = [_open(part, measured) for part, _ in parts]
     shown: list[dict[str, Any]] = []
     lengths: list[int] = []
     tokens = trained = cut = skipped = 0
-    for number, _, documents in encoded_rows(source, columns, encoder, iter(read)):
-        kept = [] if isinstance(documents, Skipped) else documents
-        row = {"where": source.where(number), "tokens": sum(len(d.ids) for d in kept),
-               "trained_tokens": sum(int(d.trained.sum()) for d in kept),
-               "cut": any(d.length > len(d.ids) for d in kept),
-               "skipped": documents.reason if isinstance(documents, Skipped) else None,
-               "documents": [_pieces(d, tokenizer) for d in kept] if len(shown) < rows else []}
-        if len(shown) < rows:
-            shown.append(row)
-        tokens, trained = tokens + row["tokens"], trained + row["trained_tokens"]
-        cut, skipped = cut + row["cut"], skipped + (row["skipped"] is not None)
-        lengths.extend(d.length for d in kept)
+    for place, (source, columns, read) in enumerate(opened):
+        # Every source shows its first rows, as evenly as `rows` allows.
+        most = rows * (place + 1) // len(opened)
+        for number, _, documents in encoded_rows(source, columns, encoder, iter(read)):
+            kept = [] if isinstance(documents, Skipped) else documents
+            row = {"where": source.where(number), "tokens": sum(len(d.ids) for d in kept),
+                   "trained_tokens": sum(int(d.trained.sum()) for d in kept),
+                   "cut": any(d.length > len(d.ids) for d in kept),
+                   "skipped": documents.reason if isinstance(documents, Skipped) else None,
+                   "documents": [_pieces(d, tokenizer) for d in kept] if len(shown) < most else []}
+            if len(shown) < most:
+                shown.append(row)
+            tokens, trained = tokens + row["tokens"], trained + row["trained_tokens"]
+            cut, skipped = cut + row["cut"], skipped + (row["skipped"] is not None)
+            lengths.extend(d.length for d in kept)
     counts, edges = np.histogram(lengths, bins=_BINS) if lengths else (np.empty(0), np.empty(0))
     return {
-        "source": source.name, "format": columns.format, "format_detected": columns.detected,
-        "columns": columns.meaning(), "unused_columns": columns.unused,
-        "chat_template": encoder.template_use(columns.format), "max_seq_len": config.max_seq_len,
-        "rows": shown, "rows_measured": len(read), "rows_cut": cut, "rows_skipped": skipped,
+        "source": opened[0][0].name if len(opened) == 1 else config.title,
+        "format": ", ".join(dict.fromkeys(columns.format for _, columns, _ in opened)),
+        "format_detected": any(columns.detected for _, columns, _ in opened),
+        "columns": {name: said for _, columns, _ in opened for name, said in columns.meaning().items()},
+        "unused_columns": list(dict.fromkeys(name for _, columns, _ in opened for name in columns.unused)),
+        "chat_template": ", ".join(dict.fromkeys(encoder.template_use(columns.format) for _, columns, _ in opened)),
+        "max_seq_len": config.max_seq_len, "rows": shown, "rows_measured": sum(len(read) for _, _, read in opened), "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
         "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
         "warnings": encoder.renderer.warning_sentences(),
     }
+
+
+def _open(config: DataConfig, count: int) -> tuple[Source, ColumnMap, list[tuple[int, Row]]]:
+    """A source, its columns and its first `count` rows."""
+    source = open_source(config, streaming=True)
+    read = list(itertools.islice(source.read(), count))
+    if not read:
+        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+    return source, map_columns(config.format, [row for _, row in read], source), read
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
