@@ -13,7 +13,7 @@ import traceback
 from engine.config import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
-from engine.paths import lasting_source
+from engine.paths import lasting_source, lasting_sources
 from engine.recorder import RunRecorder
 from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, open_run, summarise
 
@@ -119,7 +119,7 @@ class Run:
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
     """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run can be resumed from
     anywhere."""
-    lasting = {"model.source": lasting_source(config.model.source), "data.source": lasting_source(config.data.source)}
+    lasting = {"model.source": lasting_source(config.model.source), "data.source": lasting_sources(config.data.source)}
     return Run(create_run(runs_dir, config.with_values(lasting)), resume=False)
 
 

@@ -89,7 +89,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
                        f"{vocabulary}; use the tokenizer that belongs to the model.")
     state = _resume_state(folder) if resume else None
     if state is not None and state["data"] != data.fingerprint:
-        raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.source} "
+        raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.title} "
                        "or start a new run.")
     backend = open_backend(config.engine.device)
     store = None

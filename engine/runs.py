@@ -324,7 +324,7 @@ def _summary(folder: RunFolder) -> RunSummary:
 def _names(path: Path, mtime_ns: int) -> tuple[str, str, str]:
     """Name, model and data of a configuration; `mtime_ns` makes a changed file a new question."""
     config = TrainConfig.load(path)
-    return config.name, config.model.source, config.data.source
+    return config.name, config.model.source, config.data.title
 
 
 def _head(file, path: Path) -> tuple[Record | None, RunStarted]:
