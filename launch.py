@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"ramstream: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
         return 130
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.errors import FitError, RamstreamError
+from engine.errors import FitError, GpuMemoryError, RamstreamError
 from engine.plan import COMPUTE, D2H, H2D, HOST, Op
 
 # Growing segments leave no gaps when micro-batch shapes vary; read when CUDA starts, a user's own setting wins.
@@ -133,9 +133,7 @@ class CudaBackend:
     def _fail(self, lane: str, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
-            error = FitError(f"The GPU ran out of memory ({memory['allocated'] / 2**30:.1f} GiB in use of "
-                             f"{memory['total'] / 2**30:.1f}); lower train.micro_batch_size or data.max_seq_len, or set "
-                             "engine.save_level to boundary_host.")
+            error = GpuMemoryError(f"{memory['allocated'] / 2**30:.1f} GiB in use of {memory['total'] / 2**30:.1f}")
         ticket.error = error
         self._broken.setdefault(lane, error)
         if self._error is None:

@@ -27,6 +27,23 @@ class FitError(RamstreamError):
     """The job does not fit this machine's host memory, GPU memory or disk."""
 
 
+class GpuMemoryError(FitError):
+    """The GPU ran out of memory. `in_use` is how much was, in words; `planned`, what the plan gives to which buffers."""
+
+    def __init__(self, in_use: str = "", planned: str = ""):
+        self.in_use = in_use
+        super().__init__(f"The GPU ran out of memory{f' ({in_use})' if in_use else ''}{planned}; lower "
+                         "train.micro_batch_size or data.max_seq_len, or set engine.save_level to boundary_host.")
+
+
+class DeviceError(RamstreamError):
+    """The GPU or its driver reported an error, or no longer answers."""
+
+
+class HostMemoryError(RamstreamError):
+    """Host memory ran low while a run went on."""
+
+
 class CheckpointError(RamstreamError):
     """A checkpoint cannot be written, read or verified."""
 

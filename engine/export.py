@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoint import CheckpointInfo
@@ -72,8 +73,11 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
             shutil.rmtree(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.replace(partial, folder)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise RunError(f"The model cannot be written to {folder} ({error.strerror or error}); free some disk space or "
-                       "choose another folder.") from error
+        if isinstance(error, (OSError, SafetensorError)):
+            what = str(getattr(error, "strerror", None) or error).rstrip(".")
+            raise RunError(f"The model cannot be written to {folder} ({what}); free some disk space or choose another "
+                           "folder.") from error
+        raise
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

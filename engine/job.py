@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import shutil
 import traceback
 
+from engine.choose import Chosen, Item
 from engine.config import TrainConfig
-from engine.errors import RamstreamError, RunError
+from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
 from engine.paths import lasting_source, lasting_sources
 from engine.recorder import RunRecorder
@@ -42,6 +44,7 @@ class Run:
             self._reader = CommandReader(folder)
             self._owned = owned.pop_all()
         self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._chosen: Chosen | None = None
         self._early: list[str] = []
         """Requests for the training loop that came in while the run was still being prepared."""
 
@@ -55,7 +58,10 @@ class Run:
         """Run to the end and return the last record; the record and the folder are then free again."""
         with self._owned:
             ended = self._guarded()
-            self.recorder.emit(ended)
+            try:
+                self.recorder.emit(ended)
+            except RunError as error:  # the record keeps what it has, and whoever waits here still learns the cause
+                return ended if ended.state == "failed" else RunEnded("failed", str(error), type(error).__name__)
             return ended
 
     def close(self) -> None:
@@ -68,16 +74,31 @@ class Run:
         except _GiveUp as error:
             if error.command == "discard":
                 return RunEnded("discarded", "Stopped before the first step.")
-            return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
-        except RamstreamError as error:
-            return RunEnded("failed", str(error), type(error).__name__)
-        except MemoryError:
-            return RunEnded("failed", "The host ran out of memory; choose a smaller model or batch, or free some memory.",
-                            "MemoryError")
-        except Exception as error:  # a fault of the program: the record keeps where, the person gets one sentence
-            self.recorder.emit(LogLine("error", traceback.format_exc()))
-            return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {error}); the log "
-                                      "of the run has the details.", type(error).__name__)
+            return RunEnded("stopped", "Stopped before it went on; nothing is lost and it can be resumed." if self.resume
+                            else "Stopped before the first step; nothing was trained.")
+        except Exception as error:
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> RunEnded:
+        """One sentence for the person; where the program, the device or the system is at fault, the record keeps where."""
+        told = error
+        if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
+            from engine.explain import explained
+
+            with contextlib.suppress(RunError):  # a record that cannot be written may be the fault itself
+                self.recorder.emit(LogLine("error", "".join(traceback.format_exception(error))))
+            told = explained(error, self._gpu_items())
+        if told is not None:
+            return RunEnded("failed", str(told), type(told).__name__)
+        first = (str(error).strip().splitlines() or [""])[0]
+        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first}); the log of "
+                                  "the run has the details.", type(error).__name__)
+
+    def _gpu_items(self) -> tuple[Item, ...]:
+        """Of the plan, or of the report that came before it."""
+        if self._chosen is not None:
+            return self._chosen.gpu_items
+        return tuple(Item(**item) for item in (self.recorder.snapshot.fit.get("gpu") or {}).get("items", ()))
 
     def _train(self) -> RunEnded:
         self.recorder.emit(StateChanged("preparing"))
@@ -87,19 +108,20 @@ class Run:
         from engine.trainer import Trainer, started_event
 
         prepared = prepare(config, self.folder, self.recorder, self.resume, self._check)
+        self._chosen = prepared.chosen
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
-            return Trainer(config, self.folder, self.recorder, prepared, self._next_commands).run()
+            ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands).run()
         except BaseException:
-            # Lanes may still be at work on the planes: they must end before the planes go.
-            try:
-                prepared.engine.drain()
-            except Exception:
-                pass  # the first error is the one that is told
+            # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
+            # both may fail too; the first error is the one that is told.
+            for give_back in (prepared.engine.drain, prepared.close):
+                with contextlib.suppress(Exception):
+                    give_back()
             raise
-        finally:
-            prepared.close()
+        prepared.close()
+        return ended
 
     def _next_commands(self) -> list[str]:
         found, self._early = self._early, []
@@ -120,13 +142,23 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
     """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run can be resumed from
     anywhere."""
     lasting = {"model.source": lasting_source(config.model.source), "data.source": lasting_sources(config.data.source)}
-    return Run(create_run(runs_dir, config.with_values(lasting)), resume=False)
+    folder = create_run(runs_dir, config.with_values(lasting))
+    try:
+        return Run(folder, resume=False)
+    except RunError:
+        shutil.rmtree(folder.path, ignore_errors=True)  # a folder without a record is no run
+        raise
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
     """An earlier run, to go on from its newest checkpoint (from the start when it never saved one). Raises RunError for
     one that has finished."""
     folder = open_run(runs_dir, run_id)
+    try:
+        folder.config
+    except ConfigError as error:  # before anything is written to a run that this version cannot go on with
+        raise RunError(f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); use the "
+                       "version that wrote it, or mend its config.yaml.") from None
     summary = summarise(folder)
     if summary is not None and summary.state == "finished":
         raise RunError(f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to train further.")

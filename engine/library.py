@@ -69,6 +69,18 @@ def no_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
+def errors_only() -> Iterator[None]:
+    """transformers logs no warnings inside: what its report on loaded weights says, we say in one sentence."""
+    logging = transformers().utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@contextmanager
 def told_progress(report: Callable[[float], None]) -> Iterator[None]:
     """`report(share)` is called as the library loads weights in this thread, in place of its own bar."""
     logging, thread = transformers().utils.logging, threading.get_ident()

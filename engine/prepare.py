@@ -74,8 +74,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
 
     Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job that does not fit.
     """
-    tokenizer = load_tokenizer(config.model.source)
     hf_config = load_config(config.model.source)
+    tokenizer = load_tokenizer(config.model.source)
     model = build_model(hf_config, config.model)
     check()
     # Tokenising forks nothing, and comes before CUDA starts and before the planes take the memory.

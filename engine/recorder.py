@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,10 @@ SESSION_FILE = "session.json"
 """Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those
 before it. Lists of runs read it instead of the whole record."""
 
+RESERVE_FILE = "events.reserve"
+"""Disk space that an open record holds back: on a full disk it is given to the last line, which tells the cause."""
+
+_RESERVE_BYTES = 1 << 16
 _SCAN_BYTES = 1 << 16
 
 
@@ -49,6 +54,7 @@ class RunRecorder:
             raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
         try:
             self._size = _repair_end(self.path, self._descriptor)
+            self._reserve()
             for record in replay(self.path):
                 self.snapshot.apply(record)
             if self.snapshot.last_seq:
@@ -71,14 +77,16 @@ class RunRecorder:
         with self._lock:
             if self._descriptor is None:
                 raise RuntimeError(f"{event.kind} was emitted after the recorder was closed.")
+            if isinstance(event, RunEnded):
+                self.path.with_name(RESERVE_FILE).unlink(missing_ok=True)
             line = _encode(Record(self.run_id, self.snapshot.last_seq + 1, time.time(), event))
             self._write(line)
-            if isinstance(event, (CheckpointWritten, RunEnded)):
-                os.fsync(self._descriptor)
             # Read back, so that whoever listens live sees exactly what a reader of the file sees.
             record = Record.from_json(json.loads(line))
             self.snapshot.apply(record)
             self._undelivered.append(record)
+            if isinstance(event, (CheckpointWritten, RunEnded)):
+                self._sync()
         self._deliver()
         return record
 
@@ -96,10 +104,11 @@ class RunRecorder:
         with self._lock:
             if self._descriptor is not None:
                 descriptor, self._descriptor = self._descriptor, None
-                try:
+                with contextlib.suppress(OSError):  # what matters was synced when it was written
                     os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                os.close(descriptor)
+                with contextlib.suppress(OSError):
+                    self.path.with_name(RESERVE_FILE).unlink(missing_ok=True)
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)
@@ -109,10 +118,26 @@ class RunRecorder:
         except BaseException as error:
             os.ftruncate(self._descriptor, self._size)
             if isinstance(error, OSError):
-                raise RunError(f"The record {self.path} cannot be written ({error.strerror}); free some disk space and "
-                               "resume the run.") from None
+                raise self._unwritable(error) from None
             raise
         self._size += len(line)
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(f"The record {self.path} cannot be written ({error.strerror}); free some disk space and resume "
+                        "the run.")
+
+    def _reserve(self) -> None:
+        descriptor = os.open(self.path.with_name(RESERVE_FILE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
+        finally:
+            os.close(descriptor)
 
     def _deliver(self) -> None:
         # Whichever thread finds nobody delivering does so for all, and goes on until nothing is left: records reach the
@@ -194,7 +219,7 @@ def parse_line(line: bytes, path: str | os.PathLike[str], number: int | None = N
         return Record.from_json(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError):
         where = "A line" if number is None else f"Line {number}"
-        raise RunError(f"{where} of {path} is not a record of a run; the file is damaged.") from None
+        raise RunError(f"{where} of {path} is not a record of a run: the file is damaged, so delete that line.") from None
 
 
 def _encode(record: Record) -> bytes:

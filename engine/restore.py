@@ -70,8 +70,12 @@ def load_checkpoint(path: str | os.PathLike[str], store: HostStore, buffers: Map
 
 def _fill(path: Path, manifest: dict[str, Any], store: HostStore, buffers: Mapping[str, Tensor],
           planes: Collection[str] | None, progress: Progress | None) -> None:
-    _read_planes(path, manifest, store, tuple(PLANE_ITEM_BYTES[store.dtype]) if planes is None else tuple(planes), progress)
-    _read_buffers(path, manifest["buffers"], buffers)
+    wanted = tuple(PLANE_ITEM_BYTES[store.dtype]) if planes is None else tuple(planes)
+    try:
+        _read_planes(path, manifest, store, wanted, progress)
+        _read_buffers(path, manifest["buffers"], buffers)
+    except OSError as error:
+        raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
 
 
 def _read_buffers(path: Path, entry: dict[str, Any] | None, buffers: Mapping[str, Tensor]) -> None:
@@ -109,7 +113,8 @@ def _info(path: Path, manifest: dict[str, Any], skipped: list[str]) -> Checkpoin
 
 def _nothing(root: str | os.PathLike[str], skipped: list[str]) -> None:
     if skipped:
-        raise CheckpointError(f"No checkpoint in {root} can be used. {' '.join(skipped)}")
+        raise CheckpointError(f"No checkpoint in {root} can be used; restore one from a copy, or start a new run. "
+                              f"{' '.join(skipped)}")
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:
@@ -170,10 +175,7 @@ def _read_planes(path: Path, manifest: dict[str, Any], store: HostStore, planes:
     units = manifest["units"]
     total = sum(entry["bytes"] for unit in units for plane, entry in unit["planes"].items() if plane in planes)
     meter = Meter(total, progress)
-    try:
-        in_threads([lambda unit=unit: _read_unit(path, unit, store, planes, meter) for unit in units], meter)
-    except OSError as error:
-        raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
+    in_threads([lambda unit=unit: _read_unit(path, unit, store, planes, meter) for unit in units], meter)
 
 
 def _read_unit(path: Path, unit: dict[str, Any], store: HostStore, planes: tuple[str, ...], meter: Meter) -> None:

@@ -219,19 +219,25 @@ class CommandReader:
         self._offset = folder.control_start
 
     def read_new(self) -> list[str]:
-        """Commands since the last call, in order. Lines that are no command are passed over."""
-        if _size(self._path) <= self._offset:
+        """Commands since the last call, in order. Lines that are no command are passed over, and a file that cannot be
+        read holds none: requests are no reason to end a run."""
+        try:
+            size = _size(self._path)
+            self._offset = min(self._offset, size)  # somebody emptied the file
+            if size == self._offset:
+                return []
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                added = file.read()
+        except OSError:
             return []
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            added = file.read()
         whole = added.rfind(b"\n") + 1
         self._offset += whole
         commands = []
         for line in added[:whole].splitlines():
             try:
                 command = json.loads(line)["command"]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
             if command in COMMANDS:
                 commands.append(command)

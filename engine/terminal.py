@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -31,7 +32,8 @@ def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, r
     """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 2 when model, data or settings
     cannot be used, 1 when the run failed otherwise.
 
-    The first Ctrl-C (or SIGTERM) stops and saves; the second leaves now. Raises ConfigError for bad input.
+    The first Ctrl-C (or SIGTERM, or a terminal that closes) stops and saves; the second leaves now. Raises ConfigError for
+    bad input.
     """
     if resume is not None:
         if preset is not None or overrides:
@@ -43,7 +45,10 @@ def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, r
         run = start_run(TrainConfig.load(preset, overrides), runs_dir)
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
-    previous = {s: signal.signal(s, screen.interrupt) for s in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup leaves it ignored, and so it stays
+        numbers.append(signal.SIGHUP)
+    previous = {s: signal.signal(s, screen.interrupt) for s in numbers}
     try:
         ended = run.execute()
     finally:
@@ -51,13 +56,22 @@ def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, r
             signal.signal(number, handler)
         screen.close()
     if ended.state == "failed":
-        print(f"ramstream: {ended.reason}", file=sys.stderr)
+        _say(f"ramstream: {ended.reason}", sys.stderr)
         return 2 if ended.error_type in BAD_INPUT else 1
-    print(ended.reason)
+    _say(ended.reason)
     if ended.state == "stopped":
-        print(f"Resume it with: python launch.py train --resume {run.id}"
-              + ("" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"))
+        _say(f"Resume it with: python launch.py train --resume {run.id}"
+             + ("" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"))
     return 0
+
+
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print, also into a pipe or terminal that nobody reads any more: the run's end does not depend on that."""
+    file = file or sys.stdout
+    try:
+        print(text, file=file, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class _Screen:
@@ -68,7 +82,7 @@ class _Screen:
         self._bar: tqdm | None = None
         self._job: tuple[str, tqdm] | None = None
         self._interrupts = 0
-        self._write(f"Run {run.id} in {run.folder.path}")
+        _say(f"Run {run.id} in {run.folder.path}")
 
     def interrupt(self, number: int, frame: FrameType | None) -> None:
         """Signal handler. A handler must not wait for locks, so it only queues the request."""
@@ -76,7 +90,8 @@ class _Screen:
         if self._interrupts > 1:
             os._exit(128 + number)
         self._run.request("stop")
-        os.write(2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n")
+        with contextlib.suppress(OSError):  # the terminal may be what is gone
+            os.write(2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n")
 
     def show(self, record: Record) -> None:
         event = record.event
@@ -118,7 +133,7 @@ class _Screen:
             self._write(f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in {event.seconds:.1f} s")
         elif isinstance(event, ExportWritten):
             self._write(f"Model written to {self._run.folder.path / event.path}")
-        elif isinstance(event, LogLine):
+        elif isinstance(event, LogLine) and event.level != "error":  # details of a fault; its sentence comes last
             self._write(f"{event.level}: {event.text}")
         elif isinstance(event, StateChanged) and event.reason:
             self._write(event.reason)

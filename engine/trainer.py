@@ -15,21 +15,21 @@ from engine.checkpoint import write_checkpoint
 from engine.config import OptimConfig, TrainConfig
 from engine.data import batches, one_pass
 from engine.engine import Home
-from engine.errors import NonFiniteError
+from engine.errors import HostMemoryError, NonFiniteError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
                            MemorySampled, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline)
 from engine.export import write_model
 from engine.generate import end_tokens, generate, longest_row
-from engine.machine import GpuSampler, sample_host_memory
+from engine.machine import GpuSampler
 from engine.prepare import Prepared, Progress
 from engine.recorder import RunRecorder
 from engine.runs import RunFolder
 from engine.schedule import learning_rate
 from engine.timeline import as_records, exposed_seconds
+from engine.watch import LOOK_SECONDS, MemoryWatch
 
 FLOPS_FORMULA = "6 x parameters that a token passes through x tokens (padding and recompute not counted) / seconds"
 TIMELINES_KEPT = 500
-MEMORY_SECONDS = 0.5
 SHOWN_SAMPLES = 8
 
 
@@ -61,6 +61,8 @@ class Trainer:
         self._saved_step = prepared.step if prepared.step else None
         self._timelines = len(recorder.snapshot.timeline_steps)
         self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
+        self._watch = MemoryWatch({"planes": prepared.store.allocated_bytes,
+                                   "boundaries": prepared.engine.boundary_bytes})
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
         self._waiting: list[str] = []
         """Requests that came in between steps and can only be obeyed there."""
@@ -102,6 +104,13 @@ class Trainer:
                 return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
             self._save(step)
             return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
+        except HostMemoryError as error:
+            self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
+            p.engine.drain()
+            self._save(step)
+            kept = f"step {step} is saved" if step else "nothing was trained yet"
+            return RunEnded("failed", f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",
+                            "HostMemoryError")
         except Discarded:
             p.engine.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
@@ -146,12 +155,12 @@ class Trainer:
         if (home.step == 1 or home.step % every == 0) and self._timelines < TIMELINES_KEPT:
             self._timelines += 1
             self.recorder.emit(StepTimeline(home.step, as_records(home.spans)))
-        if now - self._memory_at >= MEMORY_SECONDS:
+        if now - self._memory_at >= LOOK_SECONDS:
             self._memory_at = now
             self._sample_memory(home.step)
 
     def _sample_memory(self, step: int) -> None:
-        rss, available = sample_host_memory()
+        rss, available = self._watch.look()
         device = self.p.backend.memory()
         driver = self._gpu.sample() if self._gpu is not None else None
         self.recorder.emit(MemorySampled(
@@ -176,7 +185,8 @@ class Trainer:
                 self._pause(step)
 
     def _commands(self) -> list[str]:
-        """New requests, recorded; stop and discard are obeyed by leaving the loop."""
+        """New requests, recorded; stop and discard are obeyed by leaving the loop, and so is a lack of memory."""
+        self._watch.check()
         found = self._next_commands()
         for command in found:
             self.recorder.emit(ControlReceived(command))

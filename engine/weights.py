@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.host_store import HostStore
-from engine.library import no_progress_bars, told_progress, transformers
+from engine.library import errors_only, no_progress_bars, told_progress, transformers
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
 
@@ -39,10 +39,10 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
             raise
 
     try:
-        with no_progress_bars(), told_progress(reading):
+        with no_progress_bars(), errors_only(), told_progress(reading):
             loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
                 str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
-                output_loading_info=True)
+                output_loading_info=True, ignore_mismatched_sizes=True)  # told below, by name
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
         if refusal:
             raise refusal[0] from None
@@ -52,7 +52,7 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
                          "with safetensors weights, or set model.init to random.") from error
     lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
     if lacking or info["mismatched_keys"]:
-        what = lacking[0] if lacking else str(sorted(info["mismatched_keys"])[0])
+        what = lacking[0] if lacking else sorted(key for key, *_ in info["mismatched_keys"])[0]
         raise ModelError(f"model.source: the weights of {source} do not fill the model ({what} is missing or of another "
                          "shape); give the folder that belongs to this configuration.")
     parameters = dict(loaded.named_parameters())
