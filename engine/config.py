@@ -70,8 +70,9 @@ class DataSource:
 @dataclass(frozen=True)
 class DataConfig:
     source: str | tuple[DataSource, ...] = ""
-    """A .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or one that `datasets` saved, or a
-    Hugging Face data set id. Several are mixed when this is a list of {source, weight, split, format}."""
+    """A .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or one that `datasets` saved, an
+    entry of a registry (path/dataset_info.json:name), or a Hugging Face data set id. Several are mixed when this is a list
+    of {source, weight, split, format}."""
 
     format: DataFormat = "auto"
     """How a row becomes tokens; `auto` looks at the columns and says what it found."""

@@ -11,6 +11,9 @@ PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
 def lasting_source(source: str) -> str:
     """`source` as it can be found again from another working directory; bundled assets and hub ids stay as they are."""
+    registry = registry_entry(source)
+    if registry is not None:
+        return f"{lasting_source(str(registry[0]))}:{registry[1]}"
     path = resolve_source(source)
     return source if path is None or path.is_relative_to(PROGRAM_ROOT) else str(path)
 
@@ -20,6 +23,13 @@ def lasting_sources(source: Any) -> Any:
     if isinstance(source, str):
         return lasting_source(source)
     return [dataclasses.asdict(part) | {"source": lasting_source(part.source)} for part in source]
+
+
+def registry_entry(source: str) -> tuple[Path, str] | None:
+    """The registry file and the entry that `path/dataset_info.json:name` names, or None where there is no such file."""
+    file, colon, name = source.rpartition(".json:")
+    path = resolve_source(f"{file}.json") if colon else None
+    return None if path is None or not path.is_file() else (path, name)
 
 
 def resolve_source(source: str) -> Path | None:

@@ -6,6 +6,7 @@ Local JSON and JSONL are read here, so that a broken line is named; Parquet thro
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import DataConfig
+from engine.data.registry import registered
 from engine.data.text_files import TURN_COLUMNS, passages, table_rows
 from engine.errors import DataError
-from engine.paths import resolve_source
+from engine.paths import registry_entry, resolve_source
 
 Row = dict[str, Any]
 _TABLE_SUFFIXES, _TEXT_SUFFIXES = (".csv", ".tsv"), (".txt", ".md")
@@ -55,6 +57,10 @@ class Source:
 def open_source(config: DataConfig, streaming: bool = False) -> Source:
     """The data set that `config.source` names. `streaming` reads only what is asked for, as a preview needs, and then
     `total` may be unknown. Raises DataError when there is no such data set or it cannot be read."""
+    entry = registered(config)
+    if entry is not None:
+        inner, ours = open_source(entry[0], streaming), entry[1]
+        return dataclasses.replace(inner, read=lambda: ((number, ours(row)) for number, row in inner.read()))
     path = resolve_source(config.source)
     if path is None:
         refuse_missing_file(config.source)
@@ -87,7 +93,9 @@ def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]]
 
 def refuse_missing_file(source: str) -> None:
     """Raises DataError when `source` can only be meant as a local file and there is none."""
-    suffix = Path(source).suffix.lower()
+    if registry_entry(source) is not None:
+        return
+    suffix = Path(source.partition(".json:")[0] + ".json" if ".json:" in source else source).suffix.lower()
     if resolve_source(source) is None and (suffix in _FILE_SUFFIXES + _OTHER_SUFFIXES
                                            or source.startswith((".", "/", "~"))):
         raise DataError(f"There is no file {source}; check data.source.")

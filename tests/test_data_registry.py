@@ -1,0 +1,105 @@
+"""Entries of a dataset_info.json: the same rows under other names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.config import DataConfig
+from engine.data import prepare_data, preview
+from engine.errors import DataError
+from engine.paths import lasting_source
+from tests import data_references as reference
+
+ENTRIES = {
+    "plain": {"file_name": "alpaca.json"},
+    "renamed": {"file_name": "renamed.json", "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"}},
+    "history": {"file_name": "history.json", "columns": {"history": "before"}},
+    "turns": {"file_name": "turns.json", "formatting": "sharegpt", "columns": {"messages": "talk", "tools": "tools"},
+              "tags": {"role_tag": "who", "content_tag": "said", "user_tag": "me", "assistant_tag": "it"}},
+    "hub": {"hf_hub_url": "owner/name", "subset": "main", "split": "test"},
+    "ranked": {"file_name": "alpaca.json", "ranking": True}, "images": {"file_name": "a.json", "formatting": "llava"},
+    "nowhere": {"columns": {}}, "lost": {"file_name": "lost.json"}, "odd": {"file_name": "alpaca.json", "tags": ["a"]},
+}
+FILES = {
+    "alpaca.json": [{"instruction": "hello", "input": "an", "output": "he", "system": "unused"}],
+    "renamed.json": [{"q": "hello", "more": "an", "a": "he", "s": "be", "output": "another thing"}],
+    "history.json": [{"instruction": "two", "input": "", "output": "he", "before": [["one", "an"]]}],
+    "turns.json": [{"talk": [{"who": "me", "said": "hello"}, {"who": "it", "said": "he"}], "tools": "[]"}],
+}
+SYSTEM, ASKED, ANSWER = ({"role": "system", "content": "be"}, {"role": "user", "content": "hello\n\nan"},
+                         {"role": "assistant", "content": "he"})
+EXPECTED = {
+    "renamed": [SYSTEM, ASKED, ANSWER],
+    "history": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "an"},
+                {"role": "user", "content": "two"}, ANSWER],
+    "turns": [{"role": "user", "content": "hello"}, ANSWER],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return reference.tokenizer("qwen")
+
+
+@pytest.fixture
+def registry(tmp_path):
+    for name, rows in FILES.items():
+        (tmp_path / name).write_text(json.dumps(rows))
+    path = tmp_path / "dataset_info.json"
+    path.write_text(json.dumps(ENTRIES))
+    return path
+
+
+def config(registry, name) -> DataConfig:
+    return DataConfig(source=f"{registry}:{name}", packing=False, eval_fraction=0.0)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_entrys_columns_and_speakers_are_read_under_its_names(registry, tokenizer, name):
+    data = prepare_data(config(registry, name), tokenizer, 1)
+    assert data.train.ids.tolist() == tokenizer.apply_chat_template(EXPECTED[name])["input_ids"]
+    assert preview(config(registry, name), tokenizer)["rows_measured"] == 1
+
+
+def test_an_entry_without_names_has_alpacas(registry, tokenizer):
+    data = prepare_data(config(registry, "plain"), tokenizer, 1)
+    assert data.train.ids.tolist() == tokenizer.apply_chat_template([ASKED, ANSWER])["input_ids"]
+    assert data.summary["unused_columns"] == ["system (not named)"]
+    assert data.summary["format"] == "alpaca" and data.summary["source"] == "alpaca.json"
+
+
+def test_a_hub_entry_gives_id_subset_and_split(registry, tokenizer, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(name, subset=None, split=None, streaming=False):
+        asked.append((name, subset, split))
+        return datasets.Dataset.from_list(FILES["alpaca.json"])
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    prepare_data(config(registry, "hub"), tokenizer, 1)
+    assert asked == [("owner/name", "main", "test")]
+
+
+def test_a_registered_source_is_kept_as_a_whole_path(registry, monkeypatch):
+    monkeypatch.chdir(registry.parent)
+    assert lasting_source("dataset_info.json:plain") == f"{registry}:plain"
+
+
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("other", r"^There is no entry other in dataset_info\.json; it has history, hub, "),
+    ("ranked", r"^The entry ranked of dataset_info\.json holds rankings"),
+    ("images", r"has the formatting llava; use alpaca or sharegpt"), ("nowhere", r"neither file_name nor hf_hub_url"),
+    ("lost", r"names the file lost\.json, which is not beside it"), ("odd", r"^The tags of the entry odd .*are not names")])
+def test_an_entry_that_cannot_be_used_is_one_sentence(registry, tokenizer, name, sentence):
+    with pytest.raises(DataError, match=sentence) as caught:
+        prepare_data(config(registry, name), tokenizer, 1)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_registry_that_is_not_there_is_a_missing_file(tokenizer):
+    with pytest.raises(DataError, match=r"^There is no file nowhere/dataset_info\.json:a; check data\.source"):
+        prepare_data(config("nowhere/dataset_info.json", "a"), tokenizer, 1)
