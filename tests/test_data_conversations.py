@@ -97,7 +97,7 @@ tool_lists = st.one_of(st.none(), st.lists(st.builds(lambda name, text: {"type":
     min_size=1, max_size=3))
 
 
-@examples
+@settings(examples, max_examples=40)
 @given(tool_lists, st.lists(st.tuples(words("qwen"), calls, words("qwen"), words("qwen")), min_size=1, max_size=3))
 def test_tool_calls_are_trained_and_tools_and_their_answers_are_not(tools, turns):
     messages = []

@@ -20,7 +20,8 @@ _BINS = 20
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Read the first 200 rows (of a mix, shared by its sources) and show the first `rows` of them. Raises DataError as prepare_data does.
+    """Read the first 200 rows (of a mix, shared by its sources) and show the first `rows` of them. Raises DataError as
+    prepare_data does.
 
     Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`, `max_seq_len`,
     `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text, trained}]]}`), `rows_measured`,
@@ -56,7 +57,8 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         "columns": {name: said for _, columns, _ in opened for name, said in columns.meaning().items()},
         "unused_columns": list(dict.fromkeys(name for _, columns, _ in opened for name in columns.unused)),
         "chat_template": ", ".join(dict.fromkeys(encoder.template_use(columns.format) for _, columns, _ in opened)),
-        "max_seq_len": config.max_seq_len, "rows": shown, "rows_measured": sum(len(read) for _, _, read in opened), "rows_cut": cut, "rows_skipped": skipped,
+        "max_seq_len": config.max_seq_len, "rows": shown, "rows_measured": sum(len(read) for _, _, read in opened),
+        "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
         "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
         "warnings": encoder.renderer.warning_sentences(),
