@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 
+from engine.machine import sample_host_memory
 from engine.plan import Op
 
 
@@ -53,6 +54,9 @@ class Backend(Protocol):
 
     def seed(self, value: int) -> None:
         """Seed the generator that COMPUTE ops draw from (dropout), without a device synchronization."""
+
+    def room(self) -> int:
+        """Bytes that new tensors on the device may take, within its free memory and any limit."""
 
     def memory(self) -> dict[str, int]:
         """Bytes: allocated, reserved, peak, total, free (zeros on the CPU)."""
@@ -104,6 +108,9 @@ class CpuBackend:
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
+
+    def room(self) -> int:
+        return sample_host_memory()[1]
 
     def memory(self) -> dict[str, int]:
         return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0}

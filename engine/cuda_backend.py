@@ -73,6 +73,7 @@ class CudaBackend:
                          H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
         self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}
         self._error: BaseException | None = None
+        self._limit = torch.cuda.get_device_properties(self.device).total_memory
         self._broken: dict[str, BaseException] = {}
         self._set_anchor()
         self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
@@ -219,6 +220,12 @@ class CudaBackend:
         """Refuse allocations beyond `nbytes` in this process."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
+        self._limit = nbytes
+
+    def room(self) -> int:
+        memory = self.memory()
+        unused = memory["reserved"] - memory["allocated"]
+        return unused + max(0, min(memory["free"], self._limit - memory["reserved"]))
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)

@@ -48,6 +48,10 @@ class CheckpointError(RamstreamError):
     """A checkpoint cannot be written, read or verified."""
 
 
+class CacheError(RamstreamError):
+    """Sampling with a key-value cache did not work out; the same answer can be had without one."""
+
+
 class NonFiniteError(RamstreamError):
     """The loss or the gradient norm became NaN or infinite; no update of that step was applied."""
 
