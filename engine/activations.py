@@ -9,39 +9,44 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from engine.attention import Documents, Pattern
 from engine.layout import Activations
 from engine.model import StreamedModel, Unit
+from engine.shape import DOCUMENTS
 from engine.skeleton import BlockArguments, tensors_in
 
 _LENGTHS = (32, 64, 96)
 
 
 def count_activations(model: StreamedModel) -> list[tuple[Activations, Activations]] | None:
-    """For each block, what is kept without and with a packed row's dense mask. None where a block's code cannot run on
-    the meta device because it looks at values."""
+    """For each block, what is kept without and with a dense mask: a packed row's, or a window's where attention goes
+    document by document. None where a block's code cannot run on the meta device because it looks at values."""
     alike = [_shapes(unit) for unit in model.blocks]
     try:
-        plain, packed = _by_shapes(model, alike, packed=False), _by_shapes(model, alike, packed=True)
+        plain, masked = _by_shapes(model, alike, masked=False), _by_shapes(model, alike, masked=True)
     except Exception:  # whatever a family's code raises for want of values: the caller has an estimate for that
         return None
-    return [(plain[shapes], packed[shapes]) for shapes in alike]
+    return [(plain[shapes], masked[shapes]) for shapes in alike]
 
 
 def _shapes(unit: Unit) -> tuple:
     return tuple((spec.name, spec.shape) for spec in unit.layout.parameters)
 
 
-def _by_shapes(model: StreamedModel, alike: list[tuple], packed: bool) -> dict[tuple, Activations]:
+def _by_shapes(model: StreamedModel, alike: list[tuple], masked: bool) -> dict[tuple, Activations]:
     first = {shapes: position for position, shapes in reversed(list(enumerate(alike)))}
     counts: dict[tuple, list[int]] = {shapes: [] for shapes in first}
+    windows = masked and model.skeleton.model.config.get_text_config()._attn_implementation == DOCUMENTS
     for length in _LENGTHS:
         ids = torch.zeros(1, length, dtype=torch.long)
-        positions = torch.arange(length).remainder(length // 2).unsqueeze(0) if packed else None
+        positions = torch.arange(length).remainder(length // 2).unsqueeze(0) if masked and not windows else None
         with torch.no_grad():
             captured = model.skeleton.capture(ids, positions)
         for shapes, position in first.items():
-            counts[shapes].append(_kept_bytes(model, model.blocks[position], captured.arguments[position],
-                                              captured.hidden))
+            given = captured.arguments[position]
+            if windows and given.kwargs.get("attention_mask") is None:
+                given.kwargs["attention_mask"] = Pattern(Documents.whole_rows(1, length, torch.from_numpy), length // 2)
+            counts[shapes].append(_kept_bytes(model, model.blocks[position], given, captured.hidden))
     return {shapes: _fit(*kept) for shapes, kept in counts.items()}
 
 

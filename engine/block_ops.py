@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.adamw import HostAdamW
+from engine.attention import Documents
 from engine.backend import Backend
 from engine.device_state import DeviceState
 from engine.errors import NonFiniteError
@@ -34,6 +35,8 @@ class DeviceBatch:
     """Flat positions that carry loss, int64 [n]."""
     labels: torch.Tensor
     """Their target tokens, int64 [n]."""
+    documents: Documents | None = None
+    """Those of `position_ids`, as the host knows them."""
 
 
 @dataclass
@@ -113,7 +116,7 @@ class BlockOps:
     def _capture(self, op: Op, step: StepContext) -> Capture:
         self._seed(op, step)
         batch = step.batches[op.micro_batch]
-        return self.model.skeleton.capture(batch.input_ids, batch.position_ids)
+        return self.model.skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
 
     def _embed(self, op: Op, step: StepContext) -> None:
         with torch.no_grad():

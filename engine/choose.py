@@ -149,7 +149,9 @@ class _Sizer:
         self.shape, self.config, self.device, self.rounding = shape, config, device, rounding
         self.comfortable, self.keeping, self.row_length = COMFORTABLE * limit, keeping, row_length
         self._by_size: dict[int, tuple[list[int], list[int]]] = {}
-        self.dense_mask = shape.dense_mask(config.data.packing and shape.packs, row_length)
+        packed = config.data.packing and shape.packs
+        self.dense_mask = shape.dense_mask(packed, row_length)
+        self.masked_blocks = shape.masked_blocks(packed, row_length, device)
         self._position_bytes = shape.vocab_size * shape.logit_bytes
         low, high = LOSS_CHUNKS
         budget = LOGITS_BYTES["small" if device == "cuda" and limit < SMALL_GPU_BYTES else device]
@@ -186,7 +188,7 @@ class _Sizer:
         if size not in self._by_size:
             tokens, item = size * self.row_length, self.shape.item_bytes
             self._by_size[size] = (
-                [(u.masked_activations if self.dense_mask else u.activations).of(size, self.row_length)
+                [(u.masked_activations if self.masked_blocks else u.activations).of(size, self.row_length)
                  for u in self.shape.blocks],
                 [(2 * u.widest * tokens + u.numel + 2 * tokens * self.shape.hidden_size) * item
                  for u in self.shape.blocks])

@@ -44,7 +44,8 @@ class ModelConfig:
     host, gradient included); `float32` computes in fp32 (16 bytes)."""
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    """Attention implementation of transformers; `auto` is `sdpa` where the model has it."""
+    """Attention implementation of transformers; `auto` goes document by document, without masks, where that is exact for
+    the model, and is `sdpa` or `eager` elsewhere."""
 
 
 DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.adamw import HostAdamW
+from engine.attention import Documents
 from engine.backend import Backend
 from engine.block_ops import BlockOps, DeviceBatch, StepContext
 from engine.device_state import DeviceState
@@ -93,9 +94,13 @@ class StreamingEngine:
     def _upload(self, batch) -> DeviceBatch:
         labels = np.ascontiguousarray(batch.labels).reshape(-1)
         index = np.flatnonzero(labels >= 0)
-        positions = None if batch.position_ids is None else self.backend.upload(_int64(batch.position_ids))
-        return DeviceBatch(self.backend.upload(_int64(batch.input_ids)), positions, self.backend.upload(_int64(index)),
-                           self.backend.upload(_int64(labels[index])))
+        upload, positions = self.backend.upload, None
+        if batch.position_ids is None:
+            documents = Documents.whole_rows(*batch.input_ids.shape, upload)
+        else:
+            positions, documents = upload(_int64(batch.position_ids)), Documents.of(batch.position_ids, upload)
+        return DeviceBatch(upload(_int64(batch.input_ids)), positions, upload(_int64(index)),
+                           upload(_int64(labels[index])), documents)
 
     # ------------------------------------------------------------------ without gradients (everything must be home)
 

@@ -16,15 +16,11 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.layout import ParameterSpec, UnitLayout, lay_out
+from engine.leak import Packing, packing_of
 from engine.library import empty_model, transformers
 from engine.paths import resolve_source
 from engine.plan import EMBED, HEAD
 from engine.skeleton import BlockArguments, Skeleton, parameters_reached, tensors_in
-
-PACKING_FAMILIES = frozenset({"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "olmo2",
-                              "mixtral", "qwen3_moe"})
-"""Model types whose packed documents are shown not to see each other (tests/test_packing.py); others train one
-document a row."""
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -53,6 +49,8 @@ class StreamedModel:
     dtype: str
     active_parameters: int
     """Parameters that one token passes through (all of them, except for the experts a router does not choose)."""
+    packing: Packing
+    """Whether documents may share a row, and why not."""
     aliases: dict[str, str] = field(default_factory=dict)
     """Second names of tied parameters, to the name that owns the plane."""
 
@@ -122,7 +120,8 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
                          "not streamed yet; set output_router_logits to false in its config.json to train without it.")
     config = copy.deepcopy(config)
     config.use_cache = False
-    attention = "sdpa" if model.attention == "auto" else model.attention
+    packing = packing_of(config, model.attention)
+    attention = (packing.attention or "sdpa") if model.attention == "auto" else model.attention
     dtype = TORCH_DTYPES[model.dtype]
     try:
         module = empty_model(config, dtype, attention)
@@ -140,7 +139,7 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     outer, tied, aliases = _probe(module, skeleton, units, names, decay_names)
     return StreamedModel(config=config, skeleton=skeleton, units=[outer[0], *units, outer[1]], tied=tied,
                          dtype=model.dtype, active_parameters=_active_parameters(config, outer[0], units, outer[1]),
-                         aliases=aliases)
+                         packing=packing.of(module), aliases=aliases)
 
 
 def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:

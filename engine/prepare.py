@@ -20,7 +20,7 @@ from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, Pla
 from engine.fit import estimate
 from engine.host_store import HostStore
 from engine.machine import read_machine, sample_host_memory
-from engine.model import PACKING_FAMILIES, StreamedModel, build_model, load_config, load_tokenizer
+from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.plan import grid
 from engine.recorder import RunRecorder
 from engine.restore import load_newest_checkpoint, newest_checkpoint
@@ -79,8 +79,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     model = build_model(hf_config, config.model)
     check()
     # Tokenising forks nothing, and comes before CUDA starts and before the planes take the memory.
-    packing = hf_config.model_type in PACKING_FAMILIES
-    data = prepare_data(config.data, tokenizer, config.train.seed, packing, Progress(recorder, "tokenise", check))
+    problem = f"{hf_config.model_type}: {model.packing.problem}" if not model.packing.safe else ""
+    data = prepare_data(config.data, tokenizer, config.train.seed, problem, Progress(recorder, "tokenise", check))
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size
     highest = max(int(data.train.ids.max(initial=0)), int(data.eval.ids.max(initial=0)))

@@ -19,6 +19,9 @@ from engine.paths import resolve_source
 if TYPE_CHECKING:
     from engine.model import StreamedModel
 
+DOCUMENTS = "documents"
+"""Name of the attention that makes no masks (engine.attention)."""
+
 ACTIVATION_FACTOR = 1.3
 """Where a block's activations cannot be counted: bytes that autograd keeps over those of its matrices' inputs and
 outputs (within 6 % for Llama, Qwen and Mixtral; up to 35 % too few for blocks with many norms)."""
@@ -118,15 +121,22 @@ class ModelShape:
         return replace(self, dtype=dtype, logit_bytes=self.logit_bytes + (item - self.item_bytes))
 
     def dense_mask(self, packed: bool, row_length: int) -> bool:
-        """Whether attention gets a tokens x tokens mask for each row."""
-        slides = self.sliding_window is not None and self.sliding_window < row_length
-        return packed or slides or self.attention == "eager"
+        """Whether a tokens x tokens mask is made for each row and held through a step."""
+        return self.attention != DOCUMENTS and (packed or self._slides(row_length) or self.attention == "eager")
+
+    def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
+        """Whether blocks keep a tokens x tokens mask of each row: a held one, or a window's where the GPU's
+        variable-length kernel does not run."""
+        windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
+        return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))
+
+    def _slides(self, row_length: int) -> bool:
+        return self.sliding_window is not None and self.sliding_window < row_length
 
 
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Summary of a built model; `source` is only carried along."""
     from engine.activations import count_activations
-    from engine.model import PACKING_FAMILIES
 
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
@@ -151,7 +161,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     return ModelShape(
         model_type=model.config.model_type, source=source, dtype=model.dtype, attention=attention,
         units=(outer(embed), *map(block, blocks, counted), outer(head)), tied=model.tied,
-        packs=model.config.model_type in PACKING_FAMILIES, hidden_size=text.hidden_size, vocab_size=text.vocab_size,
+        packs=model.packing.safe, hidden_size=text.hidden_size, vocab_size=text.vocab_size,
         active_parameters=model.active_parameters, max_position_embeddings=positions,
         # OPT's table has two rows more than positions.
         learned_positions=positions is not None and any(positions <= rows <= positions + 2 and rows < text.vocab_size

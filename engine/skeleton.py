@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine import attention
+from engine.attention import Documents
 from engine.errors import ModelError
 
 
@@ -55,6 +57,7 @@ class Skeleton:
         self.returns_tuple = [False] * len(self.blocks)
         self._recording: list[BlockArguments] | None = None
         self._hidden: torch.Tensor | None = None
+        self._local_kinds: dict[int, str] = {}
         self._inputs: list[torch.Tensor] = []
         for position, block in enumerate(self.blocks):
             block.forward = self._recorder(position)
@@ -83,15 +86,17 @@ class Skeleton:
 
         return forward
 
-    def capture(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None) -> Capture:
+    def capture(self, input_ids: torch.Tensor, position_ids: torch.Tensor | None,
+                documents: Documents | None = None) -> Capture:
         """Run the model's own forward up to its last block. input_ids, position_ids: int64 [batch, tokens].
 
-        Gradients flow from `hidden` to the embedding when they are enabled.
+        Gradients flow from `hidden` to the embedding when they are enabled. `documents`: those of `position_ids`, which
+        are read from the device without them.
         """
         self._recording, self._inputs = [], []
         extra = {} if position_ids is None else {"position_ids": position_ids}
         try:
-            self.model(input_ids=input_ids, use_cache=False, **extra)
+            attention.forward(self.model, input_ids, documents, self._local_kinds, **extra)
         except _Captured:
             return Capture(self._inputs[0], self._recording)
         finally:
@@ -103,7 +108,7 @@ class Skeleton:
         self._hidden = hidden.unsqueeze(0)
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
         try:
-            return self.model(input_ids=ids, use_cache=False).logits[0]
+            return attention.forward(self.model, ids, None, self._local_kinds).logits[0]
         finally:
             self._hidden = None
 

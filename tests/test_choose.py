@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.activations import count_activations
+from engine.attention import Documents, Pattern
 from engine.choose import COMFORTABLE, GIB, choose, fixed_items, host_boundary_bytes
 from engine.config import ModelConfig, TrainConfig
 from engine.device_state import DeviceState
@@ -20,7 +21,7 @@ from engine.layout import Activations
 from engine.model import build_model
 from engine.plan import validate
 from engine.planner import PlanChoices, build_step_plan
-from engine.shape import ModelShape, UnitShape, shape_from_source, shape_of
+from engine.shape import DOCUMENTS, ModelShape, UnitShape, shape_from_source, shape_of
 from engine.skeleton import tensors_in
 from tests.tiny import plain_model, streamed, tiny_config
 
@@ -83,13 +84,15 @@ def test_counted_activations_are_what_autograd_keeps(family):
     """Counted on the meta device, against the tensors that a real block really keeps, masked and not."""
     wide = dict(hidden_size=128, intermediate_size=192, head_dim=32) | ({"sliding_window": 512} if family == "gemma2" else {})
     model = build_model(tiny_config(family, max_position_embeddings=512, **wide), ModelConfig(source="x", dtype="bfloat16"))
-    block = plain_model(tiny_config(family, max_position_embeddings=512, **wide), torch.bfloat16).model.layers[0]
-    counted = count_activations(model)
-    for packed in (False, True):
+    plain = plain_model(tiny_config(family, max_position_embeddings=512, **wide), torch.bfloat16)
+    plain.set_attn_implementation(DOCUMENTS)
+    block, counted = plain.model.layers[0], count_activations(model)
+    for masked in (False, True):
         length = 128
-        positions = torch.arange(length).remainder(50).unsqueeze(0) if packed else None
-        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), positions)
+        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
         given = captured.arguments[0]
+        if masked:
+            given.kwargs["attention_mask"] = Pattern(Documents.whole_rows(1, length, torch.from_numpy), window=50)
         own = {t.data_ptr() for t in block.parameters()} | {
             t.data_ptr() for _, t in tensors_in(given.args) + tensors_in(given.kwargs)}
         kept = {}
@@ -102,7 +105,7 @@ def test_counted_activations_are_what_autograd_keeps(family):
         hidden = captured.hidden.detach().clone().normal_().requires_grad_()
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = given.call(block, hidden)
-        assert counted[0][packed].of(1, length) == pytest.approx(sum(kept.values()), rel=0.06)
+        assert counted[0][masked].of(1, length) == pytest.approx(sum(kept.values()), rel=0.06)
         del out
 
 
@@ -115,7 +118,7 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     assert shape.checkpoint_bytes == 12 * shape.plane_numel and shape.export_bytes == 2 * shape.parameter_count
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
-    assert shape == dataclasses.replace(big_shape(), source=str(tmp_path), units=shape.units)
+    assert shape == dataclasses.replace(big_shape(), source=str(tmp_path), units=shape.units, attention=DOCUMENTS)
     assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
 
 
@@ -230,6 +233,15 @@ def test_dense_masks_are_counted_only_where_rows_are_packed():
     assert on_gpu(24, unpackable, data__packing=True) == plain
     sliding = dataclasses.replace(big_shape(), sliding_window=512)
     assert on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
+
+
+def test_attention_by_documents_makes_no_masks_on_the_gpu():
+    plain, free = on_gpu(24), dataclasses.replace(big_shape(), attention=DOCUMENTS)
+    assert on_gpu(24, free, data__packing=True) == on_gpu(24, dataclasses.replace(free, sliding_window=512)) == plain
+    assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
+    sliding = dataclasses.replace(free, sliding_window=512)
+    assert not free.masked_blocks(True, 1024, "cpu") and sliding.masked_blocks(True, 1024, "cpu")
+    assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(True, 512, "cpu")
 
 
 # ---------------------------------------------------------------------- contradictions

@@ -28,9 +28,9 @@ def source(tmp_path):
     return path
 
 
-def prepared(source, tokenizer, seed=1, packing_allowed=True, **changes):
+def prepared(source, tokenizer, seed=1, packing_problem="", **changes):
     settings = {"source": str(source), "max_seq_len": 128, "eval_fraction": 0.1, **changes}
-    return prepare_data(DataConfig(**settings), tokenizer, seed, packing_allowed)
+    return prepare_data(DataConfig(**settings), tokenizer, seed, packing_problem)
 
 
 def test_packing_fills_rows_and_loses_nothing():
@@ -75,12 +75,12 @@ def test_padding_is_a_document_of_its_own_and_is_not_counted(source, tokenizer):
 
 
 def test_without_packing_one_document_a_row_and_no_positions(source, tokenizer):
-    for changes in ({"packing": False}, {"packing_allowed": False}):
+    for changes in ({"packing": False}, {"packing_problem": "tiny: documents see each other"}):
         data = prepared(source, tokenizer, **changes)
         assert len(data.train) == data.summary["train_examples"] == 54 and not data.summary["packing"]
         for batch in batches(data.train, 8, 4, 1, True, 2):
             assert batch.position_ids is None and len(batch.input_ids) == 4
-    assert any("cannot keep packed examples apart" in warning for warning in data.summary["warnings"])
+    assert any("Packing is off" in w and "tiny: documents see each other" in w for w in data.summary["warnings"])
 
 
 def test_like_lengths_stand_together_within_a_step_and_every_row_is_there(source, tokenizer):

@@ -1,31 +1,51 @@
-"""Packed documents do not see each other: loss and gradients of a packed row equal those of the documents alone."""
+"""Packed documents do not see each other: loss and gradients of a packed row equal those of the documents alone, or the
+test at load finds that they do not and packing is off, by name."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model import PACKING_FAMILIES
+from engine.attention import Documents, Pattern
+from engine.config import ModelConfig
+from engine.leak import Packing, packing_of
+from engine.model import build_model
 from engine.planner import PlanChoices
-from tests.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
+from engine.shape import DOCUMENTS
+from engine.skeleton import tensors_in
+from tests.families import tiny_family_config
+from tests.tiny import VOCAB, Batch, plain_model, streamed
 
-LENGTHS = (9, 4, 11)
+LENGTHS = ((9, 4, 11), (1, 20, 3))
+"""Tokens of the documents of each row."""
+PACKED = (
+    "afmoe", "apertus", "arcee", "aria_text", "axk1", "bitnet", "cohere", "cohere2", "dbrx", "deepseek_v2", "deepseek_v3",
+    "diffllama", "dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "flex_olmo", "gemma", "gemma2", "gemma3_text", "glm",
+    "glm4", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium",
+    "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe", "llama", "llama4_text", "longcat_flash", "minicpm3", "minimax_m2",
+    "ministral", "mistral", "mixtral", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3",
+    "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "stablelm", "starcoder2", "vaultgemma")
+LEAKING = ("bamba", "bloom", "doge", "falcon", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2_moe", "mamba",
+           "mamba2", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "qwen3_5_text", "qwen3_next", "xglm")
+"""Families in which one document of a row reaches another."""
 
 
 def packed_and_apart() -> tuple[list[Batch], list[Batch]]:
     generator = np.random.default_rng(5)
-    documents = [generator.integers(3, VOCAB, n) for n in LENGTHS]
-    labels = [np.append(d[1:], -100) for d in documents]
-    count = sum(n - 1 for n in LENGTHS)
-    packed = Batch(np.concatenate(documents)[None], np.concatenate(labels)[None],
-                   np.concatenate([np.arange(n) for n in LENGTHS])[None], sum(LENGTHS), count)
-    apart = [Batch(d[None], t[None], None, len(d), len(d) - 1) for d, t in zip(documents, labels)]
-    return [packed], apart
+    rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in LENGTHS]
+    apart = [Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1) for row in rows for d in row]
+    ids = np.stack([np.concatenate(row) for row in rows])
+    labels = np.stack([np.concatenate([np.append(d[1:], -100) for d in row]) for row in rows])
+    positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in LENGTHS])
+    return [Batch(ids, labels, positions, ids.size, sum(b.loss_tokens for b in apart))], apart
 
 
-def gradients(plain, batches: list[Batch]) -> tuple[float, torch.Tensor]:
-    run = streamed(plain, PlanChoices(micro_batches=len(batches)), max_grad_norm=None)
+def gradients(plain, batches: list[Batch], choices: PlanChoices | None = None) -> tuple[float, torch.Tensor]:
+    run = streamed(plain, choices or PlanChoices(micro_batches=len(batches)), max_grad_norm=None, tokens=48)
     homes = []
     run.engine.train_step(1, batches, 0.0, homes.append)
     run.engine.drain()
@@ -34,14 +54,78 @@ def gradients(plain, batches: list[Batch]) -> tuple[float, torch.Tensor]:
     return homes[0].loss, flat
 
 
-@pytest.mark.parametrize("family", sorted(PACKING_FAMILIES))
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("family", PACKED)
 def test_packed_documents_do_not_leak(family):
-    plain = plain_model(tiny_config(family))
+    plain = plain_model(tiny_family_config(family))
     packed, apart = packed_and_apart()
     loss, flat = gradients(plain, packed)
     loss_apart, flat_apart = gradients(plain, apart)
     assert loss == pytest.approx(loss_apart, rel=1e-5)
-    assert (flat - flat_apart).norm() / flat_apart.norm() < 1e-5
-    # Without positions that restart, the documents would see each other: the comparison can tell.
-    leaking = [Batch(packed[0].input_ids, packed[0].labels, None, packed[0].tokens, packed[0].loss_tokens)]
-    assert (gradients(plain, leaking)[1] - flat_apart).norm() / flat_apart.norm() > 1e-3
+    assert difference(flat, flat_apart) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "gpt_oss", "llama4_text"])
+def test_the_comparison_can_tell(family):
+    """Without positions that restart, the documents see each other."""
+    plain = plain_model(tiny_family_config(family))
+    packed, apart = packed_and_apart()
+    leaking = [dataclasses.replace(packed[0], position_ids=None)]
+    assert difference(gradients(plain, leaking)[1], gradients(plain, apart)[1]) > 1e-3
+
+
+@pytest.mark.parametrize("family", LEAKING)
+def test_a_family_that_leaks_is_found(family):
+    packing = packing_of(tiny_family_config(family))
+    assert not packing.safe and packing.problem == "documents that share a row see each other"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "phi3", "qwen3_moe"])
+def test_configurations_of_real_size_are_told_by_a_small_model(family):
+    packing = packing_of(CONFIG_MAPPING[family]())
+    assert packing.safe and packing.attention == DOCUMENTS
+
+
+def test_a_part_that_the_small_model_lacks_is_not_believed():
+    class Recurrence(torch.nn.Module):
+        """Stands for a layer that no layer of the small model was like."""
+
+    assert Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential()).safe
+    told = Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential(Recurrence()))
+    assert not told.safe and "Recurrence" in told.problem
+
+
+def test_positions_become_documents_on_the_host():
+    documents = Documents.of(packed_and_apart()[0][0].position_ids, torch.from_numpy)
+    assert documents.lengths == LENGTHS and documents.longest == 20 and not documents.whole
+    assert documents.starts(None).tolist() == [0, 9, 13, 24, 25, 45, 48]
+    assert documents.starts(8).tolist() == [0, 8, 9, 13, 21, 24, 25, 33, 41, 45, 48]
+    assert Documents.whole_rows(3, 5, torch.from_numpy).starts(None).tolist() == [0, 5, 10, 15]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama4_text", "gpt_oss"])
+def test_no_tokens_by_tokens_mask_is_made(family):
+    model = build_model(tiny_family_config(family), ModelConfig(source=family, dtype="float32"))
+    batch = packed_and_apart()[0][0]
+    positions = torch.from_numpy(batch.position_ids)
+    for given_positions in (None, positions):
+        with torch.no_grad():
+            captured = model.skeleton.capture(torch.zeros_like(positions), given_positions)
+        for arguments in captured.arguments:
+            found = tensors_in(arguments.args) + tensors_in(arguments.kwargs)
+            assert not any(list(tensor.shape).count(positions.shape[1]) > 1 for _, tensor in found)
+            assert given_positions is None or isinstance(arguments.kwargs["attention_mask"], Pattern)
+
+
+@pytest.mark.parametrize("family, dropout", [("gemma3_text", 0.0), ("gpt2", 0.2)])
+def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
+    plain = plain_model(tiny_family_config(family, dropout=dropout))
+    packed, _ = packed_and_apart()
+    expected = gradients(plain, packed)
+    depth = plain.config.num_hidden_layers
+    for choices in (PlanChoices(resident_blocks=depth, kept_blocks=depth), PlanChoices(slots=1, host_boundaries=True)):
+        loss, flat = gradients(plain, packed, choices)
+        assert loss == expected[0] and torch.equal(flat, expected[1])

@@ -102,8 +102,7 @@ def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_problem:
 
     `tokenizer` is a fast tokenizer of transformers; `seed` sets the order of the rows, not the choice of the held-out
     ones; `packing_problem`, the name of the model and why it cannot pack, keeps one example a row whatever the
-    configuration says. Raises DataError, in one
-    sentence, when the data cannot be read or trains on no token."""
+    configuration says. Raises DataError, in one sentence, when the data cannot be read or trains on no token."""
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts = [_part(part, weight, encoder, progress) for part, weight in config.parts()]
     packed = config.packing and not packing_problem
