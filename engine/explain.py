@@ -33,8 +33,8 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
         # The first line says what happened; torch adds advice on debugging.
         first = str(error).strip().splitlines()[0].rstrip(". ")[:200]
-        return DeviceError(f"The GPU failed ({first}); see with nvidia-smi whether it still answers, then resume the run "
-                           "from its last checkpoint.")
+        return DeviceError(f"The GPU failed ({first}); see with nvidia-smi whether it still answers, then resume the "
+                           "run from its last checkpoint.")
     return None
 
 
@@ -42,7 +42,8 @@ def _planned(items: Iterable[Item]) -> str:
     largest = sorted(items, key=lambda item: -item.bytes)
     if not largest:
         return ""
-    named = ", ".join(f"{item.name} {in_gib(item.bytes)}{f' ({item.note})' if item.note else ''}" for item in largest[:4])
+    named = ", ".join(f"{item.name} {in_gib(item.bytes)}{f' ({item.note})' if item.note else ''}"
+                      for item in largest[:4])
     rest = sum(item.bytes for item in largest[4:])
     return (f", where the plan takes {in_gib(sum(item.bytes for item in largest))}: {named}"
             + (f" and {in_gib(rest)} for the rest" if rest else ""))

@@ -74,13 +74,13 @@ class Run:
         except _GiveUp as error:
             if error.command == "discard":
                 return RunEnded("discarded", "Stopped before the first step.")
-            return RunEnded("stopped", "Stopped before it went on; nothing is lost and it can be resumed." if self.resume
-                            else "Stopped before the first step; nothing was trained.")
+            again = "Stopped before it went on; nothing is lost and it can be resumed."
+            return RunEnded("stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
             return self._failed(error)
 
     def _failed(self, error: Exception) -> RunEnded:
-        """One sentence for the person; where the program, the device or the system is at fault, the record keeps where."""
+        """One sentence for the person; the record keeps where the program, the device or the system is at fault."""
         told = error
         if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
             from engine.explain import explained
@@ -91,8 +91,8 @@ class Run:
         if told is not None:
             return RunEnded("failed", str(told), type(told).__name__)
         first = (str(error).strip().splitlines() or [""])[0]
-        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first}); the log of "
-                                  "the run has the details.", type(error).__name__)
+        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first}); the log "
+                                  "of the run has the details.", type(error).__name__)
 
     def _gpu_items(self) -> tuple[Item, ...]:
         """Of the plan, or of the report that came before it."""

@@ -219,7 +219,8 @@ def parse_line(line: bytes, path: str | os.PathLike[str], number: int | None = N
         return Record.from_json(json.loads(line))
     except (ValueError, KeyError, TypeError, AttributeError):
         where = "A line" if number is None else f"Line {number}"
-        raise RunError(f"{where} of {path} is not a record of a run: the file is damaged, so delete that line.") from None
+        raise RunError(f"{where} of {path} is not a record of a run: the file is damaged, so delete that "
+                       "line.") from None
 
 
 def _encode(record: Record) -> bytes:

@@ -32,8 +32,8 @@ def run_in_terminal(preset: Path | None, overrides: list[str], runs_dir: Path, r
     """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 2 when model, data or settings
     cannot be used, 1 when the run failed otherwise.
 
-    The first Ctrl-C (or SIGTERM, or a terminal that closes) stops and saves; the second leaves now. Raises ConfigError for
-    bad input.
+    The first Ctrl-C (or SIGTERM, or a terminal that closes) stops and saves; the second leaves now. Raises ConfigError
+    for bad input.
     """
     if resume is not None:
         if preset is not None or overrides:

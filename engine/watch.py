@@ -51,5 +51,6 @@ class MemoryWatch:
         limit = min(psutil.virtual_memory().total, cgroup_memory()[0])
         parts = [f"{name} {in_gib(size)}" for name, size in self._held.items() if size]
         parts.append(f"the rest of it {in_gib(max(0, rss - sum(self._held.values())))}")
-        return (f"Host memory ran low, with {in_gib(available)} left of {in_gib(limit)}: this process takes {in_gib(rss)} "
-                f"({', '.join(parts)}) and everything else {in_gib(max(0, limit - available - rss))}")
+        others = max(0, limit - available - rss)
+        return (f"Host memory ran low, with {in_gib(available)} left of {in_gib(limit)}: this process takes "
+                f"{in_gib(rss)} ({', '.join(parts)}) and everything else {in_gib(others)}")
