@@ -31,6 +31,7 @@ class DeviceState:
         self.rings = {name: torch.empty(boundary_numel, dtype=self.dtype, device=device) for name in plan.rings}
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
         """Squared gradient norm of each unit, and the loss last."""
+        self._training: bool | None = None
         self._templates: dict[tuple[str, int], nn.Module] = {}
         self._parameters: dict[tuple[str, int], list[nn.Parameter]] = {}
         self._place_skeleton()
@@ -82,11 +83,13 @@ class DeviceState:
         self._parameters[slot, unit.kind] = parameters
 
     def template(self, slot: str, unit: Unit) -> nn.Module:
-        """The block module over `slot`, with this unit's buffers bound."""
+        """The block module over `slot`, with this unit's buffers and layer numbers bound."""
         template = self._templates[slot, unit.kind]
         for name, buffer in unit.buffers.items():
             owner, _, attribute = name.rpartition(".")
             template.get_submodule(owner)._buffers[attribute] = buffer
+        for name, index in unit.indices.items():
+            template.get_submodule(name).layer_idx = index
         return template
 
     def parameters(self, slot: str, unit: Unit) -> list[nn.Parameter]:
@@ -95,6 +98,9 @@ class DeviceState:
 
     def set_training(self, training: bool) -> None:
         """Dropout on or off, in the templates and around them."""
+        if training == self._training:  # a pass of sampling is one token, and this walks through every module
+            return
+        self._training = training
         for template in self._templates.values():
             template.train(training)
         self.model.skeleton.model.train(training)

@@ -6,21 +6,21 @@ Nothing here reads weights. What cannot be streamed correctly is refused by name
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from engine.config import ModelConfig
-from engine.errors import ModelError
+from engine.errors import ModelError, RamstreamError
 from engine.layout import ParameterSpec, UnitLayout, lay_out
 from engine.leak import Packing, packing_of
 from engine.library import empty_model, transformers
 from engine.paths import resolve_source
 from engine.plan import EMBED, HEAD
-from engine.skeleton import BlockArguments, Skeleton, parameters_reached, tensors_in
+from engine.skeleton import Skeleton, parameters_reached
+from engine.trial import Trial, plain_attributes
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -34,6 +34,8 @@ class Unit:
     block: nn.Module | None = None
     kind: int = -1
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    indices: dict[str, int] = field(default_factory=dict)
+    """`layer_idx` of each module in the block that has one: some families compute with it."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
 
@@ -107,17 +109,43 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     `config`: a transformers configuration. The probe runs the model once on two tokens with weights that occupy no
     memory, so it takes well under a second for any size.
     """
+    refuse_family(config)
+    try:
+        return _build(config, model)
+    except RamstreamError:
+        raise
+    except Exception as error:  # a family's own code raises many kinds, and was not asked for anything unusual
+        other = "" if model.dtype == "float32" else "set model.dtype to float32 or "
+        raise ModelError(f"{config.model_type} does not run under the capture pass ({_first_line(error)}), so it "
+                         f"cannot be streamed; {other}choose another model.") from error
+
+
+def refuse_family(config: Any) -> None:
+    """Raises ModelError for what a configuration alone shows to be impossible."""
     mapping = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    family = config.model_type
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{config.model_type} is an encoder-decoder model; Ramstream trains decoder-only models.")
+        raise ModelError(f"{family} is an encoder-decoder model; Ramstream trains decoder-only models.")
     if type(config) not in mapping:
-        raise ModelError(f"{config.model_type} has no causal language model in transformers; choose a decoder-only model.")
+        raise ModelError(f"{family} has no causal language model in transformers; choose a decoder-only model.")
+    if mapping[type(config)].__name__.endswith("ForConditionalGeneration"):
+        raise ModelError(f"{family} also reads images or sound; Ramstream trains on text alone, so give the model's "
+                         "text part or choose a text model.")
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError(f"{config.model_type} is a quantised checkpoint; Ramstream trains at full precision, so give "
+        raise ModelError(f"{family} is a quantised checkpoint; Ramstream trains at full precision, so give "
                          "the unquantised model.")
-    if getattr(config.get_text_config(), "output_router_logits", False):
-        raise ModelError(f"{config.model_type} asks for a router loss over all layers (output_router_logits), which is "
+    text = config.get_text_config()
+    if getattr(text, "output_router_logits", False):
+        raise ModelError(f"{family} asks for a router loss over all layers (output_router_logits), which is "
                          "not streamed yet; set output_router_logits to false in its config.json to train without it.")
+    for name, what in (("layerdrop", "leaves whole blocks out at random"),
+                       ("z_loss_coefficient", "adds a loss on its logits")):
+        if getattr(text, name, None):
+            raise ModelError(f"{family} {what} ({name}), which is not streamed; set {name} to 0 in its config.json to "
+                             "train without it.")
+
+
+def _build(config: Any, model: ModelConfig) -> StreamedModel:
     config = copy.deepcopy(config)
     config.use_cache = False
     packing = packing_of(config, model.attention)
@@ -132,22 +160,31 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
         module = empty_model(config, dtype, "eager")
     module.train()
     layers = find_layers(module, config)
+    _refuse_bidirectional(module, layers)
     decay_names = _decay_names(module)
     names = _parameter_names(module)
     units = _block_units(module, layers, names, decay_names)
     skeleton = Skeleton(module, layers)
-    outer, tied, aliases = _probe(module, skeleton, units, names, decay_names)
+    outer, tied, aliases = _probe(module, skeleton, units, names, decay_names, dtype)
     return StreamedModel(config=config, skeleton=skeleton, units=[outer[0], *units, outer[1]], tied=tied,
                          dtype=model.dtype, active_parameters=_active_parameters(config, outer[0], units, outer[1]),
                          packing=packing.of(module), aliases=aliases)
 
 
+def _refuse_bidirectional(module: nn.Module, layers: nn.ModuleList) -> None:
+    for part in layers.modules():
+        if getattr(part, "is_causal", True) is False or getattr(part, "is_decoder", True) is False:
+            raise ModelError(f"{type(module).__name__} sees the tokens after each token as an encoder does, so it "
+                             "cannot learn to predict them; choose a decoder-only model.")
+
+
 def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
-    """The ModuleList of decoder blocks: as long as the configuration says, and holding the most parameters."""
+    """The ModuleList of decoder blocks: the one with most parameters, among those as long as the configuration says."""
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
-    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList)]
+    lists = [m for m in lists if len(m) == count] or lists
     if not lists:
-        raise ModelError(f"{type(module).__name__} has no list of {count} decoder blocks, so it cannot be streamed.")
+        raise ModelError(f"{type(module).__name__} has no list of decoder blocks, so it cannot be streamed.")
     return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
 
 
@@ -186,30 +223,24 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: dict[int, list
             raise ModelError(f"{prefix}.{position} has no parameters, so it cannot be streamed.")
         kind = kinds.setdefault(_kind_of(block), len(kinds))
         units.append(Unit(f"block {position}", lay_out(f"block {position}", specs), block, kind,
-                          dict(block.named_buffers())))
+                          dict(block.named_buffers()), {name: module.layer_idx for name, module in block.named_modules()
+                                                        if hasattr(module, "layer_idx")}))
     return units
 
 
 def _kind_of(block: nn.Module) -> tuple:
     """What two blocks must share to use one template: class tree, parameter and buffer shapes, plain attributes.
 
-    Shapes alone are not enough: sliding or full attention and rotary or none live in attributes.
+    Shapes alone are not enough: sliding or full attention and rotary or none live in attributes. `layer_idx` is set
+    for each unit, as its buffers are.
     """
-    parts: list[Any] = []
-    for name, module in block.named_modules():
-        plain = []
-        for key, value in sorted(vars(module).items()):
-            if key.startswith("_") or key in ("layer_idx", "training", "config", "forward"):
-                continue
-            simple = value is None or isinstance(value, (int, float, str, bool, torch.dtype, tuple, list, dict))
-            plain.append((key, repr(value) if simple else id(value)))
-        parts.append((name, type(module), tuple(plain)))
+    parts = [(name, type(module), tuple(plain_attributes(module))) for name, module in block.named_modules()]
     shapes = tuple((n, tuple(t.shape), t.dtype) for n, t in [*block.named_parameters(), *block.named_buffers()])
     return tuple(parts), shapes
 
 
 def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dict[int, list[str]],
-           decay_names: set[str]) -> tuple[tuple[Unit, Unit], bool, dict[str, str]]:
+           decay_names: set[str], dtype: torch.dtype) -> tuple[tuple[Unit, Unit], bool, dict[str, str]]:
     """Run the capture pass, one block of each kind and the tail on two tokens with weights that occupy no memory.
 
     Finds which parameters the embed unit and the head unit own, and what each block returns; refuses block
@@ -224,7 +255,10 @@ def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dic
         if group[0] in in_blocks:
             continue
         meta = module.get_parameter(group[0])
-        hollow = nn.Parameter(torch.zeros((), dtype=meta.dtype).expand(meta.shape))
+        if not meta.requires_grad:
+            raise ModelError(f"{type(module).__name__} keeps {group[0]} from being trained, which is not streamed; "
+                             "choose another model.")
+        hollow = nn.Parameter(torch.zeros((), dtype=dtype).expand(meta.shape))
         outer[group[0]] = hollow
         aliases.update({name: group[0] for name in group[1:]})
         for name in group:
@@ -233,19 +267,19 @@ def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dic
             where.setdefault(group[0], []).append((modules[owner], attribute))
     ids = torch.zeros(1, 2, dtype=torch.long)
     with torch.enable_grad():
-        captured = skeleton.capture(ids, None)
-        _refuse_stateful(module, blocks, captured.arguments)
+        trial = Trial(module, blocks, dtype)
+        captured = skeleton.ask_blocks(ids, trial)
+        if captured.hidden.dim() != 3 or captured.hidden.shape[:2] != ids.shape:
+            raise ModelError(f"{type(module).__name__} gives its blocks {tuple(captured.hidden.shape)} for a row of "
+                             "two tokens instead of one state a token, which cannot be streamed; choose another model.")
         embed_ids = parameters_reached(captured.hidden)
         width = captured.hidden.shape[-1]
-        for unit, arguments in zip(blocks, captured.arguments):
-            first = next(position for position, other in enumerate(blocks) if other.kind == unit.kind)
-            position = int(unit.name.split()[1])
-            if first == position:
-                skeleton.returns_tuple[position] = _returns_tuple(module, unit, arguments, captured.hidden)
-            else:
-                skeleton.returns_tuple[position] = skeleton.returns_tuple[first]
         hidden = torch.zeros(2, width, dtype=captured.hidden.dtype, requires_grad=True)
-        head_ids = parameters_reached(skeleton.logits(hidden))
+        head_ids = parameters_reached(skeleton.probe_tail(hidden))
+    for unit in blocks:
+        untrained = trial.untrained[unit.kind]
+        specs = [replace(s, decay=s.decay and s.name not in untrained) for s in unit.layout.parameters]
+        unit.layout = lay_out(unit.name, specs)
     embed = {n: p for n, p in outer.items() if id(p) in embed_ids}
     head = {n: p for n, p in outer.items() if id(p) in head_ids and n not in embed}
     unused = [n for n in outer if n not in embed and n not in head]
@@ -259,39 +293,6 @@ def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dic
         return Unit(name, lay_out(name, specs), bindings={n: where[n] for n in parameters})
 
     return (unit(EMBED, embed), unit(HEAD, head)), tied, aliases
-
-
-def _refuse_stateful(module: nn.Module, blocks: list[Unit], arguments: list[BlockArguments]) -> None:
-    for unit, given in zip(blocks, arguments):
-        for path, tensor in tensors_in(given.args, "argument") + tensors_in(given.kwargs, ""):
-            if tensor.requires_grad:
-                raise ModelError(f"{type(module).__name__} gives {unit.name} a further input that is trained "
-                                 f"({path.strip('[]') or 'argument'}); its gradient would be lost, so this model is refused.")
-
-
-def _returns_tuple(module: nn.Module, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> bool:
-    block = copy.deepcopy(unit.block)
-    block.__dict__.pop("forward", None)
-    for name, parameter in list(block.named_parameters()):
-        owner, _, attribute = name.rpartition(".")
-        # calloc: pages that are only read are never backed by memory, and grouped matmuls refuse stride-0 weights.
-        hollow = torch.from_numpy(np.zeros(parameter.shape, np.uint16 if parameter.itemsize == 2 else np.float32))
-        block.get_submodule(owner)._parameters[attribute] = nn.Parameter(hollow.view(parameter.dtype), requires_grad=False)
-    before = _container_state(arguments)
-    block.eval()
-    with torch.no_grad():
-        out = block(hidden, *arguments.args, **arguments.kwargs) if arguments.hidden_keyword is None else \
-            block(*arguments.args, **{arguments.hidden_keyword: hidden}, **arguments.kwargs)
-    if _container_state(arguments) != before:
-        raise ModelError(f"{type(module).__name__} passes state from block to block ({unit.name} changes its own "
-                         "arguments); its gradients would be wrong, so this model is refused.")
-    return isinstance(out, tuple)
-
-
-def _container_state(arguments: BlockArguments) -> list[tuple]:
-    """Which tensors the mutable containers among the arguments hold."""
-    found = tensors_in(arguments.args, "argument") + tensors_in(arguments.kwargs, "")
-    return [(path, id(tensor)) for path, tensor in found]
 
 
 def _active_parameters(config: Any, embed: Unit, blocks: list[Unit], head: Unit) -> int:

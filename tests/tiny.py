@@ -112,10 +112,10 @@ class Streamed:
 
 def streamed(plain: torch.nn.Module, choices: PlanChoices, *, backend: Backend | None = None, dtype: str = "float32",
              tokens: int = 24, eps: float = 1e-5, weight_decay: float = 0.1, loss_chunk: int = 7,
-             max_grad_norm: float | None = 1.0, seed: int = 0) -> Streamed:
-    """The same model, streamed."""
+             max_grad_norm: float | None = 1.0, seed: int = 0, config=None) -> Streamed:
+    """The same model, streamed. `config`: where the model was made from a part of it."""
     backend = backend or CpuBackend()
-    model = build_model(plain.config, ModelConfig(source="tiny", dtype=dtype))
+    model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
     on_device = backend.device.type != "cpu"
     store = HostStore(model.layouts, dtype, backend.register if on_device else None,
                       backend.unregister if on_device else None, threads=2)
