@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,12 +17,12 @@ from engine.adamw import HostAdamW
 from engine.attention import Documents
 from engine.backend import Backend
 from engine.device_state import DeviceState
-from engine.errors import NonFiniteError
+from engine.errors import CacheError, NonFiniteError
 from engine.host_store import HostStore
 from engine.layout import UnitLayout
 from engine.loss import chunked_loss
 from engine.model import StreamedModel
-from engine.plan import EMBED, HEAD, Op, StepPlan
+from engine.plan import COMPUTE, EMBED, HEAD, Op, StepPlan
 from engine.skeleton import BlockArguments, Capture
 
 
@@ -55,6 +56,10 @@ class StepContext:
     logits_at: list[torch.Tensor] | None = None
     """For sampling: flat positions whose logits are wanted, by micro-batch; no loss is computed then."""
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    caches: list[Any] | None = None
+    """For sampling: each micro-batch's key-value cache, None where the model is to make one, which is put here."""
+    failure: Exception | None = None
+    """What a pass with caches could not do."""
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     saved: dict[tuple[str, int], tuple] = field(default_factory=dict)
@@ -80,7 +85,19 @@ class BlockOps:
 
     def work(self, op: Op, step: StepContext) -> Callable[[], None]:
         method = getattr(self, f"_{op.kind}")
+        if step.caches is not None and op.lane == COMPUTE:
+            return lambda: self._attempt(method, op, step)
         return lambda: method(op, step)
+
+    @staticmethod
+    def _attempt(method: Callable[[Op, StepContext], None], op: Op, step: StepContext) -> None:
+        """A failed op breaks its lane for good, and a run must not end for a cache that its model cannot use: the
+        rest of the pass is left out and the caller is told."""
+        if step.failure is None:
+            try:
+                method(op, step)
+            except Exception as error:
+                step.failure = error
 
     # ------------------------------------------------------------------ H2D and D2H
 
@@ -116,7 +133,14 @@ class BlockOps:
     def _capture(self, op: Op, step: StepContext) -> Capture:
         self._seed(op, step)
         batch = step.batches[op.micro_batch]
-        return self.model.skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
+        if step.caches is None:
+            return self.model.skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
+        captured = self.model.skeleton.capture(batch.input_ids, batch.position_ids, True, step.caches[op.micro_batch])
+        caches = self.model.skeleton.caches(captured)
+        if len(caches) != 1:
+            raise CacheError(f"{self.model.config.model_type} gives its blocks {len(caches)} caches, not one.")
+        step.caches[op.micro_batch] = caches[0]
+        return captured
 
     def _embed(self, op: Op, step: StepContext) -> None:
         with torch.no_grad():

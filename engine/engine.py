@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +15,9 @@ from engine.adamw import HostAdamW
 from engine.attention import Documents
 from engine.backend import Backend
 from engine.block_ops import BlockOps, DeviceBatch, StepContext
+from engine.cache import CacheCost, try_cache
 from engine.device_state import DeviceState
+from engine.errors import CacheError
 from engine.executor import Executor, Span
 from engine.host_store import HostStore
 from engine.model import TORCH_DTYPES, StreamedModel
@@ -78,6 +82,7 @@ class StreamingEngine:
         Returns once submitted; `on_home` is called when the last update is applied. A non-finite loss or norm raises
         NonFiniteError here, in a later call, or in `drain`, and applies nothing of that step.
         """
+        self.state.set_training(True)
         loss_tokens = sum(int(b.loss_tokens) for b in batches)
         step = StepContext(number=number, batches=[self._upload(b) for b in batches], loss_scale=1.0 / max(1, loss_tokens),
                            learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed)
@@ -122,23 +127,43 @@ class StreamingEngine:
         for k, row in enumerate(rows):
             ids[k, :len(row)] = row
         at = np.array([k * longest + len(row) - 1 for k, row in enumerate(rows)], dtype=np.int64)
+        return self._logits([ids], [at])
+
+    def cached_logits(self, groups: Sequence[np.ndarray], caches: list[Any]) -> torch.Tensor:
+        """Logits as `last_logits` gives them, for all rows of all groups in order, in one pass over the weights.
+
+        Each group, int64 [rows, tokens], continues what its cache holds; a cache that is None is made and put into
+        `caches`. Rows of a group have one length, also before these tokens, so no row is padded and each gives what it
+        gives alone. Raises CacheError where the model cannot do it; the caches are of no use then.
+        """
+        at = [np.arange(1, len(ids) + 1) * ids.shape[1] - 1 for ids in groups]
+        return self._logits(groups, at, caches)
+
+    @cached_property
+    def cache_cost(self) -> CacheCost | None:
+        """What a key-value cache takes, or None where this model gives other logits with one than without."""
+        return try_cache(self)
+
+    def _logits(self, groups: Sequence[np.ndarray], at: Sequence[np.ndarray],
+                caches: list[Any] | None = None) -> torch.Tensor:
         nothing = self.backend.upload(np.zeros(0, dtype=np.int64))
-        step = StepContext(number=0, batches=[DeviceBatch(self.backend.upload(ids), None, nothing, nothing)],
-                           loss_scale=1.0, training=False, logits_at=[self.backend.upload(at)])
+        batches = [DeviceBatch(self.backend.upload(_int64(ids)), None, nothing, nothing) for ids in groups]
+        step = StepContext(number=0, batches=batches, loss_scale=1.0, training=False, caches=caches,
+                           logits_at=[self.backend.upload(_int64(positions)) for positions in at])
         self._run_forward(step)
-        return step.logits[0].cpu()
+        if step.failure is not None:
+            raise CacheError(f"Sampling with a cache failed ({step.failure}).") from step.failure
+        return torch.cat([step.logits[k] for k in range(len(batches))]).cpu()
 
     def _run_forward(self, step: StepContext) -> Executor:
         """Slots are shared with training, so nothing of a training step may be under way."""
-        executor = self._executors.get(1)
+        count = len(step.batches)
+        executor = self._executors.get(count)
         if executor is None:
-            executor = self._executors[1] = self._executor(self._forward_plan(1))
+            executor = self._executors[count] = self._executor(self._forward_plan(count))
         self.state.set_training(False)
-        try:
-            executor.run(step)
-            executor.drain()
-        finally:
-            self.state.set_training(True)
+        executor.run(step)
+        executor.drain()
         return executor
 
     @property
