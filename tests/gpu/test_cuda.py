@@ -69,13 +69,14 @@ def test_cuda_equals_cpu_in_float32(family, tied):
 
 # ---------------------------------------------------------------------- against plain transformers, in bf16
 
-def plain_gradients(model: torch.nn.Module, batches) -> tuple[float, dict[str, torch.Tensor]]:
+def plain_gradients(model: torch.nn.Module, batches, forward=torch.nn.Module.__call__,
+                    ) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss and gradients of plain transformers on the device; gradients of micro-batches are summed in float32."""
     total, loss = sum(b.loss_tokens for b in batches), 0.0
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for batch in batches:
-        logits = model(input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits.float()
+        logits = forward(model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits.float()
         labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
         part = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
         part.backward()
