@@ -71,7 +71,7 @@ class Watch:
         head = {"run_id": self.folder.id, "seq": snapshot.last_seq, "bar": bar, "tiles": tiles(snapshot)}
         self._head = _serialised(head)[1:-1]
         said = summaries(snapshot)
-        curves = (snapshot.sessions, len(snapshot.steps), len(snapshot.memory), len(snapshot.evals))
+        curves = (snapshot.sessions, snapshot.steps.count, snapshot.memory.count, snapshot.evals.count)
         for axis in self._axes_in_use():
             for name, build in FIGURES.items():
                 self._keep(name, axis, curves, lambda: {**build(snapshot, axis), "said": said.get(name, "")})

@@ -3,8 +3,7 @@
 A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from another process's
 file as it grows. Each record is applied in constant time (amortised), so a run of any length can be followed.
 
-One thread applies; others may read. `step` is the last column that a row is appended to, so a reader that takes
-``n = len(snapshot.steps)`` first finds `n` whole rows in every column.
+The thread that applies is the one that reads: a column cannot grow while an array made from it is alive.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import statistics
+from array import array
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,80 +27,116 @@ OVER_STATES = ("finished", "stopped", "failed", "discarded")
 EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
 """Causes that always have a column; a record may bring further ones."""
 
+ROWS = 32_768
+"""Rows that a table keeps at most; a power of two."""
 LOG_LINES = 500
 RECENT_STEPS = 20
 
 
+def _whole() -> array:
+    return field(default_factory=lambda: array("q"))
+
+
+def _real() -> array:
+    return field(default_factory=lambda: array("d"))
+
+
 @dataclass
 class Columns:
-    """Rows of one kind of event, a list a field, with the Unix time of each row. Steps never decrease."""
+    """Rows of one kind of event, an array a field, with the Unix time of each row and its number in the run, from 0.
+    Steps never decrease.
 
-    step: list[int] = field(default_factory=list)
-    time: list[float] = field(default_factory=list)
+    A run of any length takes a bounded room and is drawn as fast: once there are `ROWS` rows, of the older half only
+    those stay whose number a power of two divides, so that they lie evenly. The record keeps every row.
+    """
+
+    step: array = _whole()
+    time: array = _real()
+    number: array = _whole()
 
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def count(self) -> int:
+        """Rows of the run, those that were left out here included."""
+        return self.number[-1] + 1 if self.number else 0
+
     def append(self, time: float, event: Event) -> None:
+        if len(self) >= ROWS:
+            self._thin()
         for column in dataclasses.fields(self):
-            if column.name not in ("step", "time", "exposed"):
+            if column.name not in ("step", "time", "number", "exposed"):
                 getattr(self, column.name).append(getattr(event, column.name))
         self.time.append(time)
+        self.number.append(self.count)
         self.step.append(event.step)
+
+    def columns(self) -> Iterator[array]:
+        for column in dataclasses.fields(self):
+            values = getattr(self, column.name)
+            yield from values.values() if isinstance(values, dict) else (values,)
 
     def drop_after(self, step: int) -> None:
         """Forget the rows of later steps."""
         first = bisect.bisect_right(self.step, step)
-        for column in dataclasses.fields(self):
-            values = getattr(self, column.name)
-            for rows in values.values() if isinstance(values, dict) else (values,):
-                del rows[first:]
+        for values in self.columns():
+            del values[first:]
+
+    def _thin(self) -> None:
+        older, stride = ROWS // 2, 2
+        kept = range(older)
+        while len(kept) > ROWS // 4:
+            kept = [k for k in kept if self.number[k] % stride == 0]
+            stride *= 2
+        for values in self.columns():
+            values[:older] = array(values.typecode, [values[k] for k in kept])
 
 
 @dataclass
 class StepColumns(Columns):
-    """`StepFinished` by field; `exposed` holds a list for each cause, 0.0 where a step does not name it."""
+    """`StepFinished` by field; `exposed` holds an array for each cause, 0.0 where a step does not name it."""
 
-    loss: list[float] = field(default_factory=list)
-    grad_norm: list[float] = field(default_factory=list)
-    learning_rate: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    tokens_per_second: list[float] = field(default_factory=list)
-    tflops: list[float] = field(default_factory=list)
-    exposed: dict[str, list[float]] = field(default_factory=lambda: {cause: [] for cause in EXPOSED_CAUSES})
+    loss: array = _real()
+    grad_norm: array = _real()
+    learning_rate: array = _real()
+    tokens: array = _whole()
+    loss_tokens: array = _whole()
+    seconds: array = _real()
+    tokens_per_second: array = _real()
+    tflops: array = _real()
+    exposed: dict[str, array] = field(default_factory=lambda: {cause: array("d") for cause in EXPOSED_CAUSES})
 
     def append(self, time: float, event: StepFinished) -> None:
+        super().append(time, event)
         for cause in event.exposed:
             if cause not in self.exposed:
-                self.exposed[cause] = [0.0] * len(self)
+                self.exposed[cause] = array("d", bytes(8 * (len(self) - 1)))
         for cause, seconds in self.exposed.items():
             seconds.append(event.exposed.get(cause, 0.0))
-        super().append(time, event)
 
 
 @dataclass
 class MemoryColumns(Columns):
     """`MemorySampled` by field, in bytes."""
 
-    host_rss: list[int] = field(default_factory=list)
-    host_pinned: list[int] = field(default_factory=list)
-    host_available: list[int] = field(default_factory=list)
-    gpu_allocated: list[int] = field(default_factory=list)
-    gpu_reserved: list[int] = field(default_factory=list)
-    gpu_peak: list[int] = field(default_factory=list)
-    gpu_driver: list[int] = field(default_factory=list)
-    gpu_total: list[int] = field(default_factory=list)
+    host_rss: array = _whole()
+    host_pinned: array = _whole()
+    host_available: array = _whole()
+    gpu_allocated: array = _whole()
+    gpu_reserved: array = _whole()
+    gpu_peak: array = _whole()
+    gpu_driver: array = _whole()
+    gpu_total: array = _whole()
 
 
 @dataclass
 class EvalColumns(Columns):
     """`EvalFinished` by field."""
 
-    loss: list[float] = field(default_factory=list)
-    loss_tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
+    loss: array = _real()
+    loss_tokens: array = _whole()
+    seconds: array = _real()
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ def test_figures_are_what_plotly_draws(name, axis, gpu):
 
 def test_curves_carry_the_recorded_numbers(finished):
     loss = FIGURES["loss"](finished, "step")["data"]
-    assert loss[0]["x"] == finished.steps.step
-    assert loss[0]["y"] == pytest.approx(finished.steps.loss, rel=1e-4)
+    assert loss[0]["x"] == list(finished.steps.step)
+    assert loss[0]["y"] == pytest.approx(list(finished.steps.loss), rel=1e-4)
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
     assert memory["allocated"]["y"][-1] == 40 and memory["limit"]["y"][-1] == 139

@@ -359,22 +359,45 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
         story.append(event)
     snapshot = fold_of(*random_run(seed))
     steps = [event for event in story if isinstance(event, StepFinished)]
-    assert snapshot.steps.step == [event.step for event in steps] == sorted(set(snapshot.steps.step))
+    assert list(snapshot.steps.step) == [event.step for event in steps] == sorted(set(snapshot.steps.step))
     for name in ("loss", "grad_norm", "learning_rate", "tokens", "loss_tokens", "seconds", "tokens_per_second",
                  "tflops"):
-        assert getattr(snapshot.steps, name) == [getattr(event, name) for event in steps]
+        assert list(getattr(snapshot.steps, name)) == [getattr(event, name) for event in steps]
     assert {"h2d", "d2h", "optimizer", "other"} <= set(snapshot.steps.exposed)
     for cause, values in snapshot.steps.exposed.items():
-        assert values == [event.exposed.get(cause, 0.0) for event in steps]
+        assert list(values) == [event.exposed.get(cause, 0.0) for event in steps]
     assert len(snapshot.steps.time) == len(snapshot.steps) == len(steps)
     for columns, kind in ((snapshot.memory, MemorySampled), (snapshot.evals, EvalFinished)):
         rows = [event for event in story if isinstance(event, kind)]
         for name in rows[0].fields() if rows else ():
-            assert getattr(columns, name) == [getattr(event, name) for event in rows]
+            assert list(getattr(columns, name)) == [getattr(event, name) for event in rows]
     for events, kind in ((snapshot.checkpoints, CheckpointWritten), (snapshot.exact_matches, ExactMatchMeasured),
                          (snapshot.exports, ExportWritten)):
         assert events == [event for event in story if isinstance(event, kind)]
     assert snapshot.timeline_steps == [event.step for event in story if isinstance(event, StepTimeline)]
+
+
+def test_a_run_of_any_length_takes_a_bounded_room(monkeypatch):
+    """Against all rows: the newest are whole, the older ones every 2nd, 4th, 8th ... from the first on."""
+    monkeypatch.setattr("engine.snapshot.ROWS", 64)
+    snapshot, rows = RunSnapshot(), []
+    for step in range(1, 1001):
+        event = StepFinished(step, loss=1 / step, exposed={"h2d": step / 7} | ({"late": 1.0} if step > 500 else {}))
+        rows.append(event)
+        snapshot.apply(Record("run", step, 1000.0 + step, event))
+        steps = snapshot.steps
+        assert len(steps) <= 64 and steps.count == step and len({len(column) for column in steps.columns()}) == 1
+        assert list(steps.step[-32:]) == list(range(max(1, step - 31), step + 1))
+        kept = [rows[k] for k in steps.number]
+        assert list(steps.loss) == [row.loss for row in kept] and list(steps.step) == [row.step for row in kept]
+        assert list(steps.exposed["late" if step > 500 else "other"]) == [
+            row.exposed.get("late" if step > 500 else "other", 0.0) for row in kept]
+        gaps = [b - a for a, b in zip(steps.number[:-32], steps.number[1:-32])]
+        assert steps.number[0] == 0 and max(gaps, default=1) <= max(1, step // 8)
+    snapshot.apply(Record("run", 1001, 3000.0, RunStarted(resumed_step=900)))
+    assert snapshot.steps.step[-1] <= 900 and snapshot.step == 900
+    snapshot.apply(Record("run", 1002, 3001.0, StepFinished(901)))
+    assert snapshot.steps.step[-1] == 901 and snapshot.steps.number[-1] >= snapshot.steps.number[-2] + 1
 
 
 # ---------------------------------------------------------------------- what the snapshot says
@@ -398,11 +421,11 @@ def test_a_resume_opens_the_run_again():
     ended = [RunStarted(total_steps=10), StepFinished(1), StepFinished(2), StepTimeline(2), RunEnded("stopped", "why")]
     snapshot = fold_of(*ended, RunStarted(total_steps=10, resumed_step=2))
     assert (snapshot.state, snapshot.reason, snapshot.ended_time, snapshot.sessions) == ("preparing", "", None, 2)
-    assert snapshot.steps.step == [1, 2] and snapshot.timeline == StepTimeline(2)
+    assert list(snapshot.steps.step) == [1, 2] and snapshot.timeline == StepTimeline(2)
     older = fold_of(*ended, RunStarted(total_steps=10, resumed_step=1))
-    assert older.steps.step == [1] and older.step == 1 and older.timeline is None and older.timeline_steps == []
+    assert list(older.steps.step) == [1] and older.step == 1 and older.timeline is None and older.timeline_steps == []
     anew = fold_of(*ended, RunStarted(total_steps=10))
-    assert anew.steps.step == [] and anew.step == 0
+    assert len(anew.steps) == 0 and anew.step == 0
     lost = fold_of(RunStarted(total_steps=10), RunStarted(total_steps=10, resumed_step=5))
     assert lost.step == 5 and lost.progress == 0.5
 
