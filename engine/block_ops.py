@@ -58,7 +58,7 @@ class StepContext:
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     caches: list[Any] | None = None
     """For sampling: each micro-batch's key-value cache, None where the model is to make one, which is put here."""
-    failure: Exception | None = None
+    failure: str | None = None
     """What a pass with caches could not do."""
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
@@ -97,7 +97,8 @@ class BlockOps:
             try:
                 method(op, step)
             except Exception as error:
-                step.failure = error
+                # Words only: the error's frames would keep the caches alive, in a cycle with this step.
+                step.failure = str(error) or type(error).__name__
 
     # ------------------------------------------------------------------ H2D and D2H
 

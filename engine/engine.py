@@ -152,7 +152,7 @@ class StreamingEngine:
                            logits_at=[self.backend.upload(_int64(positions)) for positions in at])
         self._run_forward(step)
         if step.failure is not None:
-            raise CacheError(f"Sampling with a cache failed ({step.failure}).") from step.failure
+            raise CacheError(f"Sampling with a cache failed ({step.failure}).")
         return torch.cat([step.logits[k] for k in range(len(batches))]).cpu()
 
     def _run_forward(self, step: StepContext) -> Executor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -158,8 +161,9 @@ def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
 def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails_at):
+    """And gives its memory back before the rows go on without it."""
     expected = generate(qwen3.engine, PROMPTS, 8, {2})
-    cached_logits, calls = qwen3.engine.cached_logits, []
+    cached_logits, last_logits, calls, given = qwen3.engine.cached_logits, qwen3.engine.last_logits, [], []
 
     def failing(tokens, caches):
         calls.append(len(tokens))
@@ -169,14 +173,25 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
             return cached_logits(tokens, caches)
         finally:
             monkeypatch.setattr(BlockArguments, "call", call)
+            given.extend(weakref.ref(cache) for cache in caches if cache is not None)
+
+    def without_cache(rows):
+        assert given and all(cache() is None for cache in given)
+        return last_logits(rows)
 
     def refused(*_):
         raise torch.OutOfMemoryError("no memory for this cache")
 
     call = BlockArguments.call
     monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
+    monkeypatch.setattr(qwen3.engine, "last_logits", without_cache)
     told: list[int] = []
-    assert generate(qwen3.engine, PROMPTS, 8, {2}, on_token=lambda row, _: told.append(row)) == expected
+    gc.collect()
+    gc.disable()
+    try:
+        assert generate(qwen3.engine, PROMPTS, 8, {2}, on_token=lambda row, _: told.append(row)) == expected
+    finally:
+        gc.enable()
     assert len(calls) == fails_at + 1
     assert len(told) == sum(map(len, expected))
 
