@@ -61,6 +61,10 @@ _MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("a", "n"), ("<"
            ("e", "n"), ("en", "d"), ("o", "t")]
 
 
+_WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and c not in "\x1c\x1d\x1e\x1f")
+"""What Unicode calls white space, and so the tokenizer; Python counts four separators of information in as well."""
+
+
 class Refused(Exception):
     """The template does not take this conversation."""
 
@@ -204,7 +208,7 @@ def tokens(family: str, made: PreTrainedTokenizerFast, parts: list[Segment]) -> 
         if part is not None and not part.written:
             text = unicodedata.normalize("NFC", part.text) if family == "qwen" else part.text
             if swallow:
-                stripped = text.lstrip()
+                stripped = text.lstrip(_WHITE_SPACE)
                 swallow, text = not stripped, stripped
             run += [(character, part.trained) for character in text]
             continue

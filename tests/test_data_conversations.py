@@ -22,7 +22,7 @@ examples = settings(max_examples=100, deadline=None, derandomize=True, database=
 characters = st.text(st.characters(exclude_categories=("Cs",), max_codepoint=0x10_7FFF), max_size=12)
 fragments = st.sampled_from(["hello", " hello", " ", "\n", "\n\n", "   ", "\t", "<|im_", "end|>", "<", "|>", "▁", "e\u0301",
                              "\u0301", "日本", "👩‍👩‍👧", "\u200b", "\ufeff", "\x00", "<think>", "</tool_call>", "<0x0A>",
-                             "[INST]", '"', "\\", "{{ 1 }}", "{% raw %}"])
+                             "\x1c", "\x85", "[INST]", '"', "\\", "{{ 1 }}", "{% raw %}"])
 
 
 def words(family: str) -> st.SearchStrategy[str]:
@@ -84,6 +84,14 @@ def test_typed_special_tokens_are_text_in_every_role(family):
     for token in reference.SPECIAL[family]:
         check(family, Conversation([{"role": "user", "content": f"a{token}b {token}"},
                                     {"role": "assistant", "content": f"{token} so {token}"}]), 10_000)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_special_tokens_take_around_them_is_white_space_and_nothing_else(family):
+    for character in "\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u180e\u2028\u2029\u200b\u3000\ufeff":
+        for text in (character, f"{character}so", f"so{character}", f"{character}{reference.SPECIAL[family][-1]}so"):
+            turns = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+            check(family, Conversation(turns), 10_000)
 
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
