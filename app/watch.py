@@ -43,7 +43,7 @@ class Watch:
         self._request: tuple[str, int] | None = None
 
     async def answer(self, since: int, axis: Axis) -> bytes:
-        """The members of a JSON object, without its braces. Raises RunError when the record is damaged."""
+        """The members of a JSON object, without its braces. Raises RunError when the record cannot be read."""
         async with self._lock:
             now = time.monotonic()
             is_new = axis not in self._asked_at

@@ -8,6 +8,7 @@ kept as `Unknown`, so that a newer file still opens.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -212,13 +213,25 @@ class Record:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Record:
+        """Raises KeyError or TypeError where the envelope or a number is not one."""
         values = dict(line)
         kind, run_id = values.pop("kind"), values.pop("run_id")
         seq, time = values.pop("seq"), values.pop("time")
+        if not (isinstance(seq, int) and isinstance(time, (int, float)) and isinstance(run_id, str)):
+            raise TypeError("the envelope")
         event_type = EVENT_TYPES.get(kind)
         if event_type is None or event_type is Unknown:
-            event: Event = Unknown(original_kind=kind, values=values)
-        else:
-            known = {f.name for f in dataclasses.fields(event_type)}
-            event = event_type(**{name: value for name, value in values.items() if name in known})
-        return cls(run_id=run_id, seq=seq, time=time, event=event)
+            return cls(run_id, seq, time, Unknown(original_kind=kind, values=values))
+        types = _number_types(event_type)
+        known = {name: value for name, value in values.items() if name in types}
+        for name, value in known.items():
+            if not isinstance(value, types[name]):
+                raise TypeError(f"{kind}.{name}")
+        return cls(run_id, seq, time, event_type(**known))
+
+
+@functools.cache
+def _number_types(event_type: type[Event]) -> dict[str, type | tuple[type, ...]]:
+    """For each field what its value must be, which is checked of numbers alone."""
+    numbers = {"int": int, "float": (int, float)}
+    return {f.name: numbers.get(f.type, object) for f in dataclasses.fields(event_type)}

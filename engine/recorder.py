@@ -163,16 +163,15 @@ class RunRecorder:
 
 
 def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file, in order; none when there is no such file yet. A torn last line is left out.
-
-    Raises RunError naming the first line that is not a record.
-    """
+    """The records of a file, in order; none when there is no such file yet. A torn last line is left out, and a warning
+    stands for a line that is not a record. Raises RunError when the file cannot be read."""
+    reading = _Reading(path)
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
+            for line in file:
                 if not line.endswith(b"\n"):
                     return
-                yield parse_line(line, path, number)
+                yield reading.record(line)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -185,13 +184,11 @@ class Follower:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._offset = 0
-        self._lines = 0
+        self._reading = _Reading(path)
 
     def read_new(self) -> list[Record]:
-        """The records of the lines completed since the last call; empty when there are none, or no file yet.
-
-        Raises RunError naming a line that is not a record.
-        """
+        """What `replay` gives for the lines completed since the last call; empty when there are none, or no file yet.
+        Raises RunError when the file cannot be read."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
@@ -201,11 +198,27 @@ class Follower:
         except OSError as error:
             raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
         whole = added.rfind(b"\n") + 1
-        lines = added[:whole].split(b"\n")[:-1]
-        records = [parse_line(line, self.path, self._lines + number) for number, line in enumerate(lines, start=1)]
         self._offset += whole
-        self._lines += len(lines)
-        return records
+        return [self._reading.record(line) for line in added[:whole].split(b"\n")[:-1]]
+
+
+class _Reading:
+    """Lines of one file, from the first on, as records. A line that a failing disk or an editor damaged costs what it
+    said and not the run: a warning takes its place, with the time before it (0.0 where there is none)."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._lines = 0
+        self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
+
+    def record(self, line: bytes) -> Record:
+        self._lines += 1
+        try:
+            self._before = parse_line(line)
+        except ValueError:
+            text = f"Line {self._lines} of {EVENTS_FILE} is damaged: what it recorded is not shown."
+            before = self._before
+            self._before = Record(before.run_id, before.seq + 1, before.time, LogLine("warning", text))
+        return self._before
 
 
 def line_kind(line: bytes) -> str:
@@ -213,14 +226,12 @@ def line_kind(line: bytes) -> str:
     return line[:80].split(b'"', 4)[3].decode("ascii", "replace") if line.count(b'"', 0, 80) >= 4 else ""
 
 
-def parse_line(line: bytes, path: str | os.PathLike[str], number: int | None = None) -> Record:
-    """Raises RunError, naming the file and the line number when it is given, when the line is not a record."""
+def parse_line(line: bytes) -> Record:
+    """Raises ValueError when the line is not a record."""
     try:
         return Record.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        where = "A line" if number is None else f"Line {number}"
-        raise RunError(f"{where} of {path} is not a record of a run: the file is damaged, so delete that "
-                       "line.") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a record: {error}") from None
 
 
 def _encode(record: Record) -> bytes:
@@ -259,8 +270,8 @@ def _repair_end(path: Path, descriptor: int) -> int:
     if not torn:
         return size
     try:
-        parse_line(torn, path)
-    except RunError:
+        parse_line(torn)
+    except ValueError:
         with open(path.with_name(TORN_FILE), "ab") as aside:
             aside.write(torn + b"\n")
             aside.flush()

@@ -308,9 +308,9 @@ def _summary(folder: RunFolder) -> RunSummary:
     if _size(folder.events_path):
         with open(folder.events_path, "rb") as file:
             for line in _lines_backwards(file):
-                if ends.add(line, folder.events_path):
+                if ends.add(line):
                     break
-            first, started = _head(file, folder.events_path)
+            first, started = _head(file)
         created = first.time if first is not None else created
         total_steps = (ends.started or started).total_steps
     session_time, seconds = created, 0.0
@@ -333,14 +333,15 @@ def _names(path: Path, mtime_ns: int) -> tuple[str, str, str]:
     return config.name, config.model.source, config.data.title
 
 
-def _head(file, path: Path) -> tuple[Record | None, RunStarted]:
+def _head(file) -> tuple[Record | None, RunStarted]:
     """The first record, None while there is no whole one, and the first `RunStarted`, empty where none is near."""
     file.seek(0)
     first: Record | None = None
     while file.tell() < _END_LIMIT and (line := file.readline()).endswith(b"\n"):
-        first = first or parse_line(line, path, 1)
-        if line_kind(line) == RunStarted.kind:
-            return first, parse_line(line, path).event
+        with contextlib.suppress(ValueError):
+            first = first or parse_line(line)
+            if line_kind(line) == RunStarted.kind:
+                return first, parse_line(line).event
     return first, RunStarted()
 
 
@@ -356,13 +357,14 @@ class _RecordEnds:
         self.last_time: float | None = None
         self._ceiling: int | None = None
 
-    def add(self, line: bytes, path: Path) -> bool:
+    def add(self, line: bytes) -> bool:
         """Take the line before those taken so far; True once nothing further back matters."""
         wanted = line_kind(line) in (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
         if self.last_time is None or wanted:
-            record = parse_line(line, path)
-            self.last_time = self.last_time or record.time
-            self._apply(record.event)
+            with contextlib.suppress(ValueError):
+                record = parse_line(line)
+                self.last_time = self.last_time or record.time
+                self._apply(record.event)
         return self.state is not None and self.step is not None and (self.loss is not None or self.step == 0)
 
     def _apply(self, event: Event) -> None:

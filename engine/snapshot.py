@@ -255,11 +255,11 @@ class RunSnapshot:
     def apply(self, record: Record) -> None:
         """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
         if self.started_time is None:
-            self.started_time = record.time
+            self.started_time = record.time or None
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
-        self.run_id, self.last_seq, self.last_time = record.run_id, record.seq, record.time
+        self.run_id, self.last_seq, self.last_time = record.run_id, record.seq, record.time or self.last_time
 
     def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds

@@ -228,18 +228,29 @@ def test_a_record_that_is_one_torn_line_starts_again(tmp_path):
     recorder.close()
 
 
-def test_a_damaged_line_is_named(tmp_path):
-    recorder = RunRecorder(tmp_path, "r")
-    for _ in range(3):
-        recorder.emit(LogLine())
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_damaged_line_costs_what_it_said_and_no_more(tmp_path, at):
+    recorder = RunRecorder(tmp_path, tmp_path.name)
+    for step in (1, 2, 3):
+        recorder.emit(StepFinished(step, tokens=115))
     recorder.close()
     content = recorder.path.read_bytes().split(b"\n")
-    for damage in (b"garbage", b"[1]", b"{}", b"null", b'{"kind":[],"run_id":"r","seq":1,"time":1}', b""):
-        recorder.path.write_bytes(b"\n".join([content[0], damage, *content[2:]]))
-        for read in (lambda: list(replay(recorder.path)), lambda: Follower(recorder.path).read_new(),
-                     lambda: RunRecorder(tmp_path, "r")):
-            with pytest.raises(RunError, match=r"^Line 2 of .*events.jsonl is not a record"):
-                read()
+    whole = content[at]
+    for damage in (b"garbage", b"[1]", b"{}", b"null", b'{"kind":[],"run_id":"r","seq":1,"time":1}', b"",
+                   whole.replace(b"115", b"1.5"), whole.replace(b'"seq":', b'"seq":"'), whole[:-1]):
+        content[at] = damage
+        recorder.path.write_bytes(b"\n".join(content))
+        records = list(replay(recorder.path))
+        assert records == Follower(recorder.path).read_new()
+        assert [record.seq for record in records] == [1, 2, 3] and {record.run_id for record in records} == {tmp_path.name}
+        assert [record.event.step for k, record in enumerate(records) if k != at] == [k for k in (1, 2, 3) if k != at + 1]
+        warning = records[at].event
+        assert isinstance(warning, LogLine) and warning.level == "warning" and f"Line {at + 1} of" in warning.text
+        again = RunRecorder(tmp_path, tmp_path.name)
+        assert again.emit(StepFinished(4)).seq == 4
+        again.close()
+        assert again.snapshot == fold(replay(again.path)) and again.snapshot.started_time > 0
+        assert again.path.read_bytes().startswith(b"\n".join(content))
 
 
 def test_a_killed_process_loses_no_line_that_it_emitted(tmp_path):
