@@ -1,13 +1,12 @@
 """Rows of a data set, one after another, each with the number that an error can name.
 
-Local JSON and JSONL are read here, so that a broken line is named; Parquet through pyarrow, batch by batch; folders that
-`datasets` saved and hub ids through `datasets`; tables and plain text in text_files.py.
+Nothing here holds a whole file: JSON is read in json_files.py, so that a broken line or item is named, tables and plain
+text in text_files.py, Parquet through pyarrow batch by batch, folders that `datasets` saved and hub ids through `datasets`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import DataConfig
+from engine.data.json_files import count_lines, item_rows, line_rows, readable
 from engine.data.registry import registered
-from engine.data.text_files import TURN_COLUMNS, passages, table_rows
+from engine.data.text_files import passages, table_rows
 from engine.errors import DataError
 from engine.paths import registry_entry, resolve_source
 
@@ -83,11 +83,11 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
         return _counted(name, "row", lambda: table_rows(path), path, streaming)
     if suffix in _TEXT_SUFFIXES:
         return _counted(name, "the passage from line", lambda: passages(path, config.max_seq_len), path, streaming)
-    return _json(path) if suffix == ".json" else _json_lines(path, counted=not streaming)
+    return _json(path, streaming) if suffix == ".json" else _json_lines(path, streaming)
 
 
 def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path, streaming: bool) -> Source:
-    _readable(path).close()
+    readable(path).close()
     return Source(name, unit, None if streaming else sum(1 for _ in read()), read)
 
 
@@ -104,82 +104,16 @@ def refuse_missing_file(source: str) -> None:
 # ---------------------------------------------------------------------- JSON
 
 
-def _json_lines(path: Path, counted: bool) -> Source:
-    def read() -> Iterator[tuple[int, Row]]:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                if raw.strip():
-                    yield number, _parse_line(raw, number, path.name)
-
-    total = None
-    if counted:
-        with _readable(path) as file:
-            total = sum(1 for raw in file if raw.strip())
-    return Source(path.name, "line", total, read)
+def _json_lines(path: Path, streaming: bool) -> Source:
+    readable(path).close()
+    return Source(path.name, "line", None if streaming else count_lines(path), lambda: line_rows(path))
 
 
-def _parse_line(raw: bytes, number: int, name: str) -> Row:
-    try:
-        row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
-    except UnicodeDecodeError:
-        raise DataError(f"Line {number} of {name} is not UTF-8 text; save the file as UTF-8.") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"Line {number} of {name} is not valid JSON ({error.msg.lower()} at column {error.colno}); "
-                        "fix or remove that line.") from None
-    except RecursionError:
-        raise DataError(f"Line {number} of {name} is nested too deeply; fix or remove that line.") from None
-    if not isinstance(row, dict):
-        raise DataError(f"Line {number} of {name} is {_kind(row)}, not an object with named columns; write one JSON "
-                        "object a line.")
-    return row
-
-
-def _json(path: Path) -> Source:
-    with _readable(path) as file:
-        raw = file.read()
-    try:
-        tree = json.loads(raw.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise DataError(f"{path.name} is not UTF-8 text; save it as UTF-8.") from None
-    except RecursionError:
-        raise DataError(f"{path.name} is nested too deeply; write a list of rows.") from None
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # one object a line, named .json
-            return _json_lines(path, counted=True)
-        raise DataError(f"{path.name} is not valid JSON ({error.msg.lower()} at line {error.lineno}, column "
-                        f"{error.colno}); fix the file.") from None
-    rows = tree
-    if isinstance(tree, dict):
-        lists = [value for key, value in tree.items()
-                 if key not in TURN_COLUMNS and isinstance(value, list) and value and isinstance(value[0], dict)]
-        rows = lists[0] if len(lists) == 1 else [tree]
-    if not isinstance(rows, list):
-        raise DataError(f"{path.name} holds {_kind(tree)}; write a list of objects, one for each row.")
-    if not rows:
-        raise DataError(f"{path.name} is an empty list; give a file with at least one row.")
-
-    def read() -> Iterator[tuple[int, Row]]:
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row, dict):
-                raise DataError(f"Item {number} of {path.name} is {_kind(row)}, not an object with named columns; "
-                                "write one object for each row.")
-            yield number, row
-
-    return Source(path.name, "item", len(rows), read)
-
-
-def _readable(path: Path) -> Any:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); check its permissions.") from None
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {list: "a list", dict: "an object", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value), type(value).__name__)
+def _json(path: Path, streaming: bool) -> Source:
+    read = item_rows(path)
+    if read is None:  # one object a line, named .json
+        return _json_lines(path, streaming)
+    return Source(path.name, "item", None if streaming else sum(1 for _ in read()), read)
 
 
 # ---------------------------------------------------------------------- Parquet, folders, hub
