@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -65,6 +66,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
                                                  "linear_attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "fuyu": {"text_config": {"model_type": "persimmon", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
                              "num_hidden_layers": 2, "num_attention_heads": 4}},
@@ -134,26 +136,43 @@ def shrunk(kind: type, dropout: float = 0.0) -> dict[str, Any]:
     return values
 
 
-def verdict(family: str) -> str:
-    """Why `family` is refused; empty when it can be trained."""
+@dataclass(frozen=True)
+class Verdict:
+    """What Ramstream says of a family: why it is refused (empty when it trains), and why its rows are not packed."""
+
+    refused: str = ""
+    unpacked: str = ""
+
+
+def verdict(family: str) -> Verdict:
+    """From a tiny model of the family, as `check` and the start of a run find it out."""
     try:
-        build_model(tiny_family_config(family), ModelConfig(source=family, dtype="float32"))
+        model = build_model(tiny_family_config(family), ModelConfig(source=family, dtype="float32"))
     except ModelError as error:
-        return str(error)
-    return ""
+        return Verdict(refused=str(error))
+    return Verdict(unpacked=model.packing.problem)
 
 
-def table(found: dict[str, str]) -> str:
+def table(found: dict[str, Verdict]) -> str:
     """The README's table, in Markdown, of the verdict on each family."""
-    supported = sorted(family for family, why in found.items() if not why)
-    reasons: dict[str, list[str]] = {}
-    for family, why in sorted(found.items()):
-        if why:
-            reasons.setdefault(why.split(" ", 1)[1], []).append(family)
-    rows = [f"| {', '.join(families)} | {why} |" for why, families in sorted(reasons.items(), key=lambda r: r[1])]
-    return "\n".join([f"**{len(supported)} families train:** {', '.join(supported)}.", "",
-                      f"**{len(found) - len(supported)} are refused by name:**", "", "| family | why: it |",
-                      "|---|---|", *rows])
+    training = {family: told for family, told in sorted(found.items()) if not told.refused}
+    packing = [family for family, told in training.items() if not told.unpacked]
+    alone = _reasons({family: told.unpacked for family, told in training.items() if told.unpacked})
+    refused = _reasons({family: told.refused.split(" ", 1)[1] for family, told in sorted(found.items()) if told.refused})
+    return "\n".join([f"**{len(training)} families train.** {len(packing)} of them with several documents in a row, "
+                      f"none of which sees another: {', '.join(packing)}.", "",
+                      f"The other {len(training) - len(packing)} train one document a row:", "",
+                      "| family | why |", "|---|---|", *alone, "",
+                      f"**{len(found) - len(training)} are refused by name:**", "", "| family | why: it |", "|---|---|",
+                      *refused])
+
+
+def _reasons(found: dict[str, str]) -> list[str]:
+    """Lines of a table, a reason each."""
+    families: dict[str, list[str]] = {}
+    for family, why in found.items():
+        families.setdefault(why, []).append(family)
+    return [f"| {', '.join(same)} | {why} |" for why, same in sorted(families.items(), key=lambda r: r[1])]
 
 
 if __name__ == "__main__":

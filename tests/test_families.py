@@ -16,7 +16,8 @@ from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.model import build_model, find_layers
 from engine.planner import PlanChoices
-from tests.families import VOCAB, table, tiny_family_config, verdict
+from tests.families import VOCAB, Verdict, table, tiny_family_config, verdict
+from tests.test_packing import LEAK, LEAKING, PACKED
 from tests.tiny import plain_loss, plain_model, random_batches, streamed
 
 ENCODER_DECODER = "is an encoder-decoder model"
@@ -186,8 +187,10 @@ def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys
 
 
 def test_the_readme_has_the_table_of_today():
-    # That the others train is shown above.
-    found = {family: verdict(family) if family in REFUSED else "" for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""
+    assert set(PACKED) | set(LEAKING) == set(SUPPORTED) and not set(PACKED) & set(LEAKING)
+    found = {family: verdict(family) if family in REFUSED else Verdict(unpacked="" if family in PACKED else LEAK)
+             for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
     assert inside == table(found), "run python -m tests.families and put its output into README.md"
