@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from engine.attention import Documents, Pattern
-from engine.layout import Activations
+from engine.layout import DOCUMENTS, Activations
 from engine.model import StreamedModel, Unit
-from engine.shape import DOCUMENTS
 from engine.skeleton import BlockArguments, tensors_in
 
 _LENGTHS = (32, 64, 96)

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
+from engine.layout import DOCUMENTS
 from engine.library import transformers
-from engine.shape import DOCUMENTS
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensors besides query, key and value that mean the same for a document as for a whole row."""
@@ -203,7 +203,8 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
     strange = [name for name, what in given.items() if isinstance(what, torch.Tensor) and name not in _HARMLESS_TENSORS]
     if strange or key.shape[2] != query.shape[2]:
         what = strange[0] if strange else "keys of other tokens"
-        raise ModelError(f"{type(module).__name__} gives its attention {what}, which cannot be split into documents; set data.packing to false.")
+        raise ModelError(f"{type(module).__name__} gives its attention {what}, which cannot be split into documents; set "
+                         "data.packing to false.")
     if not own and not dropout and _varlen_runs(query, value, attention_mask):
         return _varlen_attention(query, key, value, attention_mask, scaling), None
     return _by_document(attend, query, key, value, attention_mask), None

@@ -68,9 +68,10 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
                      progress: Progress | None = None, buffers: Mapping[str, Tensor] | None = None) -> CheckpointInfo:
     """Write ``root/step-<step>`` and delete what is beyond the `keep` newest.
 
-    The planes must not change meanwhile. `buffers`: the model's persistent ones. `state` is whatever else a resume needs, as JSON values (others raise
-    TypeError or ValueError). Raises CheckpointError when the disk lacks the room or fails; the checkpoints that were
-    there before are then untouched. Checkpoints of later steps are from before a resume of an older one, and go too.
+    The planes must not change meanwhile. `buffers`: the model's persistent ones. `state` is whatever else a resume
+    needs, as JSON values (others raise TypeError or ValueError). Raises CheckpointError when the disk lacks the room or
+    fails; the checkpoints that were there before are then untouched. Checkpoints of later steps are from before a
+    resume of an older one, and go too.
     """
     root, began = Path(root), time.monotonic()
     spare = 2 * len(json.dumps(state, allow_nan=False)) + _SPARE_BYTES + sum(t.nbytes for t in (buffers or {}).values())

@@ -172,7 +172,8 @@ class _Sizer:
         items = [
             *fixed_items(shape, c, tokens * shape.hidden_size),
             Item("Boundaries", together * bounded * hidden, f"inputs of {bounded} blocks, {together * tokens:,} tokens"),
-            Item("Hidden states", together * hidden, f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens"),
+            Item("Hidden states", together * hidden,
+                 f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens"),
             Item("Kept activations", kept, f"{c.kept_blocks} blocks that are not recomputed"),
             Item("Working set", working, what),
             Item("Tokens and masks", together * tokens * STEP_TOKEN_BYTES + (masks if self.dense_mask else 0),

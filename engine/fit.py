@@ -99,7 +99,8 @@ class FitReport:
 
 def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
              rounding: Mapping[str, Any] | None = None) -> FitReport:
-    """The report for `config` on `machine`; `rounding` as for `choose`. Raises ModelError or ConfigError for what no machine could run."""
+    """The report for `config` on `machine`; `rounding` as for `choose`. Raises ModelError or ConfigError for what no
+    machine could run."""
     if shape is None:
         shape = shape_from_source(config.model)
     sizes = _Sizes(config, machine, shape, rounding)

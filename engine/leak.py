@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from engine.attention import forward, register
+from engine.layout import DOCUMENTS
 from engine.library import empty_model
-from engine.shape import DOCUMENTS
 
 ROWS = ((19, 2, 25), (3, 30, 8))
 """Tokens of the documents of each row of the test. Attention that picks its tokens by their scores leaks in some rows."""

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
+from engine.layout import DOCUMENTS, PLANE_ITEM_BYTES, Activations, UnitLayout
 from engine.paths import resolve_source
 
 if TYPE_CHECKING:
     from engine.model import StreamedModel
-
-DOCUMENTS = "documents"
-"""Name of the attention that makes no masks (engine.attention)."""
 
 ACTIVATION_FACTOR = 1.3
 """Where a block's activations cannot be counted: bytes that autograd keeps over those of its matrices' inputs and
@@ -167,7 +164,8 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         learned_positions=positions is not None and any(positions <= rows <= positions + 2 and rows < text.vocab_size
                                                         for rows in tables),
         sliding_window=getattr(text, "sliding_window", None), mask_kinds=len(set(kinds)) if kinds else 1,
-        # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way; a soft cap keeps one more.
+        # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way; a soft cap keeps one
+        # more.
         logit_bytes=12 + item * (2 if softcap else 1))
 
 

@@ -17,11 +17,11 @@ from engine.choose import COMFORTABLE, GIB, choose, fixed_items, host_boundary_b
 from engine.config import ModelConfig, TrainConfig
 from engine.device_state import DeviceState
 from engine.errors import ConfigError, ModelError
-from engine.layout import Activations
+from engine.layout import DOCUMENTS, Activations
 from engine.model import build_model
 from engine.plan import validate
 from engine.planner import PlanChoices, build_step_plan
-from engine.shape import DOCUMENTS, ModelShape, UnitShape, shape_from_source, shape_of
+from engine.shape import ModelShape, UnitShape, shape_from_source, shape_of
 from engine.skeleton import tensors_in
 from tests.tiny import plain_model, streamed, tiny_config
 

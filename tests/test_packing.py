@@ -12,10 +12,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.attention import Documents, Pattern
 from engine.config import ModelConfig
+from engine.layout import DOCUMENTS
 from engine.leak import Packing, packing_of
 from engine.model import build_model
 from engine.planner import PlanChoices
-from engine.shape import DOCUMENTS
 from engine.skeleton import tensors_in
 from tests.families import tiny_family_config
 from tests.tiny import VOCAB, Batch, plain_model, streamed

@@ -11,8 +11,8 @@ import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.cuda_backend import CudaBackend
+from engine.layout import DOCUMENTS
 from engine.planner import PlanChoices
-from engine.shape import DOCUMENTS
 from tests.gpu.measure import synchronizations
 from tests.tiny import Batch, plain_model, streamed
 
