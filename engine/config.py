@@ -6,11 +6,7 @@ No torch here: the command line and the app read presets before anything heavy i
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import math
-import reprlib
-import types
 import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from engine.errors import ConfigError
+from engine.tree import assign, build, override, read_yaml
 
 AUTO = "auto"
 Auto = Literal["auto"]
@@ -213,7 +210,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, tree: Any) -> TrainConfig:
         """Build and validate. Raises ConfigError naming the first unknown, mistyped or out-of-range field."""
-        config = _build(cls, tree, "")
+        config = build(cls, tree, "")
         config.validate()
         return config
 
@@ -222,7 +219,7 @@ class TrainConfig:
         """Read a YAML preset and apply `a.b=value` overrides (values in YAML syntax)."""
         path = Path(path)
         try:
-            tree = _read_yaml(path.read_text(encoding="utf-8"))
+            tree = read_yaml(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(str(path), "there is no such preset file; give the path of a YAML preset.") from None
         except IsADirectoryError:
@@ -238,7 +235,7 @@ class TrainConfig:
         if not isinstance(tree, dict):
             raise ConfigError(str(path), "a preset is a mapping of sections (model, data, train, ...).")
         for text in overrides:
-            _override(tree, text)
+            override(tree, text)
         return cls.from_dict(tree)
 
     # ------------------------------------------------------------------ writing
@@ -254,14 +251,14 @@ class TrainConfig:
         """A validated copy with dotted fields replaced, such as ``{"train.steps": 10}``."""
         tree = self.to_dict()
         for dotted, value in values.items():
-            _assign(tree, dotted, value)
+            assign(tree, dotted, value)
         return type(self).from_dict(tree)
 
     def with_overrides(self, overrides: list[str] | tuple[str, ...]) -> TrainConfig:
         """The same with `a.b=value` overrides, values in YAML syntax."""
         tree = self.to_dict()
         for text in overrides:
-            _override(tree, text)
+            override(tree, text)
         return type(self).from_dict(tree)
 
     # ------------------------------------------------------------------ rules across fields
@@ -343,143 +340,6 @@ def field_docs() -> dict[str, str]:
 def _sections() -> dict[str, type]:
     hints = typing.get_type_hints(TrainConfig)
     return {f.name: hints[f.name] for f in fields(TrainConfig) if dataclasses.is_dataclass(hints[f.name])}
-
-
-def _build(cls: type, tree: Any, prefix: str) -> Any:
-    if not isinstance(tree, dict):
-        raise ConfigError(prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}.")
-    hints = typing.get_type_hints(cls)
-    known = {f.name for f in fields(cls)}
-    for key in tree:
-        if key not in known:
-            near = _nearest(str(key), known)
-            raise ConfigError(f"{prefix}{key}", f"there is no such setting{near}.")
-    values = {}
-    for name, value in tree.items():
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            values[name] = _build(hint, {} if value is None else value, f"{prefix}{name}.")
-        else:
-            values[name] = _coerce(hint, value, f"{prefix}{name}")
-    return cls(**values)
-
-
-def _coerce(hint: Any, value: Any, name: str) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    for option in options:
-        if option is type(None):
-            if value is None:
-                return None
-        elif typing.get_origin(option) is Literal:
-            if value in typing.get_args(option) and isinstance(value, str):
-                return value
-        elif option is bool:
-            if isinstance(value, bool):
-                return value
-        elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-            number = _number(value)
-            if number is not None and number.is_integer():
-                return int(number)
-        elif option is float:
-            number = _number(value)
-            if number is not None:
-                return number
-        elif option is str:
-            if isinstance(value, str):
-                return value
-            if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
-                return str(value)
-        elif typing.get_origin(option) is tuple:
-            if isinstance(value, (list, tuple)) and value:
-                part = typing.get_args(option)[0]
-                return tuple(_build(part, {"source": item} if isinstance(item, str) else item, f"{name}[{k}].")
-                             for k, item in enumerate(value))
-    raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, also from text, since YAML reads 3e-4 (no dot) as text; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 80
-_SHORT.maxlevel = 3
-
-
-def _shown(value: Any) -> str:
-    """A value as a preset writes it, cut where it is long: aliases make values that no memory holds when written out."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _describe(options: tuple[Any, ...]) -> str:
-    words: list[str] = []
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    for option in options:
-        if typing.get_origin(option) is Literal:
-            words.extend(str(v) for v in typing.get_args(option))
-        elif typing.get_origin(option) is tuple:
-            words.append("a list of {source, weight, split, format}")
-        else:
-            words.append(names[option])
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML would silently keep the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise ConfigError(str(twice), "this is given twice in one section; keep one of them.")
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(text: str) -> Any:
-    try:
-        return yaml.load(text, _UniqueKeys)
-    except (ValueError, KeyError, AttributeError, RecursionError) as error:
-        # PyYAML lets these through for values such as the date 2024-13-45.
-        raise yaml.YAMLError(str(error)) from None
-
-
-def _override(tree: dict[str, Any], text: str) -> None:
-    dotted, equals, raw = text.partition("=")
-    if not equals or not dotted.strip():
-        raise ConfigError("--set", f"{text!r} is not of the form section.field=value.")
-    try:
-        value = _read_yaml(raw)
-    except yaml.YAMLError:
-        raise ConfigError(dotted.strip(), f"{raw!r} cannot be read as a value.") from None
-    _assign(tree, dotted.strip(), value)
-
-
-def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    *path, last = dotted.split(".")
-    for part in path:
-        if tree.get(part) is None:
-            tree[part] = {}
-        tree = tree[part]
-        if not isinstance(tree, dict):
-            raise ConfigError(dotted, "there is no such setting.")
-    tree[last] = value
-
-
-def _nearest(key: str, known: set[str]) -> str:
-    import difflib
-
-    match = difflib.get_close_matches(key, sorted(known), n=1)
-    return f"; did you mean {match[0]}" if match else f"; known here are {', '.join(sorted(known))}"
 
 
 def _at_least(name: str, value: int, low: int) -> None:
