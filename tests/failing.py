@@ -1,16 +1,22 @@
-"""What must hold after every bad input and every fault: an exit code, one sentence, nothing half-written."""
+"""What must hold after every bad input and every fault: an exit code, one sentence, nothing half-written. And the runs
+that are broken."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import launch
 from engine.config import TrainConfig
-from engine.events import Record, RunEnded
-from engine.recorder import replay
+from engine.events import Record, RunEnded, StepFinished
+from engine.job import start_run
+from engine.recorder import RunRecorder, replay
 from engine.restore import newest_checkpoint
-from engine.runs import RunFolder, list_runs
+from engine.runs import RunFolder, list_runs, open_run
 from engine.snapshot import RunSnapshot
+from tests.folders import make_config
+from tests.test_trainer import execute, planes_on_disk
 
 RUN_FILES = {"config.yaml", "events.jsonl", "events.torn", "session.json", "lock", "control.jsonl", "checkpoints", "export"}
 
@@ -71,3 +77,62 @@ def whole_checkpoints(path: Path) -> int | None:
     assert not list(root.glob(".*"))
     found = newest_checkpoint(root)
     return None if found is None else found.step
+
+
+# ---------------------------------------------------------------------- runs to break
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def preset(tmp_path):
+    path = tmp_path / "preset.yaml"
+    make_config(tmp_path).save(path)
+    return path
+
+
+@pytest.fixture
+def saved(tmp_path, runs):
+    """A run that was stopped after step 6, with the checkpoints of two steps."""
+    run = start_run(make_config(tmp_path), runs)
+    assert execute(run, {6: "stop"}).state == "stopped"
+    return run
+
+
+def resumes_to_the_end(capsys, runs: Path, whole) -> None:
+    """The only unfinished run goes on to the end and equals `whole` to the bit."""
+    run = next(run for run in list_runs(runs) if run.state != "finished")
+    assert command(capsys, "--runs-dir", runs, "train", "--resume", run.id)[0] == 0
+    intact(Path(run.path))
+    again = open_run(runs, run.id)
+    whole_checkpoints(again.path)
+    whole.folder, folder = again, whole.folder
+    ours = planes_on_disk(whole)
+    whole.folder = folder
+    assert ours == planes_on_disk(whole)
+
+
+@pytest.fixture
+def whole(tmp_path):
+    run = start_run(make_config(tmp_path), tmp_path / "whole")
+    assert execute(run).state == "finished"
+    return run
+
+
+def at_event(monkeypatch, chosen, act) -> None:
+    """Call `act` once, just before the first event that `chosen` takes is recorded."""
+    real, done = RunRecorder.emit, []
+
+    def emit(self, event):
+        if not done and chosen(event):
+            done.append(event)
+            act()
+        return real(self, event)
+
+    monkeypatch.setattr(RunRecorder, "emit", emit)
+
+
+def at_step(number: int):
+    return lambda event: isinstance(event, StepFinished) and event.step == number
