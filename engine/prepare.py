@@ -78,14 +78,13 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     tokenizer = load_tokenizer(config.model.source)
     model = build_model(hf_config, config.model)
     check()
-    # Tokenising forks nothing, and comes before CUDA starts and before the planes take the memory.
+    # Its processes are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
     problem = f"{hf_config.model_type}: {model.packing.problem}" if not model.packing.safe else ""
     data = prepare_data(config.data, tokenizer, config.train.seed, problem, Progress(recorder, "tokenise", check))
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size
-    highest = max(int(data.train.ids.max(initial=0)), int(data.eval.ids.max(initial=0)))
-    if highest >= vocabulary:
-        raise RunError(f"The tokenizer of {config.model.source} makes token {highest}, but the model knows only "
+    if data.highest_id >= vocabulary:
+        raise RunError(f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model knows only "
                        f"{vocabulary}; use the tokenizer that belongs to the model.")
     state = _resume_state(folder) if resume else None
     if state is not None and state["data"] != data.fingerprint:
@@ -102,7 +101,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         step = _fill(config, folder, recorder, model, store, backend, state is not None, check)
         train = config.train
         adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
-        tokens = chosen.micro_batch_size * max(_longest(data.train), _longest(data.eval), 1)
+        tokens = chosen.micro_batch_size * max(data.train.longest, data.eval.longest, 1)
         engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
                                  train.max_grad_norm, train.seed)
         recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
@@ -117,10 +116,6 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
             store.close()
         backend.close()
         raise
-
-
-def _longest(rows) -> int:
-    return max((rows.row_length(k) for k in range(len(rows))), default=0)
 
 
 def _total_steps(config: TrainConfig, data: PreparedData) -> int:
@@ -138,7 +133,7 @@ def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
           backend: Backend, state: dict[str, Any] | None) -> Chosen:
     shape = shape_of(model)
-    longest = max(_longest(data.train), _longest(data.eval), 1)
+    longest = max(data.train.longest, data.eval.longest, 1)
     rounding = state.get("rounding") if state is not None else None
     machine = read_machine(folder.path)
     # What an earlier session left on the disk is replaced as this one saves.

@@ -1,7 +1,21 @@
-"""No test asks a hub: some families' code looks for kernels there, and waits for the answer."""
+"""No test asks a hub: some families' code looks for kernels there, and waits for the answer. Nor does a test find tokens
+that another one left: each has a cache of its own."""
 
 from __future__ import annotations
 
 import os
+import tempfile
+
+import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+_shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
+os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """The folder of the cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("RAMSTREAM_CACHE", str(folder))
+    return folder

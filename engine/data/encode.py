@@ -27,6 +27,34 @@ class Document:
     """Tokens before the cut to max_seq_len."""
 
 
+@dataclass(frozen=True)
+class Documents:
+    """Documents of several rows as flat arrays."""
+
+    ids: np.ndarray
+    """int32[tokens]"""
+    trained: np.ndarray
+    """bool[tokens]"""
+    lengths: np.ndarray
+    """int64[documents]"""
+    counts: np.ndarray
+    """int64[rows]: documents of each row, 0 for one that is skipped."""
+
+    @classmethod
+    def joined(cls, rows: list[list[Document]]) -> Documents:
+        documents = [document for row in rows for document in row]
+        return cls(np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)]),
+                   np.concatenate([np.empty(0, bool), *(document.trained for document in documents)]),
+                   np.array([len(document.ids) for document in documents], dtype=np.int64),
+                   np.array([len(row) for row in rows], dtype=np.int64))
+
+    def of_rows(self, wanted: np.ndarray) -> Documents:
+        """Those of the rows that bool[rows] `wanted` marks."""
+        documents = np.repeat(wanted, self.counts)
+        tokens = np.repeat(documents, self.lengths)
+        return Documents(self.ids[tokens], self.trained[tokens], self.lengths[documents], self.counts[wanted])
+
+
 class Encoder:
     """Examples to documents, in batches. Raises DataError when the tokenizer cannot do what the data needs."""
 

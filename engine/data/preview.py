@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from engine.config import DataConfig
+from engine.data.batches import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
 from engine.data.formats import ColumnMap, map_columns
-from engine.data.loader import encoded_rows
-from engine.data.render import Skipped
-from engine.data.sources import Row, Source, open_source
+from engine.data.render import Skipped, warning_sentences
+from engine.data.sources import Source, open_source
 from engine.errors import DataError
 
 _ROWS_MEASURED = 200
@@ -37,9 +37,9 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     for place, (source, columns, read) in enumerate(opened):
         # Every source shows its first rows, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
-        for number, _, documents in encoded_rows(source, columns, encoder, iter(read)):
+        for (_, _, where), documents in zip(read, encode_rows(encoder, columns, read)):
             kept = [] if isinstance(documents, Skipped) else documents
-            row = {"where": source.where(number), "tokens": sum(len(d.ids) for d in kept),
+            row = {"where": where, "tokens": sum(len(d.ids) for d in kept),
                    "trained_tokens": sum(int(d.trained.sum()) for d in kept),
                    "cut": any(d.length > len(d.ids) for d in kept),
                    "skipped": documents.reason if isinstance(documents, Skipped) else None,
@@ -61,17 +61,17 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
         "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
-        "warnings": encoder.renderer.warning_sentences(),
+        "warnings": warning_sentences(encoder.renderer.warnings),
     }
 
 
-def _open(config: DataConfig, count: int) -> tuple[Source, ColumnMap, list[tuple[int, Row]]]:
+def _open(config: DataConfig, count: int) -> tuple[Source, ColumnMap, list[Numbered]]:
     """A source, its columns and its first `count` rows."""
     source = open_source(config, streaming=True)
-    read = list(itertools.islice(source.read(), count))
+    read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    return source, map_columns(config.format, [row for _, row in read], source), read
+    return source, map_columns(config.format, [row for _, row, _ in read], source), read
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:

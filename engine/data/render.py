@@ -61,6 +61,11 @@ _Chat = tuple[list[Message], list[Any] | None]
 """Messages, and the tools that their template is told of."""
 
 
+def warning_sentences(warnings: Counter[str]) -> list[str]:
+    """What a person should know about the conversations that were rendered."""
+    return [f"{text} ({'once' if count == 1 else f'{count:,} times'})." for text, count in warnings.items()]
+
+
 class ChatRenderer:
     """Renders conversations in batches. `warnings` counts what a person should know."""
 
@@ -73,10 +78,6 @@ class ChatRenderer:
     @property
     def available(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))
-
-    def warning_sentences(self) -> list[str]:
-        """What a person should know about the conversations rendered so far."""
-        return [f"{text} ({'once' if count == 1 else f'{count:,} times'})." for text, count in self.warnings.items()]
 
     def render(self, conversations: list[Conversation]) -> list[list[Rendered] | Skipped]:
         """Each conversation as its documents: one, or one a turn where the template rewrites earlier turns."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+
+from engine.data.mapped import Visited, pieces
+from engine.data.packing import Rows
 
 IGNORED = -100
 """Label of a position without loss."""
@@ -41,12 +45,12 @@ class MicroBatch:
 
 
 class RowSet:
-    """Rows of a data set, as token ids of documents and the list of documents of each row."""
+    """Rows of a data set. Tokens stay in their files; memory holds some 40 bytes a document, however long it is."""
 
-    def __init__(self, ids: np.ndarray, trained: np.ndarray, starts: np.ndarray, rows: list[list[int]], pad_id: int,
-                 seed: int, shuffle: bool):
+    def __init__(self, ids: np.ndarray | Visited, trained: np.ndarray | Visited, starts: np.ndarray, rows: Rows,
+                 pad_id: int, seed: int, shuffle: bool):
         self.ids = ids
-        """int32: the documents' tokens, one after another."""
+        """int32: the documents' tokens, one after another; of a mix, they can be sliced but are never whole."""
         self.trained = trained
         """bool: the token is a target."""
         self.starts = starts
@@ -54,9 +58,10 @@ class RowSet:
         self.rows = rows
         """Document numbers of each row."""
         self.pad_id = pad_id
-        self.row_lengths = np.array([sum((starts[d + 1] - starts[d]) for d in row) for row in rows], dtype=np.int64)
+        lengths = np.diff(np.asarray(starts))
+        self.row_lengths = np.add.reduceat(lengths[rows.documents], rows.starts[:-1]) if len(rows) else lengths
         """int64[rows]: tokens of each row."""
-        self.packed = any(len(row) > 1 for row in rows)
+        self.packed = rows.packed
         self.seed = seed
         self.shuffle = shuffle
         self._last_order: tuple[tuple[int, int, bool], np.ndarray] | None = None
@@ -68,9 +73,14 @@ class RowSet:
     def tokens(self) -> int:
         return int(len(self.ids))
 
-    @property
+    @cached_property
     def loss_tokens(self) -> int:
-        return int(self.trained.sum())
+        return sum(int(np.count_nonzero(piece)) for piece in pieces(self.trained))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row, 0 without rows."""
+        return int(self.row_lengths.max(initial=0))
 
     def row(self, i: int) -> Row:
         documents = self.rows[i]

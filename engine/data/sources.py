@@ -46,6 +46,8 @@ class Source:
     """Starts over and yields (number from 1, row)."""
     members: tuple[Source, ...] = ()
     """The files of a folder. Their rows are numbered on from file to file."""
+    fingerprint: str | None = None
+    """What `datasets` knows the content of a data set by, where it does."""
 
     def where(self, number: int) -> str:
         if not self.members:
@@ -145,20 +147,38 @@ def _parquet(path: Path) -> Source:
 
 
 def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
+    if not _saved(path):
+        return _folder_of_files(path, config, streaming)
     import datasets
 
     def load() -> Any:
         loaded = datasets.load_from_disk(str(path))
         return loaded[config.split] if isinstance(loaded, dict) else loaded
 
-    if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
-        return _folder_of_files(path, config, streaming)
     return _from_datasets(load, path.name, f"The folder {path}", "give a folder that save_to_disk wrote, and a data.split "
                           "that it has")
 
 
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
     """Every data file under `path`, in the order of their names, as one data set."""
+    members = tuple(_file(file, str(file.relative_to(path)), config, streaming) for file in files_of(path, config))
+
+    def read() -> Iterator[tuple[int, Row]]:
+        for place, member in enumerate(members):
+            for number, row in member.read():
+                yield place * _MEMBER + number, row
+
+    totals = [member.total for member in members]
+    return Source(path.name, "row", None if None in totals else sum(totals), read, members)
+
+
+def files_of(path: Path, config: DataConfig) -> list[Path]:
+    """The files that the source at `path` is read from, in the order of their names: itself, all of a folder that
+    `datasets` saved, or the data files of the wanted split. Raises DataError for a folder without any."""
+    if not path.is_dir():
+        return [path]
+    if _saved(path):
+        return sorted(file for file in path.rglob("*") if file.is_file())
     found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in _FILE_SUFFIXES
                    and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
                    and file.stem.lower() not in ("readme", "license", "dataset_info", "dataset_infos"))
@@ -174,15 +194,12 @@ def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
             raise DataError(f"The folder {path} has no split {config.split}; its files are called after {has}, set "
                             "data.split to one of these.")
         found = chosen
-    members = tuple(_file(file, str(file.relative_to(path)), config, streaming) for file in found)
+    return found
 
-    def read() -> Iterator[tuple[int, Row]]:
-        for place, member in enumerate(members):
-            for number, row in member.read():
-                yield place * _MEMBER + number, row
 
-    totals = [member.total for member in members]
-    return Source(path.name, "row", None if None in totals else sum(totals), read, members)
+def _saved(path: Path) -> bool:
+    """Whether `datasets` saved the folder."""
+    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
 def _split_of(path: Path) -> str | None:
@@ -226,7 +243,8 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
             number += 1
             yield number, _without_filled(row)
 
-    return Source(name, "row", len(data) if hasattr(data, "__len__") else None, read)
+    return Source(name, "row", len(data) if hasattr(data, "__len__") else None, read,
+                  fingerprint=getattr(data, "_fingerprint", None))
 
 
 def _without_filled(row: Row) -> Row:

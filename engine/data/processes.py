@@ -1,0 +1,154 @@
+"""Tokenising in processes of their own, which share nothing with this one: it has threads, and may have a GPU.
+
+They are new Python processes and never forks, in a session of their own, so that Ctrl-C in a terminal reaches the run
+alone, which ends them. A process whose run is gone reads the end of its input and ends too, however the run ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, BinaryIO
+
+from engine.data.batches import Encoded, Numbered, encode_batch
+from engine.data.encode import Encoder
+from engine.data.formats import ColumnMap
+from engine.errors import DataError, RamstreamError
+from engine.paths import PROGRAM_ROOT
+
+_PROGRAM = "from engine.data.processes import serve; serve()"
+_LENGTH = struct.Struct("<Q")
+_BATCHES_AHEAD = 2
+"""For each process: one that it works on, and one that waits for it."""
+_ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+class EncodingProcesses:
+    """Processes that encode batches with copies of `encoder`. Use it in a `with` block: leaving it ends them.
+
+    `name` is the source, as an error names it."""
+
+    def __init__(self, encoder: Encoder, columns: ColumnMap, count: int, name: str):
+        self._name = name
+        self._count = count
+        path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenise")
+        try:
+            for _ in range(count):
+                process = subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM], start_new_session=True,
+                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                           env=os.environ | _ONE_THREAD | {"PYTHONPATH": path})
+                self._all.append(process)
+                self._idle.put(process)
+            start = pickle.dumps((encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns))
+            for process in self._all:
+                self._send(process, start)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> EncodingProcesses:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for process in self._all:
+            process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._all:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):  # half a batch may still be on its way into it
+                    pipe.close()
+
+    def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
+        """Each batch with what became of it, in order. Raises what `encode_batch` raises, and DataError when a process
+        ends. An error of `batches` comes after what was read before it, as it does in one process."""
+        under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
+        failed: Exception | None = None
+        while failed is None:
+            try:
+                batch = next(batches, None)
+            except Exception as error:
+                failed, batch = error, None
+            if batch is None:
+                break
+            under_way.append((batch, self._threads.submit(self._encode, batch)))
+            if len(under_way) >= self._count * _BATCHES_AHEAD:
+                first, future = under_way.popleft()
+                yield first, future.result()
+        for first, future in under_way:
+            yield first, future.result()
+        if failed is not None:
+            raise failed
+
+    def _encode(self, batch: list[Numbered]) -> Encoded:
+        process = self._idle.get()
+        try:
+            self._send(process, pickle.dumps(batch))
+            answer = _receive(process.stdout)
+        except EOFError:
+            raise self._ended(process) from None
+        finally:
+            self._idle.put(process)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _send(self, process: subprocess.Popen[bytes], content: bytes) -> None:
+        try:
+            process.stdin.write(_LENGTH.pack(len(content)))
+            process.stdin.write(content)
+            process.stdin.flush()
+        except OSError:
+            raise self._ended(process) from None
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> DataError:
+        code = process.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return DataError(f"A process that tokenises {self._name} ended ({how}); free some memory if it ran out, then start "
+                         "again.")
+
+
+def _receive(pipe: BinaryIO) -> Any:
+    header = pipe.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        raise EOFError
+    (length,) = _LENGTH.unpack(header)
+    content = pipe.read(length)
+    if len(content) < length:
+        raise EOFError
+    return pickle.loads(content)
+
+
+def serve() -> None:
+    """What a process does: batches in on standard input, arrays out on what was standard output."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        tokenizer, train_on, max_seq_len, columns = _receive(sys.stdin.buffer)
+        encoder = Encoder(tokenizer, train_on, max_seq_len)
+        while True:
+            batch = _receive(sys.stdin.buffer)
+            try:
+                answer: Encoded | Exception = encode_batch(encoder, columns, batch)
+            except RamstreamError as error:
+                answer = error
+            except Exception as error:  # a fault of the program: its trace stays here
+                traceback.print_exc()
+                answer = RuntimeError(f"{type(error).__name__}: {error}")
+            content = pickle.dumps(answer)
+            answers.write(_LENGTH.pack(len(content)) + content)
+            answers.flush()
+
