@@ -19,6 +19,8 @@ from engine.data.summary import Part, summary_of
 from engine.data.token_cache import Side, StoredTokens, remove_old
 from engine.data.tokenise import EVAL_SEED, Progress, stored_tokens
 
+_PIECES_A_REPORT = 64
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -73,7 +75,7 @@ def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_problem:
     held_out = _rows([(part.tokens.eval, None) for part in parts], config, packed, pad_id, seed)
     return PreparedData(
         summary_of(config, parts, encoder, train, held_out, packing_problem), train, held_out,
-        _fingerprint(train, held_out), max(part.tokens.tally.highest_id for part in parts),
+        _fingerprint(train, held_out, progress), max(part.tokens.tally.highest_id for part in parts),
         lambda n: _alternating([list(_prompts(part.tokens, tokenizer, n)) for part in parts])[:n])
 
 
@@ -132,11 +134,13 @@ def _rows(parts: list[tuple[Side, np.ndarray | None]], config: DataConfig, packe
     return RowSet(ids, trained, starts, rows, pad_id, seed, config.shuffle)
 
 
-def _fingerprint(*sides: RowSet) -> str:
+def _fingerprint(train: RowSet, held_out: RowSet, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for side in sides:
+    for side in (train, held_out):
         for array in (side.ids, side.trained, side.starts, side.rows.documents, np.diff(side.rows.starts)):
             digest.update(np.int64(len(array)).tobytes())
-            for piece in pieces(array):
+            for number, piece in enumerate(pieces(array), 1):
                 digest.update(np.ascontiguousarray(piece))
+                if number % _PIECES_A_REPORT == 0:
+                    progress(number * len(piece), len(array), "Making sure that the tokens are the same")
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import DataConfig
-from engine.data.batches import Numbered, encode_rows
+from engine.data.encoded import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
 from engine.data.formats import ColumnMap, map_columns
 from engine.data.render import Skipped, warning_sentences

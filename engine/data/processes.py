@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from engine.data.batches import Encoded, Numbered, encode_batch
+from engine.data.encoded import Encoded, Numbered, encode_batch
 from engine.data.encode import Encoder
 from engine.data.formats import ColumnMap
-from engine.errors import DataError, RamstreamError
+from engine.errors import DataError
 from engine.paths import PROGRAM_ROOT
 
 _PROGRAM = "from engine.data.processes import serve; serve()"
@@ -143,7 +143,7 @@ def serve() -> None:
             batch = _receive(sys.stdin.buffer)
             try:
                 answer: Encoded | Exception = encode_batch(encoder, columns, batch)
-            except RamstreamError as error:
+            except DataError as error:
                 answer = error
             except Exception as error:  # a fault of the program: its trace stays here
                 traceback.print_exc()

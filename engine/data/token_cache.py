@@ -1,6 +1,6 @@
 """Tokens on disk: each source is tokenised once, and every later run with the same data maps the same files.
 
-A folder of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder) holds the tokens of one source,
+A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder) holds those of one source,
 under the key of all that determines them (identity.py). It is written beside, synced, and only then renamed into place,
 so what has a key for a name was complete once; sizes and checksums in its manifest tell whether it still is, and one
 that is not is made again. Two processes that make the same tokens both succeed, and one folder stays. The least recently
@@ -16,6 +16,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import shutil
 import time
 import uuid
@@ -35,11 +36,12 @@ from engine.errors import DataError
 _MANIFEST, _PROMPTS, _LOCK = "manifest.json", "prompts.jsonl", "lock"
 _TYPES = {"ids": np.int32, "trained": np.bool_, "starts": np.int64, "examples": np.int64}
 _SIDES = ("train", "eval")
+_KEY = re.compile("[0-9a-f]{40}")
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
 _CHUNK_BYTES = 8 << 20
 _GRACE_SECONDS = 60.0
-"""A folder without a lock may be one that another process has only just made."""
+"""A younger folder may be one that another process has made and not locked yet."""
 
 Check = Callable[[int, int], None]
 """Called with rows done and rows in all; an exception from it stops the work."""
@@ -98,12 +100,11 @@ class StoredTokens:
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept: `RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder."""
-    own = os.environ.get("RAMSTREAM_CACHE")
+    """Where tokens are kept: in `RAMSTREAM_CACHE`, or in `ramstream` in the user's cache folder."""
+    own, shared = os.environ.get("RAMSTREAM_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME") or ""
-    return (Path(shared) if os.path.isabs(shared) else Path("~/.cache").expanduser()) / "ramstream"
+        return Path(own).expanduser() / "tokens"
+    return (Path(shared) if os.path.isabs(shared) else Path("~/.cache").expanduser()) / "ramstream" / "tokens"
 
 
 # ---------------------------------------------------------------------- finding
@@ -167,7 +168,7 @@ class TokenWriter:
         with self._told():
             root.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(root)
-            self._folder.mkdir()
+            self._folder.mkdir(mode=0o700)
             lock = self._open.enter_context(open(self._folder / _LOCK, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
             self.train, self.eval = (SideWriter(self._folder, side, self._open, self._told) for side in _SIDES)
@@ -295,7 +296,9 @@ def remove_old(kept: Collection[str]) -> None:
     """Remove the least recently used tokens beyond the bounds, but none of the keys `kept`."""
     root = cache_folder()
     found = []
-    for folder in root.glob("[!.]*"):
+    for folder in root.iterdir():
+        if not _KEY.fullmatch(folder.name):
+            continue
         with contextlib.suppress(OSError):
             used = (folder / _MANIFEST).stat().st_mtime
             found.append((used, folder, sum(file.stat().st_size for file in folder.iterdir())))
@@ -322,10 +325,8 @@ def _remove_leftovers(root: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in root.glob(".*.partial"):
         with contextlib.suppress(OSError):
-            if not (folder / _LOCK).exists():
-                if time.time() - folder.stat().st_mtime > _GRACE_SECONDS:
-                    shutil.rmtree(folder, ignore_errors=True)
+            if time.time() - folder.stat().st_mtime < _GRACE_SECONDS:
                 continue
-            with open(folder / _LOCK, "rb") as lock:
+            with open(folder / _LOCK, "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its writer lives
                 shutil.rmtree(folder, ignore_errors=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from engine.config import DataConfig
-from engine.data.batches import Encoded, Numbered, batches, encode_batch, example_of
+from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
 from engine.data.encode import Documents, Encoder
 from engine.data.formats import map_columns
 from engine.data.identity import Identity, identity_of, key_of
@@ -99,7 +99,7 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 def _encoded(source: Source, encoder: Encoder, tally: Tally, processes: int | None,
              ) -> Iterator[tuple[list[Numbered], Encoded]]:
     """Every batch of rows with its tokens, in order."""
-    rest = batches(source)
+    rest = row_batches(source)
     if not processes:
         began, done = time.monotonic(), 0
         for batch in rest:

@@ -36,7 +36,7 @@ class Encoded:
     warnings: Counter[str]
 
 
-def batches(source: Source) -> Iterator[list[Numbered]]:
+def row_batches(source: Source) -> Iterator[list[Numbered]]:
     """All rows of `source` in order."""
     batch: list[Numbered] = []
     characters = 0
