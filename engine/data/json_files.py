@@ -156,7 +156,8 @@ class _JsonText:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._piece, self.at)
-                if end < len(self._piece) or self._ended:  # a number may go on in the next piece
+                # A number may go on in the next piece: 1 as 1.5 or as 1e+5.
+                if self._ended or end + 3 <= len(self._piece) or not isinstance(value, (int, float)):
                     self.at = end
                     return value
             except json.JSONDecodeError as error:
