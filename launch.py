@@ -5,6 +5,7 @@
     python launch.py check PRESET.yaml   will it fit this machine?
     python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
     python launch.py runs                all runs and their states
+    python launch.py bench [PRESET.yaml] how fast this machine is, and how near the engine comes to it
 
 Bad input ends with exit code 2 and one plain sentence.
 """
@@ -76,6 +77,14 @@ def _runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from engine.bench.command import bench
+
+    print(bench(arguments.preset, arguments.set, arguments.seconds, arguments.json,
+                lambda what: print(f"{what} ...", file=sys.stderr)))
+    return 0
+
+
 # ---------------------------------------------------------------------- arguments
 
 class _Parser(argparse.ArgumentParser):
@@ -123,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
+
+    bench = commands.add_parser("bench", help="ceilings of this machine, then the engine's throughput against them")
+    bench.add_argument("preset", nargs="?", type=Path, help="YAML preset, trained from random weights on random tokens")
+    bench.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
+    bench.add_argument("--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up")
+    bench.add_argument("--json", action="store_true")
+    bench.set_defaults(run=_bench)
     return parser
 
 

@@ -61,6 +61,9 @@ class Backend(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes: allocated, reserved, peak, total, free (zeros on the CPU)."""
 
+    def reset_peak(self) -> None:
+        """Give cached device memory back and count the peak anew."""
+
     def close(self) -> None: ...
 
 
@@ -114,6 +117,9 @@ class CpuBackend:
 
     def memory(self) -> dict[str, int]:
         return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0}
+
+    def reset_peak(self) -> None:
+        """Nothing is counted."""
 
     def close(self) -> None:
         """Nothing to release."""

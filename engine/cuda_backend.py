@@ -71,7 +71,7 @@ class CudaBackend:
         torch.cuda.set_device(self.device)
         # The limit and the peak of an earlier run of this process are not ours.
         torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self.reset_peak()
         self._streams = {COMPUTE: torch.cuda.default_stream(self.device),
                          H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
         self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}
@@ -239,6 +239,10 @@ class CudaBackend:
         return {"allocated": torch.cuda.memory_allocated(self.device),
                 "reserved": torch.cuda.memory_reserved(self.device),
                 "peak": torch.cuda.max_memory_allocated(self.device), "total": total, "free": free}
+
+    def reset_peak(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
 
     @property
     def device_name(self) -> str:

@@ -23,11 +23,11 @@ import psutil
 import torch
 
 from engine.backend import Backend, open_backend
+from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
 from engine.engine import StreamingEngine
 from engine.machine import sample_host_memory
 from engine.planner import PlanChoices
-from tests.gpu.measure import (Planes, RunFigures, StepFigures, llama, peak_at_depth, qwen_7b, run_steps,
-                               skewed_batches, synchronizations)
+from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30
 DEPTHS = (8, 32, 96)
@@ -56,7 +56,7 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     planes = Planes.open(llama(8, args.width), backend)
     try:
         run = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True),
-                        skewed_batches(2, 4, 512, 512), 4, 1e-4)
+                        random_rows(2, 4, 512, 512), 4, 1e-4)
     finally:
         planes.close()
     last = run.steps[-1]
@@ -85,7 +85,7 @@ def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
         say("  skipped: there is no GPU")
         return {"ok": True}
     planes = Planes.open(llama(4, args.width), backend)
-    batches = skewed_batches(2, 4, 512, 512)
+    batches = random_rows(2, 4, 512, 512)
     engine = StreamingEngine(planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512)
     try:
         engine.train_step(1, batches, 1e-4)
@@ -135,7 +135,7 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
 def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: int, micro_batch: int, loss_chunk: int,
           resident: int = 0, kept: int = 0) -> RunFigures:
     choices = PlanChoices(micro_batches=args.rows // micro_batch, resident_blocks=resident, kept_blocks=kept)
-    batches = skewed_batches(choices.micro_batches, micro_batch, args.length, config.vocab_size)
+    batches = random_rows(choices.micro_batches, micro_batch, args.length, config.vocab_size)
 
     def on_step(s: StepFigures) -> None:
         say(f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, {s.tflops:.0f} TFLOPS; "

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engine.bench.steps import Planes, random_rows, run_steps
 from engine.cuda_backend import CudaBackend
 from engine.errors import FitError
 from engine.planner import PlanChoices
 from engine.timeline import exposed_seconds
-from tests.gpu.measure import Planes, llama, peak_at_depth, run_steps, skewed_batches, synchronizations
+from tests.gpu.measure import llama, peak_at_depth, synchronizations
 from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -182,7 +183,7 @@ def test_transfers_run_under_compute():
     planes, backend = None, CudaBackend()
     try:
         planes = Planes.open(llama(8, 1024), backend)
-        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), skewed_batches(2, 4, 512, 512),
+        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), random_rows(2, 4, 512, 512),
                             3, 1e-4)
     finally:
         if planes is not None:

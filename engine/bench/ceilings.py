@@ -1,0 +1,183 @@
+"""What this machine does at most: the bus, the device, host memory and AdamW, each measured alone and with what runs beside
+it in a step. All work goes through the lanes of a backend, as that of a step does, and is timed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from engine.adamw import HostAdamW
+from engine.backend import Backend
+from engine.host_store import HostStore
+from engine.kernels import Workers, default_threads, ranges
+from engine.layout import ParameterSpec, lay_out
+from engine.plan import COMPUTE, D2H, H2D, HOST, Op
+from engine.simulate import Rates
+
+PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
+"""Of the planes that are copied and updated: far more than any cache holds."""
+PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
+"""Rows, inner width and columns of the matrix product."""
+ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
+"""Rows, heads, tokens and width of a head."""
+UNIT = "bench"
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Bytes, FLOPs or parameters a second. Copies on the host and in the device's memory count bytes read and written."""
+
+    h2d: float
+    d2h: float
+    h2d_with_d2h: float
+    d2h_with_h2d: float
+    matmul: float
+    device_memory: float
+    attention_forward: float
+    attention_backward: float
+    host_copy: dict[int, float]
+    """By number of threads."""
+    adamw: dict[int, float]
+    adamw_with_copies: float
+    """With as many threads as a run has, while the bus is busy both ways."""
+
+    def rates(self) -> Rates:
+        """What the engine can count on while everything runs at once."""
+        return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, self.device_memory, self.adamw_with_copies)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(backend: Backend, seconds: float, say: Callable[[str], None]) -> Ceilings:
+    """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under a lasting load.
+    Raises FitError where the memory is not there."""
+    device = backend.device
+    numel = PARAMETERS[device.type]
+    with _planes(backend, numel) as store, torch.no_grad():
+        weight, grad = store.tensor(UNIT, "weight_high"), store.tensor(UNIT, "grad")
+        slot, staging = (torch.zeros(numel, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+        def h2d() -> None:
+            slot.copy_(weight, non_blocking=True)
+
+        def d2h() -> None:
+            grad.copy_(staging, non_blocking=True)
+
+        say("the bus")
+        one_way = [_rates(backend, {lane: (work, 2 * numel)}, seconds)[lane] for lane, work in ((H2D, h2d), (D2H, d2h))]
+        both = _rates(backend, {H2D: (h2d, 2 * numel), D2H: (d2h, 2 * numel)}, seconds)
+        say("the device")
+        moved = _rates(backend, {COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[COMPUTE]
+        product = _matmul(backend, 3 * seconds)
+        forward, backward = _attention(backend, seconds)
+        say("host memory and AdamW")
+        threads = sorted({n for n in (1, 2, 4, 8, 16) if n < default_threads()} | {default_threads()})
+        copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
+        adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
+        busy = _adamw(backend, store, threads[-1], seconds, {H2D: (h2d, one_way[0]), D2H: (d2h, one_way[1])})
+    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy)
+
+
+@contextmanager
+def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
+    layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
+    on_device = backend.device.type != "cpu"
+    store = HostStore([layout], "bfloat16", backend.register if on_device else None,
+                      backend.unregister if on_device else None)
+    store.allocate_weights()
+    store.allocate_states()
+    try:
+        yield store
+    finally:
+        backend.drain()
+        store.close()
+
+
+def _rates(backend: Backend, lanes: dict[str, tuple[Callable[[], Any], float]], seconds: float) -> dict[str, float]:
+    """Units of work a second on each lane, all lanes at once; each has (work, units of work of one call)."""
+    once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})  # also warms up
+    once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})
+    calls = {lane: max(2, min(10_000, round(seconds / max(1e-6, once[lane])))) for lane in lanes}
+    took = _timed(backend, {lane: (work, calls[lane]) for lane, (work, _) in lanes.items()})
+    return {lane: calls[lane] * amount / took[lane] for lane, (_, amount) in lanes.items()}
+
+
+def _timed(backend: Backend, lanes: dict[str, tuple[Callable[[], Any], int]]) -> dict[str, float]:
+    """Seconds of work on each lane, for (work, calls). Calls of the lanes are submitted in turn."""
+    tickets: dict[str, list] = {lane: [] for lane in lanes}
+    for turn in range(max(calls for _, calls in lanes.values())):
+        for lane, (work, calls) in lanes.items():
+            if turn < calls:
+                tickets[lane].append(backend.submit(Op(turn, "measure", lane, UNIT), (), work))
+    backend.drain()
+    return {lane: sum(end - start for start, end in (ticket.span() for ticket in own)) for lane, own in tickets.items()}
+
+
+def _matmul(backend: Backend, seconds: float) -> float:
+    rows, inner, columns = PRODUCT[backend.device.type]
+    dtype = torch.bfloat16 if backend.device.type == "cuda" else torch.float32
+    left = torch.randn(rows, inner, device=backend.device).to(dtype)
+    right = torch.randn(inner, columns, device=backend.device).to(dtype)
+    out = torch.empty(rows, columns, dtype=dtype, device=backend.device)
+    return _rates(backend, {COMPUTE: (lambda: torch.matmul(left, right, out=out), 2.0 * rows * inner * columns)},
+                  seconds)[COMPUTE]
+
+
+def _attention(backend: Backend, seconds: float) -> tuple[float, float]:
+    """FLOPs a second of causal attention, forward and backward: 4 and 10 for each pair of tokens and feature, halved."""
+    rows, heads, tokens, width = ATTENTION[backend.device.type]
+    dtype = torch.bfloat16 if backend.device.type == "cuda" else torch.float32
+    query, key, value = (torch.randn(rows, heads, tokens, width, device=backend.device).to(dtype).requires_grad_()
+                         for _ in range(3))
+    pairs = rows * heads * tokens * tokens * width / 2
+    with torch.no_grad():
+        forward = _rates(backend, {COMPUTE: (
+            lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True), 4 * pairs)}, seconds)[COMPUTE]
+    with torch.enable_grad():
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    ones = torch.ones_like(out)
+    backward = _rates(backend, {COMPUTE: (
+        lambda: torch.autograd.grad(out, (query, key, value), ones, retain_graph=True), 10 * pairs)}, seconds)[COMPUTE]
+    return forward, backward
+
+
+def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
+    source, target = store.array(UNIT, "exp_avg"), store.array(UNIT, "exp_avg_sq")
+    workers = Workers(threads, "copy")
+
+    def copy(start: int, stop: int) -> None:
+        target[start:stop] = source[start:stop]
+
+    try:
+        return _rates(backend, {HOST: (lambda: workers.run(copy, ranges(0, source.size)), 8.0 * source.size)},
+                      seconds)[HOST]
+    finally:
+        workers.close()
+
+
+def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float,
+           beside: dict[str, tuple[Callable[[], Any], float]] | None = None) -> float:
+    """Parameters a second; `beside` goes on at the same time: copies of a plane, with their bytes a second alone."""
+    adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads)
+    numel = store.layouts[UNIT].numel
+
+    def update() -> None:
+        adamw.update(UNIT, 1, 1e-5, 1.0)
+
+    try:
+        alone = _rates(backend, {HOST: (update, numel)}, seconds)[HOST]
+        if not beside:
+            return alone
+        calls = max(2, round(seconds * alone / numel))
+        # Copies that last longer than the updates: some more than half of their speed is left to them.
+        copies = {lane: (work, max(2, round(2 * seconds * rate / (2 * numel)))) for lane, (work, rate) in beside.items()}
+        return calls * numel / _timed(backend, {HOST: (update, calls), **copies})[HOST]
+    finally:
+        adamw.close()

@@ -1,0 +1,169 @@
+"""`launch.py bench`: ceilings of this machine, then the engine on a preset's shape against them, and against training of
+the same shape with all states on the device.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from engine.backend import Backend, open_backend
+from engine.bench.ceilings import Ceilings, measure
+from engine.bench.resident import ResidentFigures, resident_bytes, train_resident
+from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
+from engine.bench.table import as_text
+from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
+from engine.config import TrainConfig
+from engine.errors import FitError
+from engine.fit import DOES_NOT_FIT, estimate
+from engine.library import errors_only
+from engine.machine import read_machine, sample_host_memory
+from engine.model import load_config
+from engine.planner import build_step_plan
+from engine.shape import ModelShape, shape_of
+from engine.simulate import op_seconds, simulate, step_flops
+
+CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
+"""For each figure."""
+LEAST_STEPS = 4
+HIDDEN = 0.05
+"""Exposed share of a step up to which compute is what bounds it."""
+RESIDENT_SHARE = 0.9
+"""Of the free device memory, that states on the device may take: activations come on top."""
+BOUNDS = {"h2d": "the bus to the device", "d2h": "the bus from the device", "optimizer": "the optimizer on the host",
+          "other": "Python, which launches the work"}
+
+
+def bench(preset: str | Path | None, overrides: Sequence[str], seconds: float, as_json: bool,
+          say: Callable[[str], None]) -> str:
+    """What the command line asks for, as text or JSON. seconds: that each training runs, its first half to warm up.
+    `say` is told what is measured meanwhile. Raises RamstreamError for bad input and for what does not fit."""
+    config = TrainConfig.load(preset, overrides) if preset is not None else None
+    if config is not None:
+        _refuse_what_does_not_fit(config)
+    backend = open_backend(config.engine.device if config is not None else "auto")
+    try:
+        result = measured(config, backend, seconds, say)
+    finally:
+        backend.close()
+    return json.dumps(result, indent=2) if as_json else as_text(result)
+
+
+def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+    """All figures as plain data; those of training only with a configuration."""
+    machine = read_machine()
+    ceilings = measure(backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}"))
+    result: dict[str, Any] = {"machine": machine.to_dict() | {"device": backend.device_name},
+                              "ceilings": ceilings.to_dict()}
+    if config is None:
+        return result
+    with errors_only():
+        training, shape, chosen = _streamed(config, backend, ceilings, seconds, say)
+        result["streamed"] = training
+        result["resident"] = _resident(config, backend, shape, chosen, seconds, say)
+    ways = [way["seconds"] for way in result["resident"]["ways"]]
+    result["resident"]["ratio"] = min(ways) / training["seconds"] if ways else None
+    return result
+
+
+def _refuse_what_does_not_fit(config: TrainConfig) -> None:
+    report = estimate(config, read_machine())
+    if report.verdict == DOES_NOT_FIT:
+        raise FitError(" ".join([report.headline, *report.reasons[:2]]))
+
+
+# ---------------------------------------------------------------------- streamed
+
+def _streamed(config: TrainConfig, backend: Backend, ceilings: Ceilings, seconds: float,
+              say: Callable[[str], None]) -> tuple[dict[str, Any], ModelShape, Chosen]:
+    say("Filling the planes with random weights")
+    limit = None
+    if backend.device.type == "cuda":
+        limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
+        if config.engine.gpu_memory_gib is not None:
+            limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
+    free = sample_host_memory()[1]
+    planes = Planes.open(load_config(config.model.source), backend, config.model.dtype, attention=config.model.attention)
+    try:
+        shape = shape_of(planes.model, config.model.source)
+        length, rows = config.data.max_seq_len, config.train.batch_size
+        chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length)
+        if limit is not None and config.engine.gpu_memory_gib is not None:
+            backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+        batches = random_rows(chosen.choices.micro_batches, chosen.micro_batch_size, length, shape.vocab_size)
+        say(f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of {chosen.micro_batch_size}")
+        run = run_steps(planes, chosen.choices, batches, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds)
+        rss = sample_host_memory()[0]
+    finally:
+        planes.close()
+        if limit is not None:
+            backend.limit_memory(backend.memory()["total"])
+    return _as_figures(run, shape, chosen, ceilings, backend, rows, length, rss), shape, chosen
+
+
+def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ceilings, backend: Backend, rows: int,
+                length: int, rss: int) -> dict[str, Any]:
+    steady = run.steps[len(run.steps) // 2:]
+    took = statistics.fmean(step.seconds for step in steady)
+    choices = chosen.choices
+    flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
+    exposed = _mean(steady, "exposed")
+    share = sum(exposed.values()) / took
+    plan = build_step_plan([unit.name for unit in shape.blocks], shape.tied, choices)
+    predicted = simulate(plan, op_seconds(plan, shape, ceilings.rates(), chosen.micro_batch_size, length),
+                         inline=backend.device.type == "cpu").seconds
+    adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
+    return {
+        "parameters": shape.parameter_count, "tokens_per_step": rows * length, "steps": len(steady), "seconds": took,
+        "seconds_by_step": [step.seconds for step in run.steps], "predicted_seconds": predicted,
+        "tokens_per_second": rows * length / took,
+        "tflops": {name: value / took / 1e12 for name, value in flops.items()},
+        "utilisation": flops["hardware"] / took / ceilings.matmul,
+        "exposed": exposed, "exposed_share": share,
+        "bound": "compute" if share <= HIDDEN else BOUNDS[max(exposed, key=exposed.get)],
+        "busy": _mean(steady, "busy"), "by_kind": _mean(steady, "by_kind"), "overlap": _mean(steady, "overlap"),
+        "adamw_parameters_per_second": adamw,
+        "adamw_of_ceiling": adamw / max(ceilings.adamw.values()),
+        "choices": choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
+        "peak_device_bytes": run.peak, "planned_device_bytes": chosen.gpu_bytes, "host_rss_bytes": rss,
+        "host_boundaries_bytes": run.host_boundaries, "losses": [step.loss for step in run.steps],
+    }
+
+
+def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
+    first = getattr(steps[0], name)
+    return {key: statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps) for key in first}
+
+
+# ---------------------------------------------------------------------- all states on the device
+
+def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: Chosen, seconds: float,
+              say: Callable[[str], None]) -> dict[str, Any]:
+    """Both ways of training with all states on the device, where they fit, each with its largest micro-batch."""
+    rows, length = config.train.batch_size, config.data.max_seq_len
+    on_device = backend.device.type == "cuda"
+    free = backend.memory()["free"] if on_device else sample_host_memory()[1]
+    needed = resident_bytes(shape.parameter_count, shape.dtype)
+    if needed > RESIDENT_SHARE * free:
+        return {"ways": [], "why_not": f"its states alone take {needed / 2**30:,.1f} GiB of the {free / 2**30:,.1f} GiB "
+                                       "that are free there"}
+    batches = random_rows(1, rows, length, shape.vocab_size)
+    # On the CPU what is too large is not refused but ends the process: the planner's size fits.
+    sizes = [size for size in range(rows, 0, -1) if rows % size == 0 and size * length <= 65_536] if on_device else \
+        [chosen.micro_batch_size]
+    found: list[ResidentFigures] = []
+    why_not = ""
+    for recompute in (True, False):
+        say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
+        try:
+            found.append(train_resident(load_config(config.model.source), config.model, backend, batches, recompute,
+                                        sizes or [1], chosen.loss_chunk, seconds))
+        except FitError as error:
+            why_not = str(error)
+    flops = step_flops(shape, rows, length, 0)
+    return {"ways": [asdict(way) | {"tflops": {name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")}}
+                     for way in found], "why_not": why_not}

@@ -1,0 +1,182 @@
+"""Steps of a model with random weights, and what their spans and the allocator say of them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engine.adamw import HostAdamW
+from engine.backend import Backend
+from engine.config import ModelConfig
+from engine.data.rows import IGNORED, MicroBatch
+from engine.engine import Home, StreamingEngine
+from engine.executor import Span
+from engine.host_store import HostStore
+from engine.model import StreamedModel, build_model
+from engine.plan import COMPUTE, D2H, H2D, HOST, LANES
+from engine.planner import PlanChoices
+from engine.timeline import exposed_seconds, overlap_seconds
+from engine.weights import initialise
+
+PAIRS = ((H2D, COMPUTE), (D2H, COMPUTE), (H2D, D2H), (HOST, COMPUTE))
+
+
+def random_rows(count: int, rows: int, length: int, vocabulary: int, seed: int = 0) -> list[MicroBatch]:
+    """Micro-batches of full rows of random tokens, low ids far more often than high ones, so that there is something to
+    learn."""
+    generator = np.random.default_rng(seed)
+    batches = []
+    for _ in range(count):
+        ids = (vocabulary * generator.random((rows, length)) ** 4).astype(np.int64)
+        labels = np.full((rows, length), IGNORED)
+        labels[:, :-1] = ids[:, 1:]
+        batches.append(MicroBatch(ids, labels, None, ids.size, int((labels != IGNORED).sum())))
+    return batches
+
+
+@dataclass
+class Planes:
+    """A model with random weights in host planes, and what updates them."""
+
+    model: StreamedModel
+    store: HostStore
+    backend: Backend
+    adamw: HostAdamW
+
+    @classmethod
+    def open(cls, config: Any, backend: Backend, dtype: str = "bfloat16", seed: int = 0,
+             attention: str = "auto") -> Planes:
+        """config: of transformers. Raises ModelError or FitError."""
+        model = build_model(config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention))
+        on_device = backend.device.type != "cpu"
+        store = HostStore(model.layouts, dtype, backend.register if on_device else None,
+                          backend.unregister if on_device else None)
+        try:
+            store.allocate_weights()
+            initialise(model, store, seed, backend.device)
+            store.allocate_states()
+        except BaseException:
+            store.close()
+            raise
+        return cls(model, store, backend, HostAdamW(store, 0.9, 0.999, 1e-8, 0.01))
+
+    def close(self) -> None:
+        """The backend belongs to the caller."""
+        self.adamw.close()
+        self.store.close()
+
+
+@dataclass
+class StepFigures:
+    """One step, home to home."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    seconds: float
+    tflops: float
+    """6 x parameters that a token passes through x tokens / seconds."""
+    exposed: dict[str, float]
+    """Seconds that COMPUTE waited, by cause."""
+    overlap: dict[str, float]
+    """Seconds in which two lanes worked at once, and all three of the device."""
+    busy: dict[str, float]
+    """Seconds of work by lane."""
+    by_kind: dict[str, float]
+    """Seconds of work by kind of op."""
+    rates: dict[str, float]
+    """GB/s of whole planes to and from the device, and billions of parameters updated a second."""
+
+
+@dataclass
+class RunFigures:
+    steps: list[StepFigures] = field(default_factory=list)
+    peak: int = 0
+    """Most device bytes allocated at once."""
+    reserved: int = 0
+    fixed: int = 0
+    """Bytes of the plan's own buffers."""
+    host_boundaries: int = 0
+
+
+def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch], steps: int, rate: float,
+              loss_chunk: int = 1024, on_step: Callable[[StepFigures], None] | None = None, first: int = 1,
+              seconds: float = 0.0) -> RunFigures:
+    """Train on one fixed batch, without a pause between steps: `steps` of them, and more until `seconds` are over.
+    `first`: number of the first step."""
+    tokens = max(b.input_ids.size for b in batches)
+    backend, model = planes.backend, planes.model
+    gc.collect()
+    backend.reset_peak()
+    engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
+    figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
+    began = mark = time.perf_counter()
+    previous: list[Span] | None = None
+    per_step = 6 * model.active_parameters * sum(b.tokens for b in batches)
+
+    def on_home(home: Home) -> None:
+        nonlocal mark, previous
+        now = time.perf_counter()
+        took, mark = now - mark, now
+        figures.steps.append(StepFigures(
+            home.step, home.loss, home.grad_norm, took, per_step / took / 1e12,
+            exposed_seconds(home.spans, previous, inline=backend.device.type == "cpu"),
+            # The updates of the step before run under this one's forward.
+            overlaps([*(s for s in previous or () if s.op.lane == HOST), *home.spans]),
+            {lane: overlap_seconds(home.spans, lane, lane) for lane in LANES}, seconds_by_kind(home.spans),
+            rates(home.spans, planes)))
+        previous = home.spans
+        if on_step is not None:
+            on_step(figures.steps[-1])
+
+    try:
+        number = first
+        while number < first + steps or time.perf_counter() - began < seconds:
+            engine.train_step(number, batches, rate, on_home)
+            number += 1
+        engine.drain()
+    finally:
+        memory = backend.memory()
+        figures.peak, figures.reserved = memory["peak"], memory["reserved"]
+        engine.close()
+    return figures
+
+
+# ---------------------------------------------------------------------- what spans say
+
+def overlaps(spans: Sequence[Span]) -> dict[str, float]:
+    """Seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, were at work."""
+    result = {f"{a}+{b}": overlap_seconds(spans, a, b) for a, b in PAIRS}
+    edges = sorted([(s.start, s.op.lane, 1) for s in spans] + [(s.end, s.op.lane, -1) for s in spans])
+    running, last, together = defaultdict(int), 0.0, 0.0
+    for moment, lane, change in edges:
+        if all(running[name] for name in (H2D, COMPUTE, D2H)):
+            together += moment - last
+        running[lane] += change
+        last = moment
+    return result | {"H2D+COMPUTE+D2H": together}
+
+
+def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
+    result: dict[str, float] = defaultdict(float)
+    for span in spans:
+        result[span.op.kind] += span.end - span.start
+    return dict(result)
+
+
+def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
+    item = {"weight_high": 2, "grad": 2} if planes.model.dtype == "bfloat16" else {"weight_high": 4, "grad": 4}
+    layouts = planes.store.layouts
+    result = {}
+    for name, kind, scale in (("h2d_gb_s", "prefetch", item["weight_high"] / 1e9),
+                              ("d2h_gb_s", "offload", item["grad"] / 1e9), ("adamw_g_s", "update", 1e-9)):
+        chosen = [s for s in spans if s.op.kind == kind]
+        seconds = sum(s.end - s.start for s in chosen)
+        result[name] = scale * sum(layouts[s.op.unit].numel for s in chosen) / seconds if seconds else 0.0
+    return result

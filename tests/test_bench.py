@@ -1,0 +1,118 @@
+"""`launch.py bench` end to end on the CPU: what it prints is what it measured, and the training that streaming is
+compared with is that of plain transformers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import launch
+from engine.backend import CpuBackend
+from engine.bench.resident import _accumulate, _split, train_resident
+from engine.bench.steps import random_rows
+from engine.config import ModelConfig
+from engine.errors import FitError
+from tests.folders import make_config
+from tests.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
+
+
+@pytest.fixture
+def preset(tmp_path):
+    path = tmp_path / "preset.yaml"
+    make_config(tmp_path).save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr("engine.bench.command.CEILING_SECONDS", {"cpu": 0.01})
+    monkeypatch.setattr("engine.bench.ceilings.PARAMETERS", {"cpu": 1 << 16})
+
+
+def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
+    assert launch.main(["bench", str(preset), "--seconds", "0.2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "Measuring the bus" in err and "Traceback" not in err
+    for name, value in found["ceilings"].items():
+        assert all(rate > 0 for rate in (value.values() if isinstance(value, dict) else [value])), name
+    streamed, resident = found["streamed"], found["resident"]
+    assert len(streamed["losses"]) == len(streamed["seconds_by_step"]) >= 4
+    assert streamed["seconds"] == pytest.approx(np.mean(streamed["seconds_by_step"][-streamed["steps"]:]))
+    assert streamed["tflops"]["parameters"] == pytest.approx(
+        6 * streamed["parameters"] * streamed["tokens_per_step"] / streamed["seconds"] / 1e12)
+    assert streamed["tflops"]["hardware"] >= streamed["tflops"]["model"]
+    assert sum(streamed["exposed"].values()) == pytest.approx(streamed["exposed_share"] * streamed["seconds"])
+    assert streamed["predicted_seconds"] > 0
+    assert {way["recompute"] for way in resident["ways"]} == {True, False}
+    assert resident["ratio"] == pytest.approx(min(way["seconds"] for way in resident["ways"]) / streamed["seconds"])
+
+
+def test_the_table_says_what_was_measured(preset, capsys):
+    assert launch.main(["bench", str(preset), "--seconds", "0.1", "--set", "train.batch_size=4"]) == 0
+    out = capsys.readouterr().out
+    for line in ("to the device, alone", "AdamW while the bus is busy", "step, home to home", "predicted", "bound by",
+                 "without recompute", "streamed against the better"):
+        assert line in out
+    assert all(len(line) < 200 for line in out.splitlines())
+
+
+def test_without_a_preset_only_the_machine_is_measured(capsys):
+    assert launch.main(["bench", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == {"machine", "ceilings"}
+
+
+def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
+    for arguments, says in ((["bench", str(tmp_path / "none.yaml")], "there is no such preset"),
+                            (["bench", str(preset), "--set", "train.batch=3"], "there is no such setting"),
+                            (["bench", str(preset), "--set", "engine.device=cuda"], "no CUDA GPU"),
+                            (["bench", str(preset), "--set", "model.source=nothing/here"], "nothing/here")):
+        if says.startswith("no CUDA") and torch.cuda.is_available():
+            continue
+        assert launch.main(arguments) == 2
+        err = capsys.readouterr().err.splitlines()
+        assert err[-1].startswith("ramstream: ") and says in err[-1]
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("gemma2",)])
+def test_the_resident_step_has_the_gradients_of_plain_training(family):
+    plain = plain_model(tiny_config(family))
+    batch, = random_rows(1, 4, 12, VOCAB)
+    plain_loss(plain, [batch]).backward()
+    expected = {name: p.grad.clone() for name, p in plain.named_parameters()}
+    plain.zero_grad()
+    for part in _split([batch], 2):
+        _accumulate(plain, torch.from_numpy(part.input_ids), torch.from_numpy(part.labels), 1 / batch.loss_tokens, 7)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
+
+
+def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
+    config, batches, tried = tiny_config("qwen2"), random_rows(1, 4, 8, VOCAB), []
+
+    def full(model, ids, *rest):
+        tried.append(len(ids))
+        if len(ids) > 1:
+            raise torch.OutOfMemoryError("no memory")
+        return _accumulate(model, ids, *rest)
+
+    monkeypatch.setattr("engine.bench.resident._accumulate", full)
+    model = ModelConfig(source="tiny", dtype="bfloat16")
+    found = train_resident(config, model, CpuBackend(), batches, True, [4, 2, 1], 16, 0.0)
+    assert found.micro_batch_size == 1 and tried[:3] == [4, 2, 1] and found.steps == 2
+    with pytest.raises(FitError, match="even with 2 rows"):
+        train_resident(config, model, CpuBackend(), batches, False, [4, 2], 16, 0.0)
+
+
+def test_random_rows_are_full_and_carry_loss():
+    first, second = random_rows(2, 3, 10, VOCAB, seed=1)
+    assert first.input_ids.shape == (3, 10) and first.loss_tokens == 27 and first.tokens == 30
+    assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (first.input_ids != second.input_ids).any()
+    assert 0 <= first.input_ids.min() and first.input_ids.max() < VOCAB
+    logits = torch.zeros(3, 10, VOCAB)
+    loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(first.labels).flatten())
+    assert loss.item() == pytest.approx(np.log(VOCAB), rel=1e-6)
