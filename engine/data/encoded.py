@@ -18,7 +18,7 @@ Numbered = tuple[int, Row, str]
 """A row with its number and, as an error names it, its place."""
 
 _ROWS = 512
-_CHARACTERS = 1 << 20
+_CHARACTERS = 1 << 18
 """A batch ends when it has so many rows or so much text: what tokenising takes beside its result grows with both."""
 
 

@@ -67,11 +67,12 @@ def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
     for number, begin in enumerate(range(0, len(array), _PIECE), 1):
         yield array[begin:begin + _PIECE]
         if number % _PAGES_KEPT == 0:
-            _drop_pages(array)
-    _drop_pages(array)
+            drop_pages(array)
+    drop_pages(array)
 
 
-def _drop_pages(array: np.ndarray | Visited) -> None:
+def drop_pages(array: np.ndarray | Visited) -> None:
+    """Give the pages of a mapped array back; whoever reads it again maps them again."""
     for part in array.arrays if isinstance(array, Visited) else [array]:
         while isinstance(part, np.ndarray):
             part = part.base

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.data.mapped import Visited, pieces
+from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
 
 IGNORED = -100
@@ -154,4 +154,6 @@ def micro_batch(rows: RowSet, chosen: list[int]) -> MicroBatch:
         position_ids[line, size:] = np.arange(length - size)
         tokens += size
     packed = any(part.documents > 1 for part in parts)
+    for array in (rows.ids, rows.trained):  # or the whole file would count as this process's memory in the end
+        drop_pages(array)
     return MicroBatch(input_ids, labels, position_ids if packed else None, tokens, int((labels != IGNORED).sum()))
