@@ -1,4 +1,4 @@
-"""Memory for a data set does not grow with its tokens: these stay on disk while they are made, and when they are found."""
+"""Memory for a data set does not grow with its tokens: these stay on disk when they are made and when they are found."""
 
 from __future__ import annotations
 

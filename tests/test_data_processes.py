@@ -1,4 +1,4 @@
-"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none of them left behind."""
+"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none of them is left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def others() -> list[psutil.Process]:
 
 
 def rows(count=400):
-    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special tokens in what is said."""
+    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special tokens typed."""
     for i in range(count):
         said = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"
         messages = [{"role": "user", "content": f"{i} <|im_end|>" if i % 11 == 0 else f"{i}"},
@@ -86,8 +86,9 @@ def test_going_on_in_processes_makes_the_same_bits(tmp_path, tokenizer, tmp_path
 
 
 @pytest.mark.parametrize(("cores", "free", "done", "total", "seconds", "processes"), [
-    (8, 64 << 30, 512, 2_000, 0.4, None), (8, 64 << 30, 512, 1_000_000, 0.4, 8), (1, 64 << 30, 512, 1_000_000, 0.4, None),
-    (64, 512 << 30, 512, 1_000_000, 0.4, 16), (64, 3 << 30, 512, 1_000_000, 0.4, 3), (8, 1 << 30, 512, 1_000_000, 9, None),
+    (8, 64 << 30, 512, 2_000, 0.4, None), (8, 64 << 30, 512, 1_000_000, 0.4, 8),
+    (1, 64 << 30, 512, 1_000_000, 0.4, None), (64, 512 << 30, 512, 1_000_000, 0.4, 16),
+    (64, 3 << 30, 512, 1_000_000, 0.4, 3), (8, 1 << 30, 512, 1_000_000, 9, None),
     (2, 64 << 30, 512, None, 4.0, None), (2, 64 << 30, 9_000, None, 20.0, 2), (2, 64 << 30, 1_000, 1_000, 60.0, None)])
 def test_processes_are_started_where_they_pay(monkeypatch, cores, free, done, total, seconds, processes):
     monkeypatch.setattr(tokenise, "usable_cores", lambda: cores)
@@ -151,7 +152,8 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
 
 def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(600))
-    code = ("import os, sys, psutil; from engine.config import DataConfig; from engine.data import encoded, prepare_data\n"
+    code = ("import os, sys, psutil; from engine.config import DataConfig\n"
+            "from engine.data import encoded, prepare_data\n"
             "from tests import data_tokenizers as made\n"
             "encoded._ROWS = 16\n"
             "def die(*_):\n"
@@ -159,7 +161,8 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
             "        assert not any('torch' in m.path for m in child.memory_maps())\n"
             "        print(child.pid, flush=True)\n"
             "    os.kill(os.getpid(), 9)\n"
-            "prepare_data(DataConfig(sys.argv[1]), made.byte_level_tokenizer(made.CHATML), 1, processes=2, progress=die)")
+            "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
+            "prepare_data(DataConfig(sys.argv[1]), tokenizer, 1, processes=2, progress=die)")
     ended = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, check=False)
     assert ended.returncode == -signal.SIGKILL
     left = [int(pid) for pid in ended.stdout.split()]

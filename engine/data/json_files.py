@@ -63,9 +63,9 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
 
 
 def item_rows(path: Path) -> Read | None:
-    """What reads a .json file from its start as (item from 1, object): the items of its list, of the only list of objects
-    inside its object, or that object as the only row. None when several values follow each other, as where there is one
-    object a line. Raises DataError for what is neither; memory holds one item at a time."""
+    """What reads a .json file from its start as (item from 1, object): the items of its list, of the only list of
+    objects inside its object, or that object as the only row. None when several values follow each other, as where there
+    is one object a line. Raises DataError for what is neither; memory holds one item at a time."""
     with readable(path) as file:
         text = _JsonText(file, path.name)
         first = text.peek()
@@ -83,8 +83,8 @@ def item_rows(path: Path) -> Read | None:
             if len(lists) == 1:
                 return partial(_list_items, path, *lists)
             if path.stat().st_size > _LONGEST_VALUE:
-                raise DataError(f"{path.name} is one object that is too large for a row; write a list of objects, one for "
-                                "each row.")
+                raise DataError(f"{path.name} is one object that is too large for a row; write a list of objects, one "
+                                "for each row.")
             return partial(_whole, path)
         value = text.value()
         if text.peek():
@@ -123,8 +123,8 @@ def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Ro
                                 "write one object for each row.")
             yield number, row
         if member is None and text.peek():
-            raise DataError(f"{path.name} goes on after its list ({text.place(text.at)}); write one list of objects, or "
-                            "one object a line.")
+            raise DataError(f"{path.name} goes on after its list ({text.place(text.at)}); write one list of objects, "
+                            "or one object a line.")
 
 
 def _whole(path: Path) -> Iterator[tuple[int, Row]]:
@@ -218,7 +218,7 @@ class _JsonText:
         self.at += 1
 
     def _read_on(self) -> None:
-        """Let go of what is parsed; double what is left, so that parsing a long value again costs no more than twice."""
+        """Let go of what is parsed; double what is left, so that parsing a long value again costs at most twice."""
         self._lines, self._columns = self._line_and_column(self.at)
         left = self._piece[self.at:]
         raw = self._file.read(max(_CHUNK_BYTES, len(left)))

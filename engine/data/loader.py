@@ -55,7 +55,7 @@ class PreparedData:
 
 def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_problem: str = "",
                  progress: Progress | None = None, processes: int | None = None) -> PreparedData:
-    """Read, render, tokenise, split and pack the data set of `config`, or map the tokens that an earlier run made of it.
+    """Read, render, tokenise, split and pack the data set of `config`, or map the tokens that an earlier run made.
 
     `tokenizer` is a fast tokenizer of transformers; `seed` sets the order of the rows, not the choice of the held-out
     ones; `packing_problem`, the name of the model and why it cannot pack, keeps one example a row whatever the
@@ -111,7 +111,8 @@ def _visited(part: Part) -> np.ndarray | None:
     return np.repeat(first - (ends - documents), documents) + np.arange(ends[-1])
 
 
-def _rows(parts: list[tuple[Side, np.ndarray | None]], config: DataConfig, packed: bool, pad_id: int, seed: int) -> RowSet:
+def _rows(parts: list[tuple[Side, np.ndarray | None]], config: DataConfig, packed: bool, pad_id: int,
+          seed: int) -> RowSet:
     """The rows of the documents of several sources, or of those of them that are visited."""
     (side, visited), *others = parts
     ids, trained, starts = side.ids, side.trained, side.starts

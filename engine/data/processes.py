@@ -117,8 +117,8 @@ class EncodingProcesses:
     def _ended(self, process: subprocess.Popen[bytes]) -> DataError:
         code = process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return DataError(f"A process that tokenises {self._name} ended ({how}); free some memory if it ran out, then start "
-                         "again.")
+        return DataError(f"A process that tokenises {self._name} ended ({how}); free some memory if it ran out, then "
+                         "start again.")
 
 
 def _receive(pipe: BinaryIO) -> Any:

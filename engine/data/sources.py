@@ -1,7 +1,8 @@
 """Rows of a data set, one after another, each with the number that an error can name.
 
 Nothing here holds a whole file: JSON is read in json_files.py, so that a broken line or item is named, tables and plain
-text in text_files.py, Parquet through pyarrow batch by batch, folders that `datasets` saved and hub ids through `datasets`.
+text in text_files.py, Parquet through pyarrow batch by batch, folders that `datasets` saved and hub ids through
+`datasets`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     return _json(path, streaming) if suffix == ".json" else _json_lines(path, streaming)
 
 
-def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path, streaming: bool) -> Source:
+def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path,
+             streaming: bool) -> Source:
     readable(path).close()
     return Source(name, unit, None if streaming else sum(1 for _ in read()), read)
 

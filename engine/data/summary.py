@@ -90,7 +90,8 @@ def _warnings(config: DataConfig, parts: list[Part], encoder: Encoder, packing_p
         found += [f"Rows{of} skipped because {reason}: {count:,} (first in {tally.first_skipped[reason]})."
                   for reason, count in tally.skipped.items()]
         if tally.cut:
-            found.append(f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: {tally.cut:,}.")
+            found.append(f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: "
+                         f"{tally.cut:,}.")
         path = resolve_source(part.config.source)
         if part.config.split != DataConfig.split and path is not None and path.is_file():
             found.append(f"data.split {part.config.split} is not used: a file has no splits.")

@@ -1,10 +1,11 @@
 """Tokens on disk: each source is tokenised once, and every later run with the same data maps the same files.
 
-A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder) holds those of one source,
-under the key of all that determines them (identity.py). It is written beside, synced, and only then renamed into place,
-so what has a key for a name was complete once; sizes and checksums in its manifest tell whether it still is, and one
-that is not is made again. Two processes that make the same tokens both succeed, and one folder stays. The least recently
-used folders are removed beyond 64 of them or max(10 GiB, a tenth of the disk); what a run has mapped stays readable.
+A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder) holds those of one
+source, under the key of all that determines them (identity.py). It is written beside, synced, and only then renamed
+into place, so what has a key for a name was complete once; sizes and checksums in its manifest tell whether it still
+is, and one that is not is made again. Two processes that make the same tokens both succeed, and one folder stays. The
+least recently used folders are removed beyond 64 of them or max(10 GiB, a tenth of the disk); what a run has mapped
+stays readable.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def find(key: str, check: Check) -> StoredTokens | None:
 
 
 def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
-    """Rows verified and rows in all, again and again, and the tokens at last; it ends earlier where they are damaged."""
+    """Rows verified and rows in all, again and again, and the tokens at last; it ends early where they are damaged."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         body = manifest["body"]

@@ -35,8 +35,8 @@ _BYTES_A_PROCESS = 1 << 30
 
 def stored_tokens(config: DataConfig, encoder: Encoder, progress: Progress, processes: int | None,
                   ) -> tuple[StoredTokens, str | None]:
-    """The tokens of the one source of `config`, and the key that they have in the cache (None for a source that does not
-    say what it holds). Raises DataError when the source cannot be read or trains on no token.
+    """The tokens of the one source of `config`, and the key that they have in the cache (None for a source that does
+    not say what it holds). Raises DataError when the source cannot be read or trains on no token.
 
     `processes`: how many to tokenise in, 0 for this one alone, None for as many as pay. The tokens are the same."""
     source = None
@@ -185,6 +185,6 @@ def _nothing_left(tally: Tally) -> str:
     if not tally.skipped:
         return f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
     reason, _ = tally.skipped.most_common(1)[0]
-    return (f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of {tally.rows} rows are "
-            f"usable, mostly because {reason} (first in {tally.first_skipped[reason]}); change the data, data.format or "
-            "data.train_on.")
+    return (f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of {tally.rows} rows "
+            f"are usable, mostly because {reason} (first in {tally.first_skipped[reason]}); change the data, data.format "
+            "or data.train_on.")
