@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.data import json_files
-from engine.data.json_files import item_rows
+from engine.data.json_files import item_rows, line_rows
 from engine.errors import DataError
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9))
@@ -100,6 +100,23 @@ def test_what_is_no_list_of_rows_is_one_sentence(tmp_path, text, sentence):
     with pytest.raises(DataError, match=sentence) as caught:
         read(tmp_path / "a.json")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "-" + "9" * 5_000, "[" + "9" * 5_000 + "]"])
+def test_a_number_that_python_does_not_read_is_one_sentence(tmp_path, number):
+    (tmp_path / "a.json").write_text(f'[{{"a": 1}},\n {{"a": {number}}}]')
+    with pytest.raises(DataError, match=r"^a\.json holds a number with too many digits, in the value that begins at line 2, "
+                                        r"column 2; write it as text\.$"):
+        read(tmp_path / "a.json")
+    (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{{"a": {number}}}\n')
+    with pytest.raises(DataError, match=r"^Line 2 of a\.jsonl holds a number with too many digits; .*that line\.$"):
+        list(line_rows(tmp_path / "a.jsonl"))
+
+
+def test_a_fraction_of_many_digits_is_read_in_any_pieces(tmp_path):
+    text = '[{"a": ' + "9" * 5_000 + 'e-4999}, {"a": 0.' + "1" * 5_000 + "}]"
+    (tmp_path / "a.json").write_text(text)
+    assert read(tmp_path / "a.json") == json.loads(text)
 
 
 @pytest.mark.parametrize("around", ["[{}]", '{{"version": 1, "data": [{}]}}'])

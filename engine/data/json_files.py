@@ -54,6 +54,9 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
     except json.JSONDecodeError as error:
         raise DataError(f"Line {number} of {name} is not valid JSON ({error.msg.lower()} at column {error.colno}); "
                         "fix or remove that line.") from None
+    except ValueError:  # Python refuses to read such a number
+        raise DataError(f"Line {number} of {name} holds a number with too many digits; write it as text or remove that "
+                        "line.") from None
     except RecursionError:
         raise DataError(f"Line {number} of {name} is nested too deeply; fix or remove that line.") from None
     if not isinstance(row, dict):
@@ -164,6 +167,10 @@ class _JsonText:
                 cut_off = error.msg.startswith("Unterminated string") or error.pos >= len(self._piece) - 16
                 if self._ended or not cut_off:
                     raise self._broken(error.msg, error.pos) from None
+            except ValueError:  # Python refuses to read such a number, unless what follows makes it a fraction
+                if self._ended or not self._piece[-1].isdigit():
+                    raise DataError(f"{self._name} holds a number with too many digits, in the value that begins at "
+                                    f"{self.place(self.at)}; write it as text.") from None
             except RecursionError:
                 raise DataError(f"{self._name} is nested too deeply; write a list of rows.") from None
             if len(self._piece) - self.at > _LONGEST_VALUE:
