@@ -113,10 +113,13 @@ def test_a_number_that_python_does_not_read_is_one_sentence(tmp_path, number):
         list(line_rows(tmp_path / "a.jsonl"))
 
 
-def test_a_fraction_of_many_digits_is_read_in_any_pieces(tmp_path):
-    text = '[{"a": ' + "9" * 5_000 + 'e-4999}, {"a": 0.' + "1" * 5_000 + "}]"
+@pytest.mark.parametrize("fraction", ["e-4999", ".25e-4999"])
+def test_a_fraction_of_many_digits_is_read_in_any_pieces(tmp_path, monkeypatch, fraction):
+    text = '[{"a": ' + "9" * 5_000 + fraction + '}, {"a": 0.' + "1" * 5_000 + "}]"
     (tmp_path / "a.json").write_text(text)
-    assert read(tmp_path / "a.json") == json.loads(text)
+    for size in range(5_000, 5_015):
+        monkeypatch.setattr(json_files, "_CHUNK_BYTES", size)
+        assert read(tmp_path / "a.json") == json.loads(text)
 
 
 @pytest.mark.parametrize("around", ["[{}]", '{{"version": 1, "data": [{}]}}'])

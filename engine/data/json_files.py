@@ -168,7 +168,7 @@ class _JsonText:
                 if self._ended or not cut_off:
                     raise self._broken(error.msg, error.pos) from None
             except ValueError:  # Python refuses to read such a number, unless what follows makes it a fraction
-                if self._ended or not self._piece[-1].isdigit():
+                if self._ended or self._piece[-1] not in "0123456789.eE+-":
                     raise DataError(f"{self._name} holds a number with too many digits, in the value that begins at "
                                     f"{self.place(self.at)}; write it as text.") from None
             except RecursionError:
