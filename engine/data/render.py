@@ -15,11 +15,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from engine.data.dates import fixed_date
 from engine.data.formats import Conversation, Message
 from engine.data.special import ReservedText, SpecialTokens
-
-_FIXED_VARIABLES = {"date_string": "26 Jul 2024"}
-"""Templates that print today's date would make different tokens after a resume; this is Llama's own fallback."""
 
 _PROBES = ("A1b2C", "Z9y8X")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
@@ -223,7 +221,7 @@ class ChatRenderer:
         try:
             return self.tokenizer.apply_chat_template(
                 [messages for messages, _ in chats], tools=chats[0][1], tokenize=False, add_generation_prompt=generation,
-                **_FIXED_VARIABLES)
+                **fixed_date(self.tokenizer, chats[0][1]))
         except Exception as error:  # templates raise what they like
             if len(chats) == 1:
                 return [Skipped("the chat template refuses the conversation", str(error).rstrip("."))]
