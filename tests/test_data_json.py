@@ -105,8 +105,8 @@ def test_what_is_no_list_of_rows_is_one_sentence(tmp_path, text, sentence):
 @pytest.mark.parametrize("number", ["9" * 5_000, "-" + "9" * 5_000, "[" + "9" * 5_000 + "]"])
 def test_a_number_that_python_does_not_read_is_one_sentence(tmp_path, number):
     (tmp_path / "a.json").write_text(f'[{{"a": 1}},\n {{"a": {number}}}]')
-    with pytest.raises(DataError, match=r"^a\.json holds a number with too many digits, in the value that begins at line 2, "
-                                        r"column 2; write it as text\.$"):
+    with pytest.raises(DataError, match=r"^a\.json holds a number with too many digits, in the value that begins at "
+                                        r"line 2, column 2; write it as text\.$"):
         read(tmp_path / "a.json")
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{{"a": {number}}}\n')
     with pytest.raises(DataError, match=r"^Line 2 of a\.jsonl holds a number with too many digits; .*that line\.$"):

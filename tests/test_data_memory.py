@@ -1,4 +1,4 @@
-"""Memory for a data set does not grow with its tokens: these stay on disk when they are made and when they are found."""
+"""Memory for a data set does not grow with its tokens: these stay on disk, whether made or found."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import subprocess
 import sys
 
 import pytest
+
+from engine.fit import estimate
+from engine.machine import Machine
+from engine.shape import shape_from_source
+from tests.folders import make_config
 
 PREPARE = """
 import json, resource, sys
@@ -56,3 +61,15 @@ def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
     small, large = small_and_large
     few, many = prepared(small, 2), prepared(large, 2)
     assert many["peak"] - few["peak"] < 5 * (many["tokens"] - few["tokens"]) / 4
+
+
+def test_a_data_set_larger_than_memory_fits(tmp_path):
+    config = make_config(tmp_path, **{"data.source": str(tmp_path / "large.jsonl")})
+    with open(tmp_path / "large.jsonl", "wb") as file:
+        file.truncate(50 << 30)
+    machine = Machine(cpu_name="", cpu_cores=2, ram_total=8 << 30, ram_limit=8 << 30, ram_available=8 << 30,
+                      disk_free=1 << 40)
+    report = estimate(config, machine, shape_from_source(config.model))
+    assert report.verdict == "fits"
+    (data,) = [item for item in report.host.items if item.name == "Tokenised data"]
+    assert data.bytes < (50 << 30) / 10

@@ -1,7 +1,7 @@
-"""The same date in a chat template on every day: a run that is resumed, or asked, must see the prompts it was trained on.
+"""The same date in chat templates on every day: a resumed run, or one that is asked, sees the prompts it was trained on.
 
-Templates know the date as `date_string`, or ask for it with `strftime_now(format)`. The library passes plain values on to
-a template and no functions, so the second one is answered by a macro before the template's own text.
+Templates know the date as `date_string`, or ask for it with `strftime_now(format)`. The library passes plain values on
+to a template and no functions, so the second one is answered by a macro before the template's own text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _MACRO = "{% macro strftime_now(format) %}{{ format" + _SAID + " }}{% endmacro %
 
 def fixed_date(tokenizer: Any, tools: list[Any] | None = None) -> dict[str, Any]:
     """Arguments of `tokenizer.apply_chat_template` with which its template writes 26 July 2024, at midnight, as today.
-    `tools` are those of the conversation: a tokenizer may have a template of its own for them. The tokenizer has one."""
+    `tools` are those of the conversation: a tokenizer may have a template of its own for them. Raises ValueError for a
+    tokenizer without a template."""
     template = tokenizer.get_chat_template(tools=tools)
     return {"date_string": _DATE.strftime("%d %b %Y"),
             "chat_template": _MACRO + template if "strftime_now" in template else template}

@@ -26,6 +26,22 @@ class Document:
     length: int
     """Tokens before the cut to max_seq_len."""
 
+    @property
+    def cut(self) -> bool:
+        return self.length > len(self.ids)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an example is trained as."""
+
+    documents: list[Document]
+    """Those with a trained token, at least one; several where turns are trained one at a time."""
+    cut: bool
+    """Some of it is left out, because it is longer than max_seq_len."""
+    answer: tuple[int, int] | None
+    """Token range of the example's last answer in the last document; None when there is none or some is left out."""
+
 
 @dataclass(frozen=True)
 class Documents:
@@ -68,19 +84,26 @@ class Encoder:
         self.renderer = ChatRenderer(tokenizer, train_on)
         self._prefix, self._suffix = self._frame()
 
-    def encode(self, examples: list[Example]) -> list[list[Document] | Skipped]:
-        """Each example's documents (several where turns are trained one at a time), or why it is skipped."""
+    def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
+        """What each example is trained as, or why it is skipped."""
         rendered = self._render(examples)
         texts = [text for texts in rendered if not isinstance(texts, Skipped) for text in texts]
         documents = iter(self._tokenise(texts))
-        results: list[list[Document] | Skipped] = []
+        results: list[Kept | Skipped] = []
         for texts_or_reason in rendered:
             if isinstance(texts_or_reason, Skipped):
                 results.append(texts_or_reason)
                 continue
             made = [document for _ in texts_or_reason for document in next(documents)]
             kept = [document for document in made if document.trained.any()]
-            results.append(kept or Skipped("no trained token is left within max_seq_len"))
+            if not kept:
+                results.append(Skipped("no trained token is left within max_seq_len"))
+                continue
+            if unseen := sum(document.cut for document in made) - sum(document.cut for document in kept):
+                warning = "An answer is left out, because it begins after data.max_seq_len tokens"
+                self.renderer.warnings[warning] += unseen
+            results.append(Kept(kept, any(document.cut for document in made),
+                                kept[-1].answer if made[-1] is kept[-1] else None))
         return results
 
     def template_use(self, data_format: str) -> str:
@@ -162,7 +185,8 @@ class Encoder:
         limit = self.max_seq_len
         if rendered.divided and len(tokens) > limit:
             return [self._part(tokens[i:i + limit], trained[i:i + limit]) for i in range(0, len(tokens), limit)]
-        return [Document(tokens[:limit], trained[:limit], answer if answer and answer[1] <= limit else None, len(tokens))]
+        answer = answer if answer and answer[1] <= limit else None
+        return [Document(tokens[:limit], trained[:limit], answer, len(tokens))]
 
     @staticmethod
     def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.encode import Document, Documents, Encoder
+from engine.data.encode import Documents, Encoder, Kept
 from engine.data.formats import BrokenText, ColumnMap, Example
 from engine.data.render import Skipped
 from engine.data.sources import Row, Source
@@ -66,8 +66,8 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
         return Skipped("the text is not valid Unicode")
 
 
-def encode_rows(encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]) -> list[list[Document] | Skipped]:
-    """The documents of each row, or why there are none."""
+def encode_rows(encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]) -> list[Kept | Skipped]:
+    """What each row is trained as, or why it is skipped."""
     examples = [example_of(columns, row, where) for _, row, where in rows]
     found = iter(encoder.encode([example for example in examples if not isinstance(example, Skipped)]))
     return [example if isinstance(example, Skipped) else next(found) for example in examples]
@@ -76,10 +76,10 @@ def encode_rows(encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]) 
 def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
     """The batch as arrays. The renderer's warnings are taken from it."""
     found = encode_rows(encoder, columns, batch)
-    rows = [[] if isinstance(row, Skipped) else row for row in found]
+    kept = [None if isinstance(row, Skipped) else row for row in found]
     warnings = encoder.renderer.warnings.copy()
     encoder.renderer.warnings.clear()
-    return Encoded(Documents.joined(rows),
-                   np.array([row[-1].answer or (0, 0) if row else (0, 0) for row in rows], np.int64).reshape(-1, 2),
-                   sum(any(document.length > len(document.ids) for document in row) for row in rows),
+    return Encoded(Documents.joined([row.documents if row else [] for row in kept]),
+                   np.array([row and row.answer or (0, 0) for row in kept], np.int64).reshape(-1, 2),
+                   sum(row is not None and row.cut for row in kept),
                    [(place, row) for place, row in enumerate(found) if isinstance(row, Skipped)], warnings)

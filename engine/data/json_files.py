@@ -67,8 +67,8 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
 
 def item_rows(path: Path) -> Read | None:
     """What reads a .json file from its start as (item from 1, object): the items of its list, of the only list of
-    objects inside its object, or that object as the only row. None when several values follow each other, as where there
-    is one object a line. Raises DataError for what is neither; memory holds one item at a time."""
+    objects inside its object, or that object as the only row. None when several values follow each other, as where
+    there is one object a line. Raises DataError for what is neither; memory holds one item at a time."""
     with readable(path) as file:
         text = _JsonText(file, path.name)
         first = text.peek()

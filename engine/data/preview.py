@@ -37,12 +37,12 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     for place, (source, columns, read) in enumerate(opened):
         # Every source shows its first rows, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
-        for (_, _, where), documents in zip(read, encode_rows(encoder, columns, read)):
-            kept = [] if isinstance(documents, Skipped) else documents
+        for (_, _, where), found in zip(read, encode_rows(encoder, columns, read)):
+            kept = [] if isinstance(found, Skipped) else found.documents
             row = {"where": where, "tokens": sum(len(d.ids) for d in kept),
                    "trained_tokens": sum(int(d.trained.sum()) for d in kept),
-                   "cut": any(d.length > len(d.ids) for d in kept),
-                   "skipped": documents.reason if isinstance(documents, Skipped) else None,
+                   "cut": not isinstance(found, Skipped) and found.cut,
+                   "skipped": found.reason if isinstance(found, Skipped) else None,
                    "documents": [_pieces(d, tokenizer) for d in kept] if len(shown) < most else []}
             if len(shown) < most:
                 shown.append(row)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -74,9 +75,10 @@ def _tokenise(source: Source, encoder: Encoder, config: DataConfig, writer: Toke
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     tally = Tally(source.name, map_columns(config.format, first, source))
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
-    for batch, encoded in _encoded(source, encoder, tally, processes):
-        sides.add(batch, encoded)
-        progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
+    with contextlib.closing(_encoded(source, encoder, tally, processes)) as found:
+        for batch, encoded in found:
+            sides.add(batch, encoded)
+            progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
     sides.finish(config.eval_fraction > 0)
     if not writer.train.examples:
         raise DataError(_nothing_left(tally))
@@ -97,7 +99,7 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 
 
 def _encoded(source: Source, encoder: Encoder, tally: Tally, processes: int | None,
-             ) -> Iterator[tuple[list[Numbered], Encoded]]:
+             ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
     """Every batch of rows with its tokens, in order."""
     rest = row_batches(source)
     if not processes:
@@ -186,5 +188,5 @@ def _nothing_left(tally: Tally) -> str:
         return f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
     reason, _ = tally.skipped.most_common(1)[0]
     return (f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of {tally.rows} rows "
-            f"are usable, mostly because {reason} (first in {tally.first_skipped[reason]}); change the data, data.format "
-            "or data.train_on.")
+            f"are usable, mostly because {reason} (first in {tally.first_skipped[reason]}); change the data, "
+            "data.format or data.train_on.")
