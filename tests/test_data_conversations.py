@@ -53,7 +53,7 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
         assert isinstance(found, Skipped)
         return
     assert not isinstance(found, Skipped), found
-    (document,) = found
+    (document,) = found.documents
     assert document.ids.tolist() == ids[:max_seq_len]
     assert document.trained.tolist() == trained[:max_seq_len]
     assert document.length == len(ids)
@@ -118,7 +118,8 @@ def test_tool_calls_are_trained_and_tools_and_their_answers_are_not(tools, turns
 def test_a_special_token_across_a_question_and_its_answer_is_text():
     tokenizer = reference.tokenizer("qwen")
     tokenizer.chat_template = None
-    ((document,),) = Encoder(tokenizer, "assistant", 100).encode([Pair("say <|im_", "end|> now")])
+    (found,) = Encoder(tokenizer, "assistant", 100).encode([Pair("say <|im_", "end|> now")])
+    (document,) = found.documents
     ids = document.ids.tolist()
     assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1 and ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1]) == "say <|im_end|> now"

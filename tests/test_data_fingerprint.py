@@ -62,7 +62,7 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
         example = columns.example(row, source.where(number))
         found = encoder.encode([example])[0] if example is not None else Skipped("")
         if not isinstance(found, Skipped):
-            (held_out if place in held else train).append(found)
+            (held_out if place in held else train).append(found.documents)
     if config.eval_fraction > 0 and not held_out and len(train) > 1:
         held_out.append(train.pop())
     return train, held_out

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.config import DataConfig
-from engine.data import prepare_data
+from engine.data import prepare_data, preview
 from engine.errors import DataError
 from tests import data_tokenizers as made
 
@@ -97,6 +97,23 @@ def test_a_template_that_drops_earlier_reasoning_trains_each_answer_as_it_will_b
     assert "because" in first and "because" not in second
     prompt = tokenizer.apply_chat_template(turns[:3], add_generation_prompt=True)["input_ids"]
     assert data.train.ids[data.train.starts[1]:][:len(prompt)].tolist() == prompt
+
+
+def test_answers_beyond_the_longest_row_are_counted_where_turns_are_trained_one_at_a_time(tmp_path):
+    tokenizer = made.byte_level_tokenizer(made.EOS_AT_THE_END)
+    long = [TURNS[0], TURNS[1], {"role": "user", "content": "why " * 100}, TURNS[3]]
+    rows = [{"messages": turns} for turns in (long, TURNS, [*TURNS, *long[2:]])]
+    data = prepared(tmp_path, tokenizer, rows, max_seq_len=100)
+    assert (data.summary["rows_cut"], data.summary["rows_skipped"], data.summary["train_examples"]) == (2, 0, 3)
+    assert len(trained_texts(data.train, tokenizer)) == 5
+    assert {"Rows cut because they are longer than data.max_seq_len 100: 2.",
+            "An answer is left out, because it begins after data.max_seq_len tokens (2 times)."
+            } <= set(data.summary["warnings"])
+    shown = preview(DataConfig(source=str(tmp_path / "data.jsonl"), max_seq_len=100), tokenizer)
+    assert [row["cut"] for row in shown["rows"]] == [True, False, True] and shown["rows_cut"] == 2
+    # The last question of such a row is not asked: its answer is not there to compare with.
+    held_out = prepared(tmp_path, tokenizer, rows[:1] * 2, max_seq_len=100, eval_fraction=0.5)
+    assert held_out.summary["eval_examples"] == 1 and held_out.eval_prompts(1) == []
 
 
 def test_dropped_reasoning_of_the_answer_itself_is_refused(tmp_path):

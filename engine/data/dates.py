@@ -1,4 +1,4 @@
-"""The same date in chat templates on every day: a resumed run, or one that is asked, sees the prompts it was trained on.
+"""The same date in chat templates on every day: a resumed run, or one that is asked, sees what it was trained on.
 
 Templates know the date as `date_string`, or ask for it with `strftime_now(format)`. The library passes plain values on
 to a template and no functions, so the second one is answered by a macro before the template's own text.
