@@ -9,6 +9,8 @@ import pytest
 
 from engine.config import DataConfig
 from engine.data import prepare_data, preview
+from engine.data.folders import files_of
+from engine.data.sources import notes_on, open_source
 from engine.errors import DataError
 from tests import data_tokenizers as made
 
@@ -96,6 +98,58 @@ def test_file_names_say_the_split(tmp_path, tokenizer):
     assert prepared(tmp_path / "set", tokenizer, split="test").summary["rows_read"] == 3
     with pytest.raises(DataError, match=r"has no split validation; its files are called after test, train"):
         prepared(tmp_path / "set", tokenizer, split="validation")
+
+
+SPLITS = {  # what is read to train on, to test on and to validate on; "" is a refusal, * every file
+    "training_notes.md chapter1.md": ("*", "*", "*"),
+    "dev_ops.jsonl a.jsonl test_cases.jsonl": ("*", "*", "*"),
+    "pretrain.jsonl latest.jsonl evaluate.jsonl": ("*", "*", "*"),
+    "training_notes.md dev_ops.md": ("*", "*", "*"),
+    "train-0.jsonl test-0.jsonl extra.jsonl": ("train-0.jsonl", "test-0.jsonl", ""),
+    "a.jsonl b.jsonl test.jsonl": ("a.jsonl b.jsonl", "test.jsonl", ""),
+    "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl TEST_0.jsonl val2.jsonl": (
+        "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl", "TEST_0.jsonl", "val2.jsonl"),
+    "data-train.jsonl data.test.jsonl my_valid_03.jsonl": ("data-train.jsonl", "data.test.jsonl", "my_valid_03.jsonl"),
+    "train_clean.jsonl test_clean.jsonl train.jsonl": ("train.jsonl train_clean.jsonl", "test_clean.jsonl", ""),
+    "Training/a.jsonl dev/b.jsonl test/deep/c.jsonl": ("Training/a.jsonl", "test/deep/c.jsonl", "dev/b.jsonl"),
+    "train_sft-00000-of-00001.jsonl test_sft-00000-of-00001.jsonl a.jsonl": ("", "", ""),
+    "train_notes/a.jsonl b.jsonl": ("*", "*", "*"),
+}
+
+
+@pytest.mark.parametrize("names", SPLITS)
+def test_only_names_that_are_splits_say_one_and_what_is_left_out_is_said(tmp_path, names):
+    for name in names.split():
+        lines(tmp_path / "set" / name, ROWS)
+    for split, expected in zip(("train", "test", "validation"), SPLITS[names]):
+        config = DataConfig(source=str(tmp_path / "set"), split=split)
+        if not expected:
+            with pytest.raises(DataError, match=f"has no split {split}; its files are called after "):
+                open_source(config)
+            continue
+        wanted = sorted(tmp_path / "set" / name for name in (names if expected == "*" else expected).split())
+        assert files_of(tmp_path / "set", config) == wanted
+        assert notes_on(config) == (["A file of the folder set is left out, because its name says no split and others "
+                                     "do: extra.jsonl."] if "extra.jsonl" in names else [])
+
+
+def test_a_split_of_a_longer_name_is_asked_for_by_that_name(tmp_path, tokenizer):
+    for name in ("train_sft-00000-of-00001", "test_sft-00000-of-00001", "train_gen-00000-of-00001"):
+        lines(tmp_path / "set" / f"{name}.jsonl", ROWS)
+    source = open_source(DataConfig(source=str(tmp_path / "set"), split="train_sft"))
+    assert [member.name for member in source.members] == ["train_sft-00000-of-00001.jsonl"]
+    with pytest.raises(DataError, match=r"no split train; its files are called after test_sft, train_gen, train_sft, "):
+        prepared(tmp_path / "set", tokenizer)
+
+
+def test_files_that_are_left_out_are_named_in_the_summary_and_the_preview(tmp_path, tokenizer):
+    for name in ("train", "test", "extra", "more/b"):
+        lines(tmp_path / "set" / f"{name}.jsonl", ROWS)
+    note = ("2 files of the folder set are left out, because their names say no split and others do "
+            "(first extra.jsonl).")
+    for _ in range(2):  # made, and found in the cache
+        assert note in prepared(tmp_path / "set", tokenizer).summary["warnings"]
+    assert note in preview(DataConfig(source=str(tmp_path / "set")), tokenizer)["warnings"]
 
 
 def test_a_folder_without_data_is_one_sentence(tmp_path, tokenizer):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import DataConfig
+from engine.data.folders import files_of
 from engine.data.registry import registered
-from engine.data.sources import files_of
 from engine.paths import registry_entry, resolve_source
 
 _BYTES_HASHED = 64 << 20

@@ -12,7 +12,7 @@ from engine.data.encoded import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
 from engine.data.formats import ColumnMap, map_columns
 from engine.data.render import Skipped, warning_sentences
-from engine.data.sources import Source, open_source
+from engine.data.sources import Source, notes_on, open_source
 from engine.errors import DataError
 
 _ROWS_MEASURED = 200
@@ -61,7 +61,8 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
         "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
-        "warnings": warning_sentences(encoder.renderer.warnings),
+        "warnings": [*warning_sentences(encoder.renderer.warnings),
+                     *(note for part, _ in parts for note in notes_on(part))],
     }
 
 

@@ -8,13 +8,13 @@ text in text_files.py, Parquet through pyarrow batch by batch, folders that `dat
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.config import DataConfig
+from engine.data.folders import DATA_SUFFIXES, files_of, left_out, saved
 from engine.data.json_files import count_lines, item_rows, line_rows, readable
 from engine.data.registry import registered
 from engine.data.text_files import passages, table_rows
@@ -23,12 +23,7 @@ from engine.paths import registry_entry, resolve_source
 
 Row = dict[str, Any]
 _TABLE_SUFFIXES, _TEXT_SUFFIXES = (".csv", ".tsv"), (".txt", ".md")
-_FILE_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", *_TABLE_SUFFIXES, *_TEXT_SUFFIXES)
 _OTHER_SUFFIXES = (".gz", ".zip", ".zst", ".xlsx", ".arrow")
-_SPLIT_WORDS = {"train": "train", "training": "train", "test": "test", "testing": "test", "eval": "test",
-                "evaluation": "test", "validation": "validation", "valid": "validation", "val": "validation",
-                "dev": "validation"}
-"""Words in the names of files and folders that say which split they hold."""
 _ROWS_A_READ = 1024
 _MEMBER = 1 << 48
 """A row's number in a folder is its file's number times this, plus its number in the file."""
@@ -75,7 +70,7 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
 
 def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     suffix = path.suffix.lower()
-    if suffix not in _FILE_SUFFIXES:
+    if suffix not in DATA_SUFFIXES:
         raise DataError(f"{path.name} is not a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file; convert it to one "
                         "of these.")
     if path.stat().st_size == 0:
@@ -100,7 +95,7 @@ def refuse_missing_file(source: str) -> None:
     if registry_entry(source) is not None:
         return
     suffix = Path(source.partition(".json:")[0] + ".json" if ".json:" in source else source).suffix.lower()
-    if resolve_source(source) is None and (suffix in _FILE_SUFFIXES + _OTHER_SUFFIXES
+    if resolve_source(source) is None and (suffix in DATA_SUFFIXES + _OTHER_SUFFIXES
                                            or source.startswith((".", "/", "~"))):
         raise DataError(f"There is no file {source}; check data.source.")
 
@@ -148,8 +143,21 @@ def _parquet(path: Path) -> Source:
     return Source(path.name, "row", total, read)
 
 
+def notes_on(config: DataConfig) -> list[str]:
+    """What a person should know about how the source of `config`, which was read, is chosen. Sentences."""
+    entry = registered(config)
+    if entry is not None:
+        return notes_on(entry[0])
+    path = resolve_source(config.source)
+    if path is None:
+        return []
+    if path.is_dir():
+        return [note] if (note := left_out(path, config)) else []
+    return [f"data.split {config.split} is not used: a file has no splits."] if config.split != DataConfig.split else []
+
+
 def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
-    if not _saved(path):
+    if not saved(path):
         return _folder_of_files(path, config, streaming)
     import datasets
 
@@ -172,45 +180,6 @@ def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
 
     totals = [member.total for member in members]
     return Source(path.name, "row", None if None in totals else sum(totals), read, members)
-
-
-def files_of(path: Path, config: DataConfig) -> list[Path]:
-    """The files that the source at `path` is read from, in the order of their names: itself, all of a folder that
-    `datasets` saved, or the data files of the wanted split. Raises DataError for a folder without any."""
-    if not path.is_dir():
-        return [path]
-    if _saved(path):
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in _FILE_SUFFIXES
-                   and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-                   and file.stem.lower() not in ("readme", "license", "dataset_info", "dataset_infos"))
-    if not found:
-        raise DataError(f"The folder {path} holds no data files; give .json, .jsonl, .parquet, .csv, .tsv, .txt or .md "
-                        "files.")
-    splits = {file: _split_of(file.relative_to(path)) for file in found}
-    if any(splits.values()):
-        wanted = _SPLIT_WORDS.get(config.split.lower(), config.split)
-        chosen = [file for file in found if splits[file] == wanted]
-        if not chosen:
-            has = ", ".join(sorted({split for split in splits.values() if split}))
-            raise DataError(f"The folder {path} has no split {config.split}; its files are called after {has}, set "
-                            "data.split to one of these.")
-        found = chosen
-    return found
-
-
-def _saved(path: Path) -> bool:
-    """Whether `datasets` saved the folder."""
-    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
-
-
-def _split_of(path: Path) -> str | None:
-    """The split that a file's name or the folder it is in says, or None."""
-    for part in (path.stem, *reversed(path.parent.parts)):
-        for word in re.split(r"[^a-z]+", part.lower()):
-            if word in _SPLIT_WORDS:
-                return _SPLIT_WORDS[word]
-    return None
 
 
 def _hub(config: DataConfig, streaming: bool) -> Source:

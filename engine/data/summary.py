@@ -12,8 +12,8 @@ from engine.config import DataConfig
 from engine.data.encode import Encoder
 from engine.data.render import warning_sentences
 from engine.data.rows import RowSet
+from engine.data.sources import notes_on
 from engine.data.token_cache import StoredTokens, Tally
-from engine.paths import resolve_source
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,7 @@ def _warnings(config: DataConfig, parts: list[Part], encoder: Encoder, packing_p
         if tally.cut:
             found.append(f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: "
                          f"{tally.cut:,}.")
-        path = resolve_source(part.config.source)
-        if part.config.split != DataConfig.split and path is not None and path.is_file():
-            found.append(f"data.split {part.config.split} is not used: a file has no splits.")
+        found += notes_on(part.config)
         if config.eval_fraction > 0 and not part.held_out:
             found.append(f"No row{of} is held out, because there is only one.")
     if config.packing and packing_problem:
