@@ -61,6 +61,7 @@ def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hid
     config = getattr(unit.block, "config", None) or model.config
     block = copy.deepcopy(unit.block, {id(config): config}).to("meta")
     block.__dict__.pop("forward", None)
+    block.train()
     given = BlockArguments(_on_meta(arguments.args), _on_meta(arguments.kwargs), arguments.hidden_keyword)
     own = {_storage(t) for t in [*block.parameters(), *block.buffers(),
                                  *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs))]}

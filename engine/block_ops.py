@@ -127,7 +127,11 @@ class BlockOps:
     # ------------------------------------------------------------------ COMPUTE
 
     def _seed(self, op: Op, step: StepContext) -> None:
-        """Dropout draws the same numbers in a recompute and after a resume: the seed is a function of where we are."""
+        """Dropout draws the same numbers in a recompute and after a resume: the seed is a function of where we are. The
+        generator is the process's own, so a pass without dropout, perhaps beside another engine's training, leaves it
+        alone."""
+        if not step.training:
+            return
         position = self.positions[op.unit]
         self.backend.seed(hash((step.seed, step.number, position, op.micro_batch)) & 0x7FFFFFFF)
 

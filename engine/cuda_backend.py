@@ -69,9 +69,6 @@ class CudaBackend:
     def __init__(self, index: int = 0):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        # The limit and the peak of an earlier run of this process are not ours.
-        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-        self.reset_peak()
         self._streams = {COMPUTE: torch.cuda.default_stream(self.device),
                          H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
         self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}

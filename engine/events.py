@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -217,7 +218,7 @@ class Record:
         values = dict(line)
         kind, run_id = values.pop("kind"), values.pop("run_id")
         seq, time = values.pop("seq"), values.pop("time")
-        if not (isinstance(seq, int) and isinstance(time, (int, float)) and isinstance(run_id, str)):
+        if not (isinstance(seq, int) and isinstance(run_id, str) and _is_number(time) and 0 <= time < _LATEST):
             raise TypeError("the envelope")
         event_type = EVENT_TYPES.get(kind)
         if event_type is None or event_type is Unknown:
@@ -225,9 +226,24 @@ class Record:
         types = _number_types(event_type)
         known = {name: value for name, value in values.items() if name in types}
         for name, value in known.items():
-            if not isinstance(value, types[name]):
+            if not isinstance(value, types[name]) or isinstance(value, float) and not math.isfinite(value):
                 raise TypeError(f"{kind}.{name}")
+        if event_type is StepTimeline and not all(map(_is_span, known.get("spans", ()))):
+            raise TypeError(f"{kind}.spans")
         return cls(run_id, seq, time, event_type(**known))
+
+
+_LATEST = 1e11
+"""Unix seconds, some thousand years from now: what no calendar shows is a damaged number."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _is_span(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("unit", "op", "lane")) \
+        and all(_is_number(value.get(name)) for name in ("start", "end"))
 
 
 @functools.cache

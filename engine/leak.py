@@ -12,7 +12,7 @@ import functools
 import json
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,16 +42,24 @@ class Packing:
     problem: str
     parts: frozenset[str] = frozenset()
     """Classes of the modules that took part."""
+    longest: int | None = None
+    """Rows may be no longer: beyond, the rotary embedding of a row's documents depends on the longest of them."""
 
     @property
     def safe(self) -> bool:
         return not self.problem
 
+    def problem_of(self, row_length: int) -> str:
+        """Why documents may not share rows of at most `row_length` tokens; empty when they may."""
+        if self.problem or self.longest is None or row_length <= self.longest:
+            return self.problem
+        return f"its rotary embedding depends on the length of a row beyond {self.longest:,} tokens"
+
     def of(self, model: nn.Module) -> Packing:
         """The outcome for `model` itself: a part that the tiny model lacked was not tested."""
         missing = sorted(_parts(model) - self.parts)
         if missing and self.safe:
-            return Packing(self.attention, f"its {missing[0]} could not be tested in a small model", self.parts)
+            return replace(self, problem=f"its {missing[0]} could not be tested in a small model")
         return self
 
 
@@ -59,7 +67,22 @@ def packing_of(config: Any, attention: str = "auto") -> Packing:
     """Test the family and settings of `config`, a transformers configuration. attention: `auto` looks for the best one
     that is exact. Never raises for a model that cannot be tested; takes about a second, once for each configuration."""
     with _testing:
-        return _packing_of(json.dumps(config.to_dict(), default=repr, sort_keys=True), attention, _Holder(config))
+        found = _packing_of(json.dumps(config.to_dict(), default=repr, sort_keys=True), attention, _Holder(config))
+    return replace(found, longest=_longest_of_one_rope(config.get_text_config()))
+
+
+def _longest_of_one_rope(config: Any) -> int | None:
+    """Tokens up to which rotary embeddings that are made anew for longer rows (`dynamic`, `longrope`) stay the same."""
+    given = getattr(config, "rope_parameters", None) or {}
+    kinds = [given] if "rope_type" in given else [kind for kind in given.values() if isinstance(kind, dict)]
+    limits = []
+    for kind in kinds:
+        if kind.get("rope_type") == "longrope":
+            limits.append(kind.get("original_max_position_embeddings")
+                          or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings)
+        elif kind.get("rope_type") == "dynamic":
+            limits.append(config.max_position_embeddings)
+    return min(limits, default=None)
 
 
 class _Holder:

@@ -158,7 +158,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
             raise ModelError(f"model.attention: {config.model_type} cannot use {model.attention} "
                              f"({_first_line(error)}).") from error
         module = empty_model(config, dtype, "eager")
-    module.train()
+    module.eval()  # what is tried here draws no dropout: a run in another thread may be using torch's generator
     layers = find_layers(module, config)
     _refuse_bidirectional(module, layers)
     decay_names = _decay_names(module)

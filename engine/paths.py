@@ -15,7 +15,8 @@ def lasting_source(source: str) -> str:
     if registry is not None:
         return f"{lasting_source(str(registry[0]))}:{registry[1]}"
     path = resolve_source(source)
-    return source if path is None or path.is_relative_to(PROGRAM_ROOT) else str(path)
+    bundled = not Path(source).expanduser().is_absolute() and path == PROGRAM_ROOT / source
+    return source if path is None or bundled else str(path)
 
 
 def lasting_sources(source: Any) -> Any:

@@ -24,6 +24,7 @@ from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.plan import grid
 from engine.recorder import RunRecorder
 from engine.restore import load_newest_checkpoint, newest_checkpoint
+from engine.resumed import changed_settings
 from engine.runs import RunFolder
 from engine.shape import shape_of
 from engine.weights import initialise, load_pretrained
@@ -79,17 +80,23 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     model = build_model(hf_config, config.model)
     check()
     # Its processes are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
-    problem = f"{hf_config.model_type}: {model.packing.problem}" if not model.packing.safe else ""
+    problem = model.packing.problem_of(config.data.max_seq_len)
+    problem = problem and f"{hf_config.model_type}: {problem}"
     data = prepare_data(config.data, tokenizer, config.train.seed, problem, Progress(recorder, "tokenise", check))
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size
     if data.highest_id >= vocabulary:
         raise RunError(f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model knows only "
                        f"{vocabulary}; use the tokenizer that belongs to the model.")
-    state = _resume_state(folder) if resume else None
-    if state is not None and state["data"] != data.fingerprint:
-        raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.title} "
-                       "or start a new run.")
+    newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
+    state = newest.state if newest is not None else None
+    total_steps = _total_steps(config, data)
+    if newest is not None:
+        if state["data"] != data.fingerprint:
+            raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.title} "
+                           "or start a new run.")
+        for sentence in changed_settings(config, folder.id, state, newest.step, total_steps):
+            recorder.emit(LogLine("warning", sentence))
     backend = open_backend(config.engine.device)
     store = None
     try:
@@ -109,8 +116,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
                                                             "device_buffers": engine.state.fixed_bytes(),
                                                             "host_boundaries_bytes": engine.boundary_bytes},
                                 grid(engine.plan)))
-        return Prepared(model, tokenizer, data, backend, store, adamw, engine, chosen,
-                        _total_steps(config, data), step)
+        return Prepared(model, tokenizer, data, backend, store, adamw, engine, chosen, total_steps, step)
     except BaseException:
         if store is not None:
             store.close()
@@ -122,12 +128,6 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
     if config.train.steps is not None:
         return config.train.steps
     return data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
-
-
-def _resume_state(folder: RunFolder) -> dict[str, Any] | None:
-    """State of the newest checkpoint, read before anything is allocated; None for a run that never saved one."""
-    newest = newest_checkpoint(folder.checkpoints_path)
-    return None if newest is None else newest.state
 
 
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
@@ -146,10 +146,14 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     device = backend.device.type
     limit = None
     if device != "cpu":
+        # Peak and limit hold for the whole process: those of an earlier run are not this one's.
+        backend.reset_peak()
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES  # this process's context is there already
         if config.engine.gpu_memory_gib is not None:
             limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+        else:
+            backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
     return choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding)
 

@@ -126,11 +126,11 @@ def _verified_manifest(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"Checkpoint {path} cannot be read ({error.strerror}).") from None
     except ValueError:
         body = None
-    if isinstance(body, dict) and isinstance(body.get("format"), int) and body["format"] > FORMAT:
-        raise NewerFormat(f"Checkpoint {path} has format {body['format']}, which this version cannot read; use the "
-                          "version of Ramstream that wrote it.")
     if not isinstance(body, dict) or body.pop("checksum", None) != body_checksum(body):
         raise CheckpointError(f"Checkpoint {path} is damaged: {MANIFEST} is not what was written.")
+    if body["format"] > FORMAT:
+        raise NewerFormat(f"Checkpoint {path} has format {body['format']}, which this version cannot read; use the "
+                          "version of Ramstream that wrote it.")
     for unit in [*body["units"], *([body["buffers"]] if body["buffers"] else [])]:
         file = path / unit["file"]
         try:

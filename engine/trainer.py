@@ -23,6 +23,7 @@ from engine.generate import end_tokens, generate, longest_row
 from engine.machine import GpuSampler
 from engine.prepare import Prepared, Progress
 from engine.recorder import RunRecorder
+from engine.resumed import resume_state
 from engine.runs import RunFolder
 from engine.schedule import learning_rate
 from engine.timeline import as_records, exposed_seconds
@@ -219,20 +220,14 @@ class Trainer:
             self._start_clock()
             return
         self._state("saving")
-        info = write_checkpoint(self.folder.checkpoints_path, step, p.store, self._resume_state(),
-                                self.config.output.keep_checkpoints, Progress(self.recorder, "checkpoint"),
-                                p.model.persistent_buffers())
+        state = resume_state(self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps)
+        info = write_checkpoint(self.folder.checkpoints_path, step, p.store, state, self.config.output.keep_checkpoints,
+                                Progress(self.recorder, "checkpoint"), p.model.persistent_buffers())
         self._saved_step = step
         self.recorder.emit(CheckpointWritten(step, str(info.path.relative_to(self.folder.path)), info.bytes,
                                              info.seconds))
         self._state(back_to)
         self._start_clock()
-
-    def _resume_state(self) -> dict:
-        """What a resume needs beside the planes. Order, dropout and schedule are functions of seed and step: there is
-        no random state to keep."""
-        return {"data": self.p.data.fingerprint, "rounding": self.p.chosen.rounding,
-                "total_steps": self.p.total_steps, "seed": self.config.train.seed}
 
     def _evaluate(self, step: int) -> None:
         p = self.p

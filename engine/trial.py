@@ -51,7 +51,7 @@ class Trial:
             hollow = torch.from_numpy(np.zeros(parameter.shape, np.uint16 if self._dtype.itemsize == 2 else np.float32))
             block.get_submodule(owner)._parameters[attribute] = nn.Parameter(hollow.view(self._dtype))
         containers, own = _contents(arguments), _own_state(block)
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
             out = block(*arguments.args, **{arguments.hidden_keyword: leaf}, **arguments.kwargs) \
                 if arguments.hidden_keyword else block(leaf, *arguments.args, **arguments.kwargs)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from engine import checkpoint
-from engine.checkpoint import checkpoint_bytes, write_checkpoint
+from engine.checkpoint import body_checksum, checkpoint_bytes, write_checkpoint
 from engine.errors import CheckpointError
 from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out
@@ -228,10 +228,14 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
     """Going on from an older checkpoint would delete what a later version wrote."""
     root, _ = two
     path = root / "step-2" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    whole = json.loads(path.read_text())
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 2}
+    path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
         with pytest.raises(CheckpointError, match="format 2, which this version cannot read"):
             find(root)
+    path.write_text(json.dumps(whole | {"format": 3}))  # a flipped bit, not a later version
+    assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
 
 
 # ---------------------------------------------------------------------- other models

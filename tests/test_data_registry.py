@@ -89,6 +89,20 @@ def test_a_registered_source_is_kept_as_a_whole_path(registry, monkeypatch):
     assert lasting_source("dataset_info.json:plain") == f"{registry}:plain"
 
 
+def test_only_bundled_files_are_kept_by_their_short_name(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    for folder in ("assets", "mine"):
+        (program / folder).mkdir(parents=True)
+        (program / folder / "x.jsonl").write_text("{}")
+    monkeypatch.setattr("engine.paths.PROGRAM_ROOT", program)
+    monkeypatch.chdir(program)
+    assert lasting_source("assets/x.jsonl") == "assets/x.jsonl"
+    monkeypatch.chdir(program / "mine")
+    assert lasting_source("assets/x.jsonl") == "assets/x.jsonl"
+    assert lasting_source("x.jsonl") == str(program / "mine" / "x.jsonl")
+    assert lasting_source(str(program / "mine" / "x.jsonl")) == str(program / "mine" / "x.jsonl")
+
+
 @pytest.mark.parametrize(("name", "sentence"), [
     ("other", r"^There is no entry other in dataset_info\.json; it has history, hub, "),
     ("ranked", r"^The entry ranked of dataset_info\.json holds rankings"),

@@ -22,7 +22,7 @@ def filled(kind: type[Event]) -> Event:
     values = {}
     for field in dataclasses.fields(kind):
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        values[field.name] = ([{"unit": "block.0", "start": 0.5}] if isinstance(default, list)
+        values[field.name] = ([{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}] if isinstance(default, list)
                               else {"a": {"b": [1, None, 2.5]}} if isinstance(default, dict)
                               else 5 if default is None else EXAMPLES[type(default)])
     return kind(**values)

@@ -17,6 +17,7 @@ import yaml
 
 import engine.prepare
 import engine.watch
+from engine.checkpoint import body_checksum
 from engine.events import JobProgressed, LogLine, RunStarted
 from engine.recorder import replay
 from engine.runs import list_runs
@@ -175,7 +176,9 @@ def test_when_every_checkpoint_is_damaged(capsys, runs, saved):
 
 def test_a_checkpoint_of_a_newer_version(capsys, runs, saved):
     for path in saved.folder.checkpoints_path.glob("*/manifest.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}), encoding="utf-8")
+        body = json.loads(path.read_text()) | {"format": 99}
+        del body["checksum"]
+        path.write_text(json.dumps(body | {"checksum": body_checksum(body)}), encoding="utf-8")
     assert "has format 99" in failed(capsys, runs, "--resume", saved.id, code=1)
 
 
@@ -223,6 +226,27 @@ def test_settings_that_are_damaged(capsys, runs, saved):
     assert "config.yaml" in refused(capsys, runs, "train", "--resume", saved.id)
     (saved.folder.path / "config.yaml").unlink()
     assert "config.yaml" in refused(capsys, runs, "train", "--resume", saved.id)
+
+
+@pytest.mark.parametrize("name, value", [("train.batch_size", 8), ("train.seed", 7), ("data.shuffle", False)])
+def test_settings_that_change_the_order_of_the_rows(capsys, runs, saved, name, value):
+    saved.folder.config.with_values({name: value}).save(saved.folder.path / "config.yaml")
+    sentence = failed(capsys, runs, "--resume", saved.id, code=1)
+    assert f"{name} of run {saved.id} was" in sentence or "is no longer what it was trained on" in sentence
+
+
+def test_fewer_steps_than_are_done(capsys, runs, saved):
+    saved.folder.config.with_values({"train.steps": 5}).save(saved.folder.path / "config.yaml")
+    assert "has done 6 steps, more than the 5" in failed(capsys, runs, "--resume", saved.id, code=1)
+
+
+def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, saved):
+    saved.folder.config.with_values({"train.learning_rate": 1e-4, "train.steps": 9}).save(saved.folder.path / "config.yaml")
+    assert command(capsys, "--runs-dir", runs, "train", "--resume", saved.id)[0] == 0
+    told = [r.event.text for r in replay(saved.folder.events_path)
+            if isinstance(r.event, LogLine) and r.event.level == "warning"]
+    assert any("train.learning_rate was" in text and "up to step 6 and is 0.0001 from here on" in text for text in told)
+    assert any("was to have 8 steps and has 9 now" in text for text in told)
 
 
 def test_two_processes_on_one_run_folder(capsys, runs, saved):

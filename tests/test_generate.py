@@ -11,7 +11,9 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from engine.cache import cache_bytes
+from engine.config import ModelConfig
 from engine.generate import generate, pick
+from engine.model import build_model
 from engine.plan import COMPUTE, H2D
 from engine.planner import PlanChoices
 from engine.skeleton import BlockArguments
@@ -138,6 +140,22 @@ def test_training_goes_on_with_the_same_bits_after_sampling(dtype):
         planes.append([run.store.tensor(unit.name, plane).clone() for unit in run.model.units for plane in run.store.planes])
         run.close()
     assert_same_bits(*planes)
+
+
+def test_a_run_in_another_thread_keeps_the_generator_of_its_dropout(monkeypatch, qwen3):
+    """Estimating a model and sampling from one draw nothing from torch's own generator and never set it."""
+    def never(*_, **__):
+        raise AssertionError("torch's generator was touched")
+
+    before = torch.get_rng_state()
+    for place in ("torch.random.fork_rng", "torch.manual_seed", "torch.set_rng_state"):
+        monkeypatch.setattr(place, never)
+    monkeypatch.setattr(qwen3.backend, "seed", never)
+    build_model(tiny_config("gpt2", resid_pdrop=0.3, attn_pdrop=0.3, embd_pdrop=0.3),
+                ModelConfig(source="tiny", dtype="float32"))
+    generate(qwen3.engine, PROMPTS, 5, {2}, temperature=0.7)
+    qwen3.engine.evaluate(random_batches(2))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):

@@ -18,7 +18,7 @@ from engine.model import build_model
 from engine.planner import PlanChoices
 from engine.skeleton import tensors_in
 from tests.families import tiny_family_config
-from tests.tiny import VOCAB, Batch, plain_model, streamed
+from tests.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 
 LENGTHS = ((9, 4, 11), (1, 20, 3))
 """Tokens of the documents of each row."""
@@ -43,13 +43,13 @@ LEAKING = (
 LEAK = "documents that share a row see each other"
 
 
-def packed_and_apart() -> tuple[list[Batch], list[Batch]]:
+def packed_and_apart(rows_of=LENGTHS) -> tuple[list[Batch], list[Batch]]:
     generator = np.random.default_rng(5)
-    rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in LENGTHS]
+    rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in rows_of]
     apart = [Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1) for row in rows for d in row]
     ids = np.stack([np.concatenate(row) for row in rows])
     labels = np.stack([np.concatenate([np.append(d[1:], -100) for d in row]) for row in rows])
-    positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in LENGTHS])
+    positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in rows_of])
     return [Batch(ids, labels, positions, ids.size, sum(b.loss_tokens for b in apart))], apart
 
 
@@ -106,6 +106,29 @@ def test_a_part_that_the_small_model_lacks_is_not_believed():
     assert Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential()).safe
     told = Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential(Recurrence()))
     assert not told.safe and "Recurrence" in told.problem
+
+
+ROPES = {
+    "longrope": ("phi3", dict(max_position_embeddings=4096, original_max_position_embeddings=32,
+                              rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
+                                               "long_factor": [4.0] * 4, "original_max_position_embeddings": 32})),
+    "dynamic": ("llama", dict(max_position_embeddings=32,
+                              rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0})),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope):
+    """Documents of 40 and 3 tokens depend on each other beyond a limit of 32, those of rows of 32 do not."""
+    family, changes = ROPES[rope]
+    config = tiny_config(family, **changes)
+    packing = packing_of(config)
+    assert packing.safe and packing.longest == 32
+    assert packing.problem_of(32) == "" and "beyond 32 tokens" in packing.problem_of(33)
+    plain = plain_model(config)
+    for lengths, leaks in (((3, 40), True), ((3, 29), False)):
+        packed, apart = packed_and_apart((lengths,))
+        assert (difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5) == leaks
 
 
 def test_positions_become_documents_on_the_host():

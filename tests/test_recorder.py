@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -172,10 +173,11 @@ def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path, monkeypatch):
 
 
 def test_what_is_given_out_shares_nothing_with_the_caller(tmp_path):
-    recorder, spans = RunRecorder(tmp_path, "r"), [{"unit": "head", "pair": (1, 2)}]
+    span = {"unit": "head", "op": "loss", "lane": "COMPUTE", "start": 0.0, "end": 1.0}
+    recorder, spans = RunRecorder(tmp_path, "r"), [span | {"pair": (1, 2)}]
     record = recorder.emit(StepTimeline(step=1, spans=spans))
     spans[0]["unit"] = "changed"
-    assert record.event.spans == [{"unit": "head", "pair": [1, 2]}]
+    assert record.event.spans == [span | {"pair": [1, 2]}]
     assert recorder.snapshot == fold(replay(recorder.path))
     recorder.close()
 
@@ -237,7 +239,8 @@ def test_a_damaged_line_costs_what_it_said_and_no_more(tmp_path, at):
     content = recorder.path.read_bytes().split(b"\n")
     whole = content[at]
     for damage in (b"garbage", b"[1]", b"{}", b"null", b'{"kind":[],"run_id":"r","seq":1,"time":1}', b"",
-                   whole.replace(b"115", b"1.5"), whole.replace(b'"seq":', b'"seq":"'), whole[:-1]):
+                   whole.replace(b"115", b"1.5"), whole.replace(b'"loss":0.0', b'"loss":1e999'),
+                   re.sub(rb'"time":(\d+)', rb'"time":\g<1>000000', whole), whole.replace(b'"seq":', b'"seq":"'), whole[:-1]):
         content[at] = damage
         recorder.path.write_bytes(b"\n".join(content))
         records = list(replay(recorder.path))
@@ -318,7 +321,7 @@ def random_run(seed: int):
                 yield StepFinished(step, rng.random(), rng.random(), 1e-4, 100, 50, rng.random(), 1e3, 0.5,
                                    {cause: rng.random() for cause in rng.sample(["h2d", "d2h", "other", "new"], 2)})
             elif kind == 5:
-                yield StepTimeline(step, [{"unit": "block.0", "lane": "H2D", "start": 0.0, "end": rng.random()}])
+                yield StepTimeline(step, [{"unit": "block.0", "op": "prefetch", "lane": "H2D", "start": 0.0, "end": rng.random()}])
             elif kind == 6:
                 yield MemorySampled(step, *(rng.randrange(10**12) for _ in range(8)))
             elif kind == 7:

@@ -328,7 +328,7 @@ def test_only_the_ends_of_a_long_record_are_read(tmp_path, monkeypatch):
     middle = [StepFinished(step, loss=1 / step) for step in range(1, 1001)]
     record(folder, StateChanged("preparing"), PlanBuilt(grid="x" * 1000), RunStarted(total_steps=5000),
            StateChanged("running"), *middle,
-           StepTimeline(1000, [{"unit": f"block.{n}", "start": 0.0} for n in range(3000)]))
+           StepTimeline(1000, [{"unit": f"block.{n}", "op": "forward", "lane": "COMPUTE", "start": 0.0, "end": 1.0} for n in range(1300)]))
     content = folder.events_path.read_bytes()
     end_of_head = content.index(b'{"kind":"step_finished"')
     folder.events_path.write_bytes(content[:end_of_head] + b"#" * 100_000 + b"\n" + content[end_of_head + 100_000:])

@@ -81,7 +81,6 @@ class _ImmediateStreams:
             Event=_Event, Stream=lambda _: stream, default_stream=lambda _: stream, set_device=lambda _: None,
             stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None, empty_cache=lambda: None,
             get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
-            set_per_process_memory_fraction=lambda *_: None, reset_peak_memory_stats=lambda _: None,
             _sleep=lambda cycles: time.sleep(cycles / 2e9))
 
     def __getattr__(self, name):
