@@ -28,7 +28,7 @@ def identity_of(config: DataConfig) -> tuple[Identity, bool]:
     entry = registered(config)
     if entry is not None:
         path, name = registry_entry(config.source)
-        inner, whole = identity_of(entry[0])
+        inner, whole = identity_of(entry.config)
         return ["registry", name, _content(path), inner], whole
     path = resolve_source(config.source)
     if path is None:

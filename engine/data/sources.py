@@ -8,6 +8,7 @@ text in text_files.py, Parquet through pyarrow batch by batch, folders that `dat
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,10 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
     `total` may be unknown. Raises DataError when there is no such data set or it cannot be read."""
     entry = registered(config)
     if entry is not None:
-        inner, ours = open_source(entry[0], streaming), entry[1]
-        return dataclasses.replace(inner, read=lambda: ((number, ours(row)) for number, row in inner.read()))
+        inner = open_source(entry.config, streaming)
+        total = inner.total if entry.most is None or inner.total is None else min(inner.total, entry.most)
+        return dataclasses.replace(inner, total=total, read=lambda: (
+            (number, entry.row(row, inner.where(number))) for number, row in itertools.islice(inner.read(), entry.most)))
     path = resolve_source(config.source)
     if path is None:
         refuse_missing_file(config.source)
@@ -147,7 +150,9 @@ def notes_on(config: DataConfig) -> list[str]:
     """What a person should know about how the source of `config`, which was read, is chosen. Sentences."""
     entry = registered(config)
     if entry is not None:
-        return notes_on(entry[0])
+        few = [] if entry.most is None else [f"No more than the first {entry.most:,} rows of {entry.config.source} are "
+                                             "read, as num_samples says."]
+        return [*few, *notes_on(entry.config)]
     path = resolve_source(config.source)
     if path is None:
         return []
