@@ -131,7 +131,7 @@ def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypat
     used = made.byte_level_tokenizer(made.CHATML)
     used(["a", "a b"], padding=True, truncation=True, max_length=2)  # leaves its traces in the tokenizer
     assert prepared(path, used).fingerprint == before.fingerprint and prepared(path, used).summary["cached"]
-    monkeypatch.setattr(identity, "_program", lambda: ["another version"])
+    monkeypatch.setattr(identity, "PROGRAM", ["another version"])
     assert not prepared(path, tokenizer).summary["cached"]
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from engine.config import DataConfig
-from engine.data import encoded, prepare_data, processes, tokenise
+from engine.data import encoded, identity, prepare_data, processes, tokenise
 from engine.errors import DataError
 from tests import data_tokenizers as made
 from tests.test_data_cache import assert_same
@@ -126,6 +126,12 @@ def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkey
     monkeypatch.setattr(processes, "_PROGRAM", "raise SystemExit(3)")
     with pytest.raises(DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "):
         prepare_data(config(path), tokenizer, 1, processes=2)
+
+
+def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(identity, "PROGRAM", ["an earlier version"])
+    with pytest.raises(DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"):
+        prepare_data(config(write(tmp_path / "a.jsonl", rows(60))), tokenizer, 1, processes=2)
 
 
 def test_a_fault_of_the_program_keeps_its_name_and_its_trace(tmp_path, tokenizer, monkeypatch, capfd):

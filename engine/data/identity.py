@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
     """The name under which the tokens of a source are kept. Weights, packing, order and seed are not in it: they choose
     among tokens that are there."""
     settings = [config.format, config.max_seq_len, config.train_on, config.eval_fraction]
-    return _digest([identity, settings, _tokenizer(tokenizer), _program()])
+    return _digest([identity, settings, _tokenizer(tokenizer), PROGRAM])
 
 
 def _content(path: Path) -> str:
@@ -64,10 +63,7 @@ def _tokenizer(tokenizer: Any) -> Identity:
     return [type(tokenizer).__name__, _digest(tree), tokenizer.chat_template, tokenizer.special_tokens_map]
 
 
-@cache
-def _program() -> Identity:
-    """The code that makes tokens: this package's own, and the libraries'. A newer version never takes over an older
-    one's tokens."""
+def _code() -> Identity:
     code = hashlib.blake2b(digest_size=16)
     for path in sorted(Path(__file__).parent.glob("*.py")):
         code.update(path.name.encode() + path.read_bytes())
@@ -76,3 +72,8 @@ def _program() -> Identity:
 
 def _digest(value: Any) -> str:
     return hashlib.blake2b(os.fsencode(json.dumps(value, default=str)), digest_size=20).hexdigest()
+
+
+PROGRAM = _code()
+"""The code that makes tokens, this package's own and the libraries', as it was when it was loaded. A newer version never
+takes over an older one's tokens."""

@@ -20,14 +20,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-from engine.data.encoded import Encoded, Numbered, encode_batch
+from engine.data import identity
 from engine.data.encode import Encoder
+from engine.data.encoded import Encoded, Numbered, encode_batch
 from engine.data.formats import ColumnMap
 from engine.errors import DataError
 from engine.paths import PROGRAM_ROOT
 
 _PROGRAM = "from engine.data.processes import serve; serve()"
 _LENGTH = struct.Struct("<Q")
+_OTHER_VERSION = 77
+"""Exit code of a process that loaded other code than the one that started it."""
 _BATCHES_AHEAD = 2
 """For each process: one that it works on, and one that waits for it."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -54,6 +57,7 @@ class EncodingProcesses:
                 self._idle.put(process)
             start = pickle.dumps((encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns))
             for process in self._all:
+                self._send(process, pickle.dumps(identity.PROGRAM))
                 self._send(process, start)
         except BaseException:
             self.__exit__()
@@ -116,6 +120,8 @@ class EncodingProcesses:
 
     def _ended(self, process: subprocess.Popen[bytes]) -> DataError:
         code = process.wait()
+        if code == _OTHER_VERSION:
+            return DataError("The program was changed on the disk while it ran; start it again.")
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return DataError(f"A process that tokenises {self._name} ended ({how}); free some memory if it ran out, then "
                          "start again.")
@@ -137,6 +143,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints
     with contextlib.suppress(EOFError, BrokenPipeError):
+        if _receive(sys.stdin.buffer) != identity.PROGRAM:
+            sys.exit(_OTHER_VERSION)
         tokenizer, train_on, max_seq_len, columns = _receive(sys.stdin.buffer)
         encoder = Encoder(tokenizer, train_on, max_seq_len)
         while True:
