@@ -103,6 +103,7 @@ WRONG = {
     "a column": ({"columns": {"respons": "a"}}, r"has columns\.respons, which is not known there; write response if"),
     "another kind's column": ({"formatting": "sharegpt", "columns": {"message": "a"}}, r"has .* write messages if"),
     "a tag": ({"formatting": "sharegpt", "tags": {"user_tags": "a"}}, r"has tags\.user_tags, .* write user_tag if"),
+    "a column for a tag": ({"tags": {"kto_tag": "a"}}, r"has tags\.kto_tag, which is not known there"),
     "a key": ({"formating": "sharegpt"}, r"has formating, which is not known; write formatting if"),
     "a folder": ({"folder": "sub"}, r"has folder, which is not supported"),
     "no text": ({"formatting": ["alpaca"]}, r"has a formatting that is not text"),

@@ -130,9 +130,10 @@ def _names(entry: dict[str, Any], key: str, known: str, expected: Collection[str
     if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise DataError(f"The {key} of {known[0].lower() + known[1:]} are not names; write them as {{name: name}}.")
     for name in names:
-        if key == "columns" and name in _REFUSED and names[name]:
-            raise DataError(f"{known} has columns.{name}: it {_REFUSED[name]}.")
-        if name not in (*expected, *_REFUSED):
+        if key == "columns" and name in _REFUSED:
+            if names[name]:
+                raise DataError(f"{known} has columns.{name}: it {_REFUSED[name]}.")
+        elif name not in expected:
             (nearest,) = difflib.get_close_matches(name, expected, 1, 0.0)
             raise DataError(f"{known} has {key}.{name}, which is not known there; write {nearest} if that is meant, or "
                             "remove it.")
