@@ -1,4 +1,4 @@
-"""Three families' chat templates and tokenizers with their real special tokens, and a slow reference for each.
+"""Families' chat templates and tokenizers with their real special tokens, and a slow reference for each.
 
 A reference writes a conversation as segments of its own (no template engine), tokenises what stands between special
 tokens piece by piece, and finds the bytes of each token by its spelling: nothing in it is shared with `engine.data`.
@@ -6,6 +6,7 @@ tokens piece by piece, and finds the bytes of each token by its spelling: nothin
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import unicodedata
@@ -54,8 +55,14 @@ SPECIAL = {
                "<|eot_id|>", "<|python_tag|>"),
     "gemma": ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
     "phi3": ("<unk>", "<s>", "</s>", "<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>", "<|tool|>"),
+    "marked": ("<|endoftext|>", "<|end|>"),
 }
-QWEN_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+"""`marked` has Phi-3's template, and role markers that are added tokens and not special."""
+WRITTEN = {"qwen": ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+           "marked": ("<|assistant|>", "<|system|>", "<|user|>", "<|tool|>")}
+"""Added tokens that are not special and that the template writes."""
+ADDED = {"qwen": ("<think>", "</think>", *WRITTEN["qwen"]), "marked": WRITTEN["marked"]}
+BYTE_LEVEL = ("qwen", "llama3", "marked")
 _SPLIT = r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("a", "n"), ("<", "|"), ("|", ">"), ("i", "m"),
            ("e", "n"), ("en", "d"), ("o", "t")]
@@ -71,7 +78,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Segment:
-    """Text of a rendered conversation. `written`: a special token that the template wrote."""
+    """Text of a rendered conversation. `written`: a token, as the template wrote it or as it is one in an answer."""
 
     text: str
     trained: bool = False
@@ -79,17 +86,25 @@ class Segment:
 
 
 def tokenizer(family: str) -> PreTrainedTokenizerFast:
-    backend = _byte_level(family) if family in ("qwen", "llama3") else _sentencepiece(family)
+    backend = _byte_level(family) if family in BYTE_LEVEL else _sentencepiece(family)
     names = {"qwen": (None, "<|im_end|>", "<|endoftext|>"), "llama3": ("<|begin_of_text|>", "<|eot_id|>", None),
-             "gemma": ("<bos>", "<eos>", "<pad>"), "phi3": ("<s>", "<|endoftext|>", "<|endoftext|>")}[family]
+             "gemma": ("<bos>", "<eos>", "<pad>"), "phi3": ("<s>", "<|endoftext|>", "<|endoftext|>"),
+             "marked": (None, "<|end|>", "<|endoftext|>")}[family]
     bos, eos, pad = names
     made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=bos, eos_token=eos, pad_token=pad,
                                    clean_up_tokenization_spaces=False)
-    made.chat_template = {"qwen": QWEN, "llama3": LLAMA3, "gemma": GEMMA, "phi3": PHI3}[family]
+    made.chat_template = {"qwen": QWEN, "llama3": LLAMA3, "gemma": GEMMA, "phi3": PHI3, "marked": PHI3}[family]
     return made
 
 
-def _byte_level(family: str) -> Tokenizer:
+@functools.cache
+def _plain_tokenizer(family: str) -> PreTrainedTokenizerFast:
+    """The family's tokenizer before tokens that are not special were added."""
+    return PreTrainedTokenizerFast(tokenizer_object=_byte_level(family, ()) if family in BYTE_LEVEL
+                                   else _sentencepiece(family))
+
+
+def _byte_level(family: str, added: tuple[str, ...] | None = None) -> Tokenizer:
     vocabulary = {token: i for i, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = [*_MERGES, ("Ċ", "Ċ"), ("ĊĊ", "Ċ"), ("Ġ", "hello"), ("Ġ", "a"), ("Ġ", "Ġ")]
     for pair in merges:
@@ -102,8 +117,8 @@ def _byte_level(family: str) -> Tokenizer:
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL[family]])
-    if family == "qwen":
-        backend.add_tokens([AddedToken(token, normalized=False) for token in QWEN_ADDED])
+    backend.add_tokens([AddedToken(token, normalized=family != "qwen")
+                        for token in (ADDED.get(family, ()) if added is None else added)])
     return backend
 
 
@@ -131,23 +146,34 @@ def _sentencepiece(family: str) -> Tokenizer:
 
 def segments(family: str, messages: list[dict], tools: list | None = None) -> list[Segment]:
     """What the family's template writes. Raises Refused where the template does."""
-    return {"qwen": _qwen, "llama3": _llama3, "gemma": _gemma, "phi3": _phi3}[family](messages, tools)
+    write = {"qwen": _qwen, "llama3": _llama3, "gemma": _gemma, "phi3": _phi3, "marked": _marked}[family]
+    return write(messages, tools)
+
+
+def _said(family: str, text: str, answer: bool = False) -> list[Segment]:
+    """What somebody said. In an answer added tokens are tokens, elsewhere those that the template does not write."""
+    stay = [token for token in ADDED[family] if answer or token not in WRITTEN[family]]
+    pieces = re.split(f"({'|'.join(map(re.escape, stay)) or '(?!)'})", text)
+    return [Segment(piece, trained=answer, written=bool(place % 2)) for place, piece in enumerate(pieces)]
 
 
 def _qwen(messages: list[dict], tools: list | None) -> list[Segment]:
     system = messages[0]["role"] == "system"
     said = messages[0]["content"] if system else "You are helpful."
-    if tools:
-        said += "\n\n# Tools\n<tools>" + "".join("\n" + json.dumps(t, ensure_ascii=False) for t in tools) + "\n</tools>"
     start, end = Segment("<|im_start|>", written=True), Segment("<|im_end|>", written=True)
-    out = [start, Segment("system\n" + said), end, Segment("\n")]
+    out = [start, Segment("system\n"), *_said("qwen", said)]
+    if tools:
+        told = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
+        out += [Segment("\n\n# Tools\n<tools>"), *_said("qwen", told), Segment("\n</tools>")]
+    out += [end, Segment("\n")]
     rest = messages[1:] if system else messages
     for place, message in enumerate(rest):
         answer = message["role"] == "assistant"
         if message["role"] == "tool":
             if place == 0 or rest[place - 1]["role"] != "tool":
                 out += [start, Segment("user")]
-            out.append(Segment(f"\n<tool_response>\n{message['content']}\n</tool_response>"))
+            out += [Segment("\n"), Segment("<tool_response>", written=True), Segment("\n"),
+                    *_said("qwen", message["content"]), Segment("\n"), Segment("</tool_response>", written=True)]
             if place + 1 == len(rest) or rest[place + 1]["role"] != "tool":
                 out += [end, Segment("\n")]
             continue
@@ -156,7 +182,7 @@ def _qwen(messages: list[dict], tools: list | None) -> list[Segment]:
             text += "\n" if text else ""
             text += (f'<tool_call>\n{{"name": "{call["function"]["name"]}", "arguments": '
                      f'{json.dumps(call["function"]["arguments"], ensure_ascii=False)}}}\n</tool_call>')
-        out += [start, Segment(message["role"] + "\n"), Segment(text, trained=answer),
+        out += [start, Segment(message["role"] + "\n"), *_said("qwen", text, answer),
                 Segment("<|im_end|>", trained=answer, written=True), Segment("\n")]
     return out
 
@@ -193,6 +219,16 @@ def _phi3(messages: list[dict], tools: list | None) -> list[Segment]:
     return out
 
 
+def _marked(messages: list[dict], tools: list | None) -> list[Segment]:
+    out = []
+    for message in messages:
+        answer = message["role"] == "assistant"
+        out += [Segment(f"<|{message['role']}|>", written=True), Segment("\n"),
+                *_said("marked", message["content"], answer), Segment("<|end|>", trained=answer, written=True),
+                Segment("\n")]
+    return out
+
+
 # ---------------------------------------------------------------------- tokens
 
 
@@ -212,7 +248,7 @@ def tokens(family: str, made: PreTrainedTokenizerFast, parts: list[Segment]) -> 
                 swallow, text = not stripped, stripped
             run += [(character, part.trained) for character in text]
             continue
-        _read(family, made, run, ids, trained)
+        _read(family, run, ids, trained)
         run = []
         if part is not None:
             ids.append(made.convert_tokens_to_ids(part.text))
@@ -223,16 +259,16 @@ def tokens(family: str, made: PreTrainedTokenizerFast, parts: list[Segment]) -> 
     return ids, trained
 
 
-def _read(family: str, made: PreTrainedTokenizerFast, run: list[tuple[str, bool]], ids: list[int],
-          trained: list[bool]) -> None:
+def _read(family: str, run: list[tuple[str, bool]], ids: list[int], trained: list[bool]) -> None:
     if not run:
         return
+    made = _plain_tokenizer(family)
     found = made("".join(c for c, _ in run), add_special_tokens=False, split_special_tokens=True)["input_ids"]
     # The space that Phi-3 puts before a run belongs to the character behind it.
     marks: list[bool] = [run[0][1]] * (len("▁".encode()) if family == "phi3" else 0)
     text = b"" if family != "phi3" else "▁".encode()
     for character, mark in run:
-        spelled = (character if family in ("qwen", "llama3") else character.replace(" ", "▁")).encode()
+        spelled = (character if family in BYTE_LEVEL else character.replace(" ", "▁")).encode()
         text += spelled
         marks += [mark] * len(spelled)
     at = 0
@@ -252,7 +288,7 @@ for _byte in range(256):
 
 
 def _bytes(family: str, token: str) -> bytes:
-    if family in ("qwen", "llama3"):
-        return token.encode() if token in QWEN_ADDED else bytes(_BYTE_OF[c] for c in token)
+    if family in BYTE_LEVEL:
+        return bytes(_BYTE_OF[c] for c in token)
     byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
     return bytes([int(byte[1], 16)]) if byte else token.encode()

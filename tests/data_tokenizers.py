@@ -76,7 +76,7 @@ _PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def byte_level_tokenizer(chat_template: str | None = None, trim_offsets: bool = False, bos: bool = False,
-                         eos: bool = True) -> PreTrainedTokenizerFast:
+                         eos: bool = True, special: tuple[str, ...] = SPECIAL) -> PreTrainedTokenizerFast:
     """Byte-level BPE with a few merges across words, spaces and line ends, as GPT-2, Llama 3 and Qwen have."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(alphabet)}
@@ -89,7 +89,7 @@ def byte_level_tokenizer(chat_template: str | None = None, trim_offsets: bool = 
         pre_tokenizers.Split(Regex(_PATTERN), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(list(SPECIAL))
+    backend.add_special_tokens(list(special))
     steps = [processors.ByteLevel(trim_offsets=trim_offsets)]
     if bos:
         steps.append(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]))

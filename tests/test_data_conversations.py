@@ -13,7 +13,7 @@ from engine.data.formats import Conversation, Pair
 from engine.data.render import Skipped
 from tests import data_references as reference
 
-FAMILIES = ("qwen", "llama3", "gemma", "phi3")
+FAMILIES = ("qwen", "llama3", "gemma", "phi3", "marked")
 made = functools.cache(reference.tokenizer)
 examples = settings(max_examples=100, deadline=None, derandomize=True, database=None,
                     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -26,7 +26,7 @@ fragments = st.sampled_from(["hello", " hello", " ", "\n", "\n\n", "   ", "\t", 
 
 
 def words(family: str) -> st.SearchStrategy[str]:
-    typed = st.sampled_from(reference.SPECIAL[family])
+    typed = st.sampled_from(reference.SPECIAL[family] + reference.ADDED.get(family, ()))
     short = st.lists(st.one_of(characters, fragments, typed), max_size=6).map("".join)
     long = st.tuples(short, st.integers(100, 1500)).map(lambda pair: (pair[0] * pair[1])[:3_000])
     return st.one_of(short, short, short, short, short, long)
@@ -58,7 +58,8 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     assert document.trained.tolist() == trained[:max_seq_len]
     assert document.length == len(ids)
     special = set(tokenizer.convert_tokens_to_ids(list(reference.SPECIAL[family])))
-    written = [tokenizer.convert_tokens_to_ids(part.text) for part in parts if part.written]
+    written = [tokenizer.convert_tokens_to_ids(part.text) for part in parts
+               if part.written and part.text in reference.SPECIAL[family]]
     parsed = [i for i in document.ids.tolist() if i in special]
     assert parsed == written[:len(parsed)]
 
@@ -81,7 +82,7 @@ def test_the_mask_of_any_conversation_equals_the_references(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_typed_special_tokens_are_text_in_every_role(family):
-    for token in reference.SPECIAL[family]:
+    for token in reference.SPECIAL[family] + reference.ADDED.get(family, ()):
         check(family, Conversation([{"role": "user", "content": f"a{token}b {token}"},
                                     {"role": "assistant", "content": f"{token} so {token}"}]), 10_000)
 

@@ -106,6 +106,17 @@ class Encoder:
                                 kept[-1].answer if made[-1] is kept[-1] else None))
         return results
 
+    def question(self, text: str) -> list[int]:
+        """Ids of a person's question up to where its answer is due, as in the examples of training: through the chat
+        template where there is one, and special tokens that were typed are text. Raises DataError where it is refused."""
+        framed = self.renderer.available
+        asked = self.renderer.question(text) if framed else self.renderer.plain(text)
+        if isinstance(asked, Skipped):
+            raise DataError(f"This cannot be asked: {asked.reason}{f' ({asked.detail})' if asked.detail else ''}.")
+        typed = self.renderer.control.stands_in(asked)
+        ids, _ = self.renderer.control.encode(asked) if typed else self._call([asked])[0]
+        return ids if framed else [*self._prefix, *ids]
+
     def template_use(self, data_format: str) -> str:
         """Where the frame around the text comes from: `tokenizer` (its chat template) or `none`."""
         return "tokenizer" if data_format != "text" and self.renderer.available else "none"
@@ -139,7 +150,7 @@ class Encoder:
         # A special token may begin in the prompt and end in the completion: it is text of the completion then.
         span = (len(os.path.commonprefix([whole, asked])), len(whole))
         return [Rendered(whole, ((0, len(whole)) if self.train_on == "all" else span,), span, framed=False,
-                         typed=self.renderer.special.stands_in(whole))]
+                         typed=self.renderer.control.stands_in(whole))]
 
     # ------------------------------------------------------------------ tokens
 
@@ -154,9 +165,9 @@ class Encoder:
     def _tokenise(self, texts: list[Rendered]) -> list[list[Document]]:
         if not texts:
             return []
-        special = self.renderer.special
+        control = self.renderer.control
         plain = iter(self._call([rendered.text for rendered in texts if not rendered.typed]))
-        return [self._documents(rendered, *(special.encode(rendered.text) if rendered.typed else next(plain)))
+        return [self._documents(rendered, *(control.encode(rendered.text) if rendered.typed else next(plain)))
                 for rendered in texts]
 
     def _call(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
@@ -168,7 +179,7 @@ class Encoder:
     def _documents(self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]) -> list[Document]:
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-        bounds = self.renderer.special.without_space(rendered.text, tokens, bounds)
+        bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
         for span in rendered.spans:
             trained |= _covered(bounds, span)

@@ -17,9 +17,10 @@ from typing import Any
 
 from engine.data.dates import fixed_date
 from engine.data.formats import Conversation, Message
-from engine.data.special import ReservedText, SpecialTokens
+from engine.data.special import ControlTokens, ReservedText, mentioned
 
 _PROBES = ("A1b2C", "Z9y8X")
+_ROLES = ("user", "assistant", "system", "tool")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
@@ -28,7 +29,8 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 class Rendered:
     """One document. `spans` are character ranges that carry loss; `answer` is the span of the last answer. `framed`
     says that the text holds its own begin and end tokens already, as a template writes them, `typed` that characters
-    in it stand in for special tokens that a person typed, `divided` that a text longer than a row goes on in the next."""
+    in it stand in for special tokens that a person typed, `divided` that a text longer than a row goes on in the
+    next."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -71,7 +73,7 @@ class ChatRenderer:
         self.tokenizer = tokenizer
         self.train_on = train_on
         self.warnings: Counter[str] = Counter()
-        self.special = SpecialTokens(tokenizer)
+        self.control = ControlTokens(tokenizer, self._written() if self.available else "")
 
     @property
     def available(self) -> bool:
@@ -104,20 +106,28 @@ class ChatRenderer:
             rendered.append(self._documents((messages, tools), answers, ends, prompts, full))
         return rendered
 
+    def question(self, text: str) -> str | Skipped:
+        """A person's text as a conversation of its own, up to where the answer is due; special tokens stood in for."""
+        try:
+            return self._apply([([{"role": "user", "content": self._stand_in(text, answer=False)}], None)], generation=True)[0]
+        except ReservedText:
+            return Skipped(_RESERVED)
+
     def plain(self, text: str) -> str | Skipped:
         """A person's text with its special tokens stood in for."""
         try:
-            return self._stand_in(text)
+            return self._stand_in(text, answer=False)
         except ReservedText:
             return Skipped(_RESERVED)
 
     # ------------------------------------------------------------------ one conversation
 
     def _job(self, conversation: Conversation) -> tuple[list[Message], list[Any] | None, list[int], bool] | Skipped:
-        """Messages and tools with typed special tokens stood in for, the answers to find, whether the whole is wanted."""
+        """Messages and tools with typed special tokens stood in for, the answers to find, whether the whole is wanted.
+        """
         try:
-            messages = [self._stand_in(message) for message in conversation.messages]
-            tools = self._stand_in(conversation.tools)
+            messages = [self._stand_in(message, message["role"] == "assistant") for message in conversation.messages]
+            tools = self._stand_in(conversation.tools, answer=False)
         except ReservedText:
             return Skipped(_RESERVED)
         answers = [i for i, m in enumerate(messages) if m["role"] == "assistant" and i >= conversation.context]
@@ -126,8 +136,8 @@ class ChatRenderer:
             return messages, tools, last, not last
         return messages, tools, answers, False
 
-    def _stand_in(self, value: Any) -> Any:
-        replaced = self.special.stand_in(value)
+    def _stand_in(self, value: Any, answer: bool) -> Any:
+        replaced = self.control.stand_in(value, answer)
         if replaced != value:
             self.warnings["Special tokens that somebody typed into a turn stay text"] += 1
         return replaced
@@ -154,7 +164,7 @@ class ChatRenderer:
         return [self._rendered(t.text, ((t.start, t.end),), (t.start, t.end)) for t in turns]
 
     def _rendered(self, text: str, spans: tuple[tuple[int, int], ...], answer: tuple[int, int] | None) -> Rendered:
-        return Rendered(text, spans, answer, typed=self.special.stands_in(text))
+        return Rendered(text, spans, answer, typed=self.control.stands_in(text))
 
     def _turn(self, chat: _Chat, i: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
         if isinstance(prompt, str) and text.startswith(prompt):
@@ -184,7 +194,7 @@ class ChatRenderer:
     def _end(self, text: str, start: int) -> int:
         """White space after the end-of-turn token is the template's, not something to learn to write."""
         bare = text[start:].rstrip()
-        if bare.endswith(self.special.tokens):
+        if bare.endswith(self.control.special):
             return start + len(bare)
         self.warnings["The chat template closes an answer without a special token, so the model may not learn where to "
                       "stop"] += 1
@@ -206,6 +216,15 @@ class ChatRenderer:
         return len(header)
 
     # ------------------------------------------------------------------ the template
+
+    def _written(self) -> str:
+        """What the template mentions, and what it writes around turns: a role's marker may be put together from pieces
+        and the role's name."""
+        turns: list[Message] = [{"role": role, "content": _PROBES[0]} for role in _ROLES]
+        texts = self._apply([([*before, turn], None) for turn in turns for before in ([], turns[:1])], generation=True)
+        templates = self.tokenizer.chat_template
+        sources = templates.values() if isinstance(templates, dict) else [templates]
+        return "\n".join([*map(mentioned, sources), *(text for text in texts if isinstance(text, str))])
 
     def _apply(self, chats: list[_Chat], generation: bool) -> list[str | Skipped]:
         results: list[str | Skipped] = [Skipped("the chat template refuses an empty conversation")] * len(chats)
