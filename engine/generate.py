@@ -186,18 +186,16 @@ def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
 def ask_run(runs_dir: str | os.PathLike[str], run_id: str, prompt: str, max_new_tokens: int = 64,
             temperature: float = 0.0, top_p: float = 1.0, on_text: Callable[[str], None] | None = None) -> str:
     """Answer `prompt` with the newest checkpoint of a run, through the streamed blocks. `on_text` gets the answer so
-    far, token by token. The tokenizer's chat template is used where there is one. Raises RunError without a checkpoint.
+    far, token by token. The prompt is written as the examples of training are. Raises RunError without a checkpoint, and
+    DataError where the chat template refuses the prompt.
     """
+    from engine.data.encode import Encoder
     from engine.saved import open_saved
 
     if not prompt.strip():
         raise RunError("The prompt is empty; type something to ask.")
     with open_saved(runs_dir, run_id) as saved:
-        if saved.tokenizer.chat_template:
-            ids = saved.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True,
-                                                      tokenize=True, return_dict=False)
-        else:
-            ids = saved.tokenizer(prompt)["input_ids"]
+        ids = Encoder(saved.tokenizer, saved.config.data.train_on, saved.config.data.max_seq_len).question(prompt)
         most = longest_row(saved.model.config)
         if most is not None and len(ids) >= most:
             raise RunError(f"The prompt has {len(ids):,} tokens and this model takes {most:,} at most; shorten it.")
