@@ -13,12 +13,17 @@ Bad input ends with exit code 2 and one plain sentence.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from engine.errors import RamstreamError
 
 DEFAULT_RUNS = "runs"
+
+# torch's threads on the CPU spin while they wait for each other: beside any other work on the machine, steps then take
+# ten times as long. Read when torch is imported; a user's own setting wins.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def main(argv: list[str] | None = None) -> int:

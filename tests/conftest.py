@@ -9,6 +9,7 @@ import tempfile
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
 
