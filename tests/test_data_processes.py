@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -32,7 +33,12 @@ def tokenizer():
 
 def others() -> list[psutil.Process]:
     """Processes that tokenise. The watchers of other tests' resources are none."""
-    return [child for child in psutil.Process().children(recursive=True) if "engine.data" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # gone meanwhile
+            if "engine.data" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def rows(count=400):
@@ -114,7 +120,8 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
 
     def kill(*_):
         for child in others():
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
 
     with pytest.raises(DataError, match=r"^A process that tokenises a\.jsonl ended \(SIGKILL\); .*\.$") as caught:
         prepare_data(config(path), tokenizer, 1, processes=2, progress=kill)

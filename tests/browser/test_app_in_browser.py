@@ -34,8 +34,12 @@ def press(page, command):
 
 def fill(page, field, text):
     box = page.locator(f"#field-{field.replace('.', '-')} :is(input, textarea)")
-    box.fill("")
-    box.press_sequentially(text)
+    for _ in range(3):
+        box.fill("")
+        box.press_sequentially(text)
+        if box.input_value() == text:
+            break
+        page.wait_for_timeout(500)  # Gradio had not filled the box yet, and did so meanwhile
     expect(box).to_have_value(text)
     box.press("Tab")
 
