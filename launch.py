@@ -85,7 +85,8 @@ def _runs(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from engine.bench.command import bench
 
-    print(bench(arguments.preset, arguments.set, arguments.seconds, arguments.json,
+    print(bench(arguments.preset, arguments.set, arguments.seconds, not arguments.streamed_only,
+                arguments.json,
                 lambda what: print(f"{what} ...", file=sys.stderr)))
     return 0
 
@@ -142,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("preset", nargs="?", type=Path, help="YAML preset, trained from random weights on random tokens")
     bench.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
     bench.add_argument("--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up")
+    bench.add_argument("--streamed-only", action="store_true", help="do not train with all states on the device beside it")
     bench.add_argument("--json", action="store_true")
     bench.set_defaults(run=_bench)
     return parser

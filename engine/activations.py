@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.attention import Documents, Pattern
 from engine.layout import DOCUMENTS, Activations
@@ -17,24 +19,38 @@ from engine.skeleton import BlockArguments, tensors_in
 _LENGTHS = (32, 64, 96)
 
 
-def count_activations(model: StreamedModel) -> list[tuple[Activations, Activations]] | None:
-    """For each block, what is kept without and with a dense mask: a packed row's, or a window's where attention goes
-    document by document. None where a block's code cannot run on the meta device because it looks at values."""
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution")
+"""Operators whose results a compiled block keeps; all others are computed again."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is kept of a block without and with a dense mask (a packed row's, or a window's where attention goes document by
+    document), and of a compiled block without one."""
+
+    plain: Activations
+    masked: Activations
+    compiled: Activations
+
+
+def count_activations(model: StreamedModel) -> list[Counted] | None:
+    """For each block. None where a block's code cannot run on the meta device because it looks at values."""
     alike = [_shapes(unit) for unit in model.blocks]
     try:
         plain, masked = _by_shapes(model, alike, masked=False), _by_shapes(model, alike, masked=True)
     except Exception:  # whatever a family's code raises for want of values: the caller has an estimate for that
         return None
-    return [(plain[shapes], masked[shapes]) for shapes in alike]
+    return [Counted(plain[shapes][0], masked[shapes][0], plain[shapes][1]) for shapes in alike]
 
 
 def _shapes(unit: Unit) -> tuple:
     return tuple((spec.name, spec.shape) for spec in unit.layout.parameters)
 
 
-def _by_shapes(model: StreamedModel, alike: list[tuple], masked: bool) -> dict[tuple, Activations]:
+def _by_shapes(model: StreamedModel, alike: list[tuple], masked: bool) -> dict[tuple, tuple[Activations, Activations]]:
+    """As it is and compiled."""
     first = {shapes: position for position, shapes in reversed(list(enumerate(alike)))}
-    counts: dict[tuple, list[int]] = {shapes: [] for shapes in first}
+    counts: dict[tuple, list[tuple[int, int]]] = {shapes: [] for shapes in first}
     windows = masked and model.skeleton.model.config.get_text_config()._attn_implementation == DOCUMENTS
     for length in _LENGTHS:
         ids = torch.zeros(1, length, dtype=torch.long)
@@ -46,7 +62,7 @@ def _by_shapes(model: StreamedModel, alike: list[tuple], masked: bool) -> dict[t
             if windows and given.kwargs.get("attention_mask") is None:
                 given.kwargs["attention_mask"] = Pattern(Documents.whole_rows(1, length, torch.from_numpy), length // 2)
             counts[shapes].append(_kept_bytes(model, model.blocks[position], given, captured.hidden))
-    return {shapes: _fit(*kept) for shapes, kept in counts.items()}
+    return {shapes: (_fit(*(k[0] for k in kept)), _fit(*(k[1] for k in kept))) for shapes, kept in counts.items()}
 
 
 def _fit(short: int, middle: int, long: int) -> Activations:
@@ -57,7 +73,9 @@ def _fit(short: int, middle: int, long: int) -> Activations:
     return Activations((middle - short) / step - per_pair * (a + b), per_pair)
 
 
-def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> int:
+def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> tuple[int, int]:
+    """Bytes that autograd keeps of a block as it is, and of one that is compiled: from what autograd would keep, back
+    through everything that is cheap to the results of matrix products, to what attention keeps and to the input."""
     config = getattr(unit.block, "config", None) or model.config
     block = copy.deepcopy(unit.block, {id(config): config}).to("meta")
     block.__dict__.pop("forward", None)
@@ -66,16 +84,59 @@ def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hid
     own = {_storage(t) for t in [*block.parameters(), *block.buffers(),
                                  *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs))]}
     kept: dict[int, int] = {}
+    origins = _Origins()
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if _storage(tensor) not in own:
             kept[_storage(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), _FusedAttention():
-        out = given.call(block, hidden.to("meta").requires_grad_())
+    entering = hidden.to("meta").requires_grad_()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), _FusedAttention(origins), origins:
+        out = given.call(block, entering)
+    origins.anchors[_storage(entering)] = entering.untyped_storage().nbytes()
+    compiled = origins.of(kept, own)
     del out  # the graph kept every storage, and so its address, until here
-    return sum(kept.values())
+    return sum(kept.values()), compiled
+
+
+class _Origins(TorchDispatchMode):
+    """Remembers what each storage was computed from, and which hold what a compiled block would keep (`anchors`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.anchors: dict[int, int] = {}
+        self._sources: dict[int, set[int]] = {}
+        self._alive: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {_storage(t) for _, t in tensors_in([args, kwargs or {}])}
+        for _, tensor in tensors_in([out]):
+            self._alive.append(tensor)  # so that no address is used twice
+            storage = _storage(tensor)
+            self._sources.setdefault(storage, set()).update(given - {storage})
+            if func._overloadpacket.__name__ in _PRODUCTS:
+                self.keep(tensor)
+        return out
+
+    def keep(self, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            self.anchors[_storage(tensor)] = tensor.untyped_storage().nbytes()
+
+    def of(self, kept: dict[int, int], own: set[int]) -> int:
+        """Bytes of the anchors that `kept` is computed from."""
+        seen, found, waiting = set(own), 0, list(kept)
+        while waiting:
+            storage = waiting.pop()
+            if storage in seen:
+                continue
+            seen.add(storage)
+            if storage in self.anchors:
+                found += self.anchors[storage]
+            else:
+                waiting.extend(self._sources.get(storage, ()))
+        return found
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -95,12 +156,18 @@ def _on_meta(value: Any) -> Any:
 class _FusedAttention(TorchFunctionMode):
     """On the meta device torch would pick the attention that keeps all weights; CPU and GPU pick one that does not."""
 
+    def __init__(self, origins: _Origins):
+        super().__init__()
+        self._origins = origins
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             query, key, value, *rest = args
             mask = rest[0] if rest else kwargs.get("attn_mask")
-            return _KeepsInputs.apply(query, key, value, mask)
+            out = _KeepsInputs.apply(query, key, value, mask)
+            self._origins.keep(query, key, value, out)
+            return out
         return func(*args, **kwargs)
 
 

@@ -21,10 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.errors import ModelError
 from engine.layout import DOCUMENTS
 from engine.library import transformers
+
+_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Of torch's fused attention on a GPU, the one wanted most first."""
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensors besides query, key and value that mean the same for a document as for a whole row."""
@@ -140,6 +144,13 @@ def register() -> None:
     library.AttentionMaskInterface.register(DOCUMENTS, mask)
 
 
+@functools.cache
+def leave_uncompiled() -> None:
+    """Compiled blocks call the attention as it is: its kernel is chosen as it runs, and documents are what the host knows."""
+    register()
+    transformers().AttentionInterface.register(DOCUMENTS, torch.compiler.disable(attention))
+
+
 # ---------------------------------------------------------------------- in place of a mask
 
 def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
@@ -196,8 +207,7 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
     own = any(given.get(name) is not None for name in _FAMILY_OWN)
     if not own and isinstance(attention_mask, Pattern):
         given["is_causal"] = True
-    fused = transformers().integrations.sdpa_attention.sdpa_attention_forward
-    attend = functools.partial(_family_attention if own else fused, module, dropout=dropout, scaling=scaling, **given)
+    attend = functools.partial(_family_attention if own else _fused_attention, module, dropout=dropout, scaling=scaling, **given)
     if not isinstance(attention_mask, Pattern):
         return attend(query, key, value, attention_mask)[0], None
     strange = [name for name, what in given.items() if isinstance(what, torch.Tensor) and name not in _HARMLESS_TENSORS]
@@ -208,6 +218,16 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
     if not own and not dropout and _varlen_runs(query, value, attention_mask):
         return _varlen_attention(query, key, value, attention_mask, scaling), None
     return _by_document(attend, query, key, value, attention_mask), None
+
+
+def _fused_attention(module: nn.Module, query: torch.Tensor, *args: Any, **given: Any) -> tuple[torch.Tensor, None]:
+    """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to twice as fast as the flash
+    kernels of torch, but they do not always sum in one order."""
+    attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
+    if not query.is_cuda or torch.are_deterministic_algorithms_enabled():
+        return attend(module, query, *args, **given)
+    with sdpa_kernel(_KERNELS, set_priority=True):
+        return attend(module, query, *args, **given)
 
 
 def _by_document(attend: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

@@ -7,7 +7,7 @@ runs on the op's lane.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,9 @@ class BlockOps:
 
     def _prefetch(self, op: Op, step: StepContext) -> None:
         plane = self.store.tensor(op.unit, "weight_high")
-        self.state.slots[op.slot][:plane.numel()].copy_(plane, non_blocking=True)
+        # By way of `data`, which has a version of its own: kept blocks saved views of this slot, and find the same weights
+        # in it again when their backward comes. That it is so is what the plan's tags prove.
+        self.state.slots[op.slot].data[:plane.numel()].copy_(plane, non_blocking=True)
 
     def _store_boundary(self, op: Op, step: StepContext) -> None:
         host = self.host_boundaries[op.unit, op.micro_batch]
@@ -158,24 +160,36 @@ class BlockOps:
         self._seed(op, step)
         unit = self.units[op.unit]
         arguments = step.arguments[op.micro_batch][self.block_positions[op.unit]]
-        return arguments.call(self.state.template(op.slot, unit), hidden)
+        block = self.state.template(op.slot, unit)
+        # Shapes of sampling change with every token: compiling would take longer than it saves.
+        if self.plan.compiled and step.training:
+            block = self.state.compiled[op.slot, unit.kind]
+        return arguments.call(block, hidden)
 
     def _forward(self, op: Op, step: StepContext) -> None:
         hidden = step.hidden[op.micro_batch]
-        key = (op.unit, op.micro_batch)
-        if op.unit in self.plan.kept_units and step.training:
+        kept = op.unit in self.plan.kept_units
+        if step.training and (kept or self.plan.compiled):
+            # A compiled block that is recomputed also runs this way, and what autograd keeps is let go of at once: without
+            # gradients it would be compiled otherwise, and its results would differ in their last bits.
             leaf = hidden.detach().requires_grad_()
             with torch.enable_grad():
                 out = self._run(op, step, leaf)
-            step.saved[key] = (leaf, out)
+            if kept:
+                step.saved[op.unit, op.micro_batch] = (leaf, out)
+            else:
+                self._keep_boundary(op, step, hidden)
             step.hidden[op.micro_batch] = out.detach()
             return
+        self._keep_boundary(op, step, hidden)
+        with torch.no_grad():
+            step.hidden[op.micro_batch] = self._run(op, step, hidden)
+
+    def _keep_boundary(self, op: Op, step: StepContext, hidden: torch.Tensor) -> None:
         if op.ring is not None:
             self.state.rings[op.ring][:hidden.numel()].copy_(hidden.reshape(-1))
         elif step.training:
-            step.saved[key] = (hidden,)
-        with torch.no_grad():
-            step.hidden[op.micro_batch] = self._run(op, step, hidden)
+            step.saved[op.unit, op.micro_batch] = (hidden,)
 
     def _loss(self, op: Op, step: StepContext) -> None:
         hidden = step.hidden[op.micro_batch]
@@ -203,7 +217,8 @@ class BlockOps:
 
         parameters = [p for owner in owners for p in outer[owner]]
         loss, gradient = chunked_loss(self.model.skeleton, hidden, batch.loss_index, batch.labels, step.loss_scale,
-                                      self.loss_chunk, parameters, accumulate if step.training else None)
+                                      self.loss_chunk, parameters, accumulate if step.training else None,
+                                      self.plan.compiled)
         self.state.norms[-1] += loss
         if gradient is None:
             del step.hidden[op.micro_batch]
@@ -228,10 +243,7 @@ class BlockOps:
         hidden_gradient, *gradients = torch.autograd.grad(out, [leaf, *parameters], step.hidden[op.micro_batch],
                                                           allow_unused=True)
         step.hidden[op.micro_batch] = hidden_gradient
-        grad = self._grad(op.unit, op, op.unit)
-        if op.first:
-            grad.zero_()
-        self._add(unit.layout, grad, tuple(gradients))
+        self._sum(unit.layout, self._grad(op.unit, op, op.unit), gradients, op.first)
 
     def _embed_backward(self, op: Op, step: StepContext) -> None:
         unit = self.units[EMBED]
@@ -240,18 +252,25 @@ class BlockOps:
         gradients = torch.autograd.grad(captured.hidden, self.state.outer_parameters[EMBED],
                                         step.hidden.pop(op.micro_batch), allow_unused=True)
         del step.arguments[op.micro_batch]
-        grad = self._grad(EMBED, op, EMBED)
-        if op.first:
-            grad.zero_()
-        self._add(unit.layout, grad, gradients)
+        self._sum(unit.layout, self._grad(EMBED, op, EMBED), gradients, op.first)
 
     def _grad(self, owner: str, op: Op, unit: str) -> torch.Tensor:
         """The owner's part of its fp32 gradient buffer. A tied loss op also sums into the embed unit's buffer."""
         name = op.grad if owner == unit else f"grad {owner}"
         return self.state.grads[name][:self.units[owner].layout.numel]
 
+    def _sum(self, layout: UnitLayout, buffer: torch.Tensor, gradients: Sequence[torch.Tensor | None], first: bool) -> None:
+        """Add to the sum, or begin it."""
+        if first and layout.numel == layout.parameter_count and all(gradient is not None for gradient in gradients):
+            for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
+                buffer[offset:offset + spec.numel].view(spec.shape).copy_(gradient)
+            return
+        if first:
+            buffer.zero_()
+        self._add(layout, buffer, gradients)
+
     @staticmethod
-    def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: tuple[torch.Tensor | None, ...]) -> None:
+    def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
             if gradient is not None:
                 buffer[offset:offset + spec.numel].view(spec.shape).add_(gradient)

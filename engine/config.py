@@ -163,14 +163,19 @@ class EngineConfig:
     """Device buffers that hold one streamed block each; 2 lets a prefetch run under the compute of the block before."""
 
     save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
-    """What is kept of a block between forward and backward: its input on the host, its input on the device, or all
-    activations (no recompute; resident blocks only)."""
+    """What is kept of blocks between forward and backward: their inputs on the host, their inputs on the device, or all
+    activations (no recompute). `auto` keeps as many blocks' activations as there is memory for."""
 
     residency: int | Auto = AUTO
     """Blocks that stay on the device from forward to backward (the last ones), so they are fetched once a step."""
 
     rounds: int | Auto = AUTO
-    """Whole forward and backward passes that a step's micro-batches are spread over; `auto` is 1 (vertical order)."""
+    """Whole forward and backward passes that a step's micro-batches are spread over: with few tokens at a time activations
+    can be kept. `auto` takes what is fastest and sums gradients exactly."""
+
+    kernels: Literal["auto", "compiled", "eager"] = AUTO
+    """Compiled by torch (fused: faster, and half of the activations) or one by one. `auto` compiles in bfloat16 on a GPU
+    where Triton and a C compiler are there."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import copy
 import torch
 from torch import nn
 
+from engine.compiled import CompiledBlock
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan import EMBED, HEAD, StepPlan
 
@@ -23,7 +24,7 @@ class DeviceState:
 
     def __init__(self, model: StreamedModel, plan: StepPlan, device: torch.device, boundary_numel: int = 0):
         self.model, self.device = model, device
-        self.dtype = TORCH_DTYPES[model.dtype]
+        self.dtype, self._compiles = TORCH_DTYPES[model.dtype], plan.compiled
         self._units = {unit.name: unit for unit in model.units}
         self.slots = {name: self._flat(units, self.dtype) for name, units in plan.slots.items()}
         self.grads = {name: self._flat(units, torch.float32) for name, units in plan.grads.items()}
@@ -34,6 +35,8 @@ class DeviceState:
         self._training: bool | None = None
         self._templates: dict[tuple[str, int], nn.Module] = {}
         self._parameters: dict[tuple[str, int], list[nn.Parameter]] = {}
+        self.compiled: dict[tuple[str, int], CompiledBlock] = {}
+        """The templates compiled, where the plan says so."""
         self._place_skeleton()
         for slot, units in plan.slots.items():
             for name in units:
@@ -80,6 +83,8 @@ class DeviceState:
             owner, _, attribute = spec.name.rpartition(".")
             template.get_submodule(owner)._parameters[attribute] = parameter
         self._templates[slot, unit.kind] = template
+        if self._compiles:
+            self.compiled[slot, unit.kind] = CompiledBlock(template)
         self._parameters[slot, unit.kind] = parameters
 
     def template(self, slot: str, unit: Unit) -> nn.Module:

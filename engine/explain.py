@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.choose import Item
+from engine.sizes import Item
 from engine.errors import DeviceError, GpuMemoryError, HostMemoryError, RamstreamError, RunError
 from engine.fit import in_gib
 

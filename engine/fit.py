@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from engine.choose import Chosen, Item, choose
+from engine.choose import Chosen, choose
+from engine.sizes import Item
 from engine.config import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.layout import PLANE_ITEM_BYTES

@@ -11,7 +11,8 @@ import queue
 import shutil
 import traceback
 
-from engine.choose import Chosen, Item
+from engine.choose import Chosen
+from engine.sizes import Item
 from engine.config import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged

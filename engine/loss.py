@@ -8,18 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.compiled import compiled_function
 from engine.skeleton import Skeleton
 
 
 def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, labels: torch.Tensor, scale: float,
                  chunk: int, parameters: list[nn.Parameter],
-                 accumulate: Callable[[tuple[torch.Tensor | None, ...]], None] | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+                 accumulate: Callable[[tuple[torch.Tensor | None, ...]], None] | None,
+                 compiled: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Sum of cross-entropies times `scale`, and its gradient with respect to `hidden`.
 
     hidden: [batch, tokens, width], the last block's output. index: int64 [n], flat positions that carry loss. labels:
     int64 [n], their targets. chunk: positions whose logits exist at once. `accumulate` receives the gradients of
     `parameters` chunk by chunk; without it no gradient is computed and the second result is None. The logits are
-    upcast to float32 for the loss, as transformers does.
+    upcast to float32 for the loss, as transformers does. compiled: the loss of given logits is compiled, and they are read
+    and their gradient written once, in their own dtype.
     """
     flat = hidden.detach().reshape(-1, hidden.shape[-1])
     selected = flat.index_select(0, index)
@@ -28,17 +31,23 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
         with torch.no_grad():
             for start in range(0, len(index), chunk):
                 logits = skeleton.logits(selected[start:start + chunk])
-                total += F.cross_entropy(logits.float(), labels[start:start + chunk], reduction="sum")
+                total += cross_entropy(logits, labels[start:start + chunk])
         return total * scale, None
+    loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
     gradient = torch.zeros_like(flat)
     for start in range(0, len(index), chunk):
         piece = selected[start:start + chunk].detach().requires_grad_()
         with torch.enable_grad():
             logits = skeleton.logits(piece)
-            loss = F.cross_entropy(logits.float(), labels[start:start + chunk], reduction="sum") * scale
+            loss = loss_of(logits, labels[start:start + chunk]) * scale
         piece_gradient, *parameter_gradients = torch.autograd.grad(loss, [piece, *parameters], allow_unused=True)
         del logits
         total += loss.detach()
         gradient.index_copy_(0, index[start:start + chunk], piece_gradient)
         accumulate(tuple(parameter_gradients))
     return total, gradient.view_as(hidden)
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum over the positions of logits [positions, vocabulary] of any dtype, in float32."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")

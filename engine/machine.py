@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import os
 import platform
@@ -108,6 +109,16 @@ def usable_cores(root: Path = Path("/")) -> int:
         if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
             cores = min(cores, int(quota[0]) / int(quota[1]))
     return max(1, math.ceil(cores))
+
+
+@functools.cache
+def compiler_problem() -> str:
+    """Why nothing can be compiled on this machine, in words; empty where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")):
+        return "there is no C compiler, which Triton needs"
+    return ""
 
 
 def _cpu_name() -> str:

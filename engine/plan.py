@@ -84,6 +84,8 @@ class StepPlan:
     gradient_sum: str = "vertical"
     """vertical: one round, one fp32 sum, one rounding; device: fp32 sums of every unit stay on the device over the
     rounds, one rounding; host: one bf16 rounding a round."""
+    compiled: bool = False
+    """Blocks and the loss run compiled."""
 
 
 class PlanError(AssertionError):

@@ -23,13 +23,15 @@ class PlanChoices:
     resident_blocks: int = 0
     """Blocks, counted from the last, that keep a slot of their own all step long."""
     kept_blocks: int = 0
-    """Resident blocks, counted from the last, whose activations are kept from forward to backward."""
+    """Blocks, counted from the last, whose activations are kept from forward to backward (no recompute)."""
     host_boundaries: bool = False
     """Boundaries wait on the host, not on the device."""
     boundary_rings: int = 3
     """Device buffers, each way, through which host boundaries pass."""
     gradient_sum: str = "vertical"
     """`vertical` needs rounds = 1; else `device` or `host` (see StepPlan)."""
+    compiled: bool = False
+    """Blocks and the loss run as kernels that torch compiles."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,8 +48,8 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> Step
         raise ValueError(f"{c.rounds} rounds do not divide {c.micro_batches} micro-batches")
     if (c.gradient_sum == "vertical") != (c.rounds == 1):
         raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
-    if c.kept_blocks > c.resident_blocks:
-        raise ValueError("only resident blocks can keep their activations")
+    if c.kept_blocks > len(blocks):
+        raise ValueError(f"{c.kept_blocks} of {len(blocks)} blocks cannot keep their activations")
     writer = _StepWriter(blocks, tied, c)
     # The first pass leaves behind who touched each buffer last; the second is the steady-state step.
     writer.write()
@@ -56,7 +58,7 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> Step
     return StepPlan(ops=writer.builder.step_ops(), slots=writer.slot_units(), grads=writer.grad_units(),
                     stagings=writer.staging_units(), rings=writer.ring_names(),
                     kept_units=frozenset(writer.kept), host_boundaries=c.host_boundaries, rounds=c.rounds,
-                    micro_batches=c.micro_batches, gradient_sum=c.gradient_sum)
+                    micro_batches=c.micro_batches, gradient_sum=c.gradient_sum, compiled=c.compiled)
 
 
 def build_forward_plan(blocks: list[str], tied: bool, micro_batches: int, slots: int, prefetch_depth: int = 1,
@@ -173,34 +175,19 @@ class _StepWriter:
             self._finish_step()
 
     def _assign_slots(self, training: bool) -> list[_Use]:
-        """Belady's rule over the known sequence of uses: a unit still in a slot is not fetched again; otherwise the
-        slot whose content is needed last is refilled, but not the one that the use before computes from."""
+        """Streamed blocks take the slots in turn, the same one in forward and backward: what a kept block saved are views
+        into its slot. At each turn of direction the slots still hold what is used next, which is not fetched again; no
+        other assignment fetches less."""
         one_round = [_Use(b, "forward") for b in self.blocks]
         if training:
             one_round += [_Use(b, "backward") for b in reversed(self.blocks)]
         uses = [_Use(u.unit, u.phase) for _ in range(self.c.rounds) for u in one_round]
-        names = [s for s in self.slot_units() if s.startswith("slot ")]
-        content: dict[str, str | None] = dict.fromkeys(names)
-        fetched: set[str] = set()
-        previous = None
-        for position, use in enumerate(uses):
-            if use.unit in self.resident:
-                use.slot, use.fetch = use.unit, use.unit not in fetched
-                fetched.add(use.unit)
-                continue
-            holding = next((s for s, unit in content.items() if unit == use.unit), None)
-            if holding is None:
-                free = [s for s in names if s != previous] or names
-
-                def next_use(slot: str) -> int:
-                    unit = content[slot]
-                    later = (k for k in range(position, len(uses)) if uses[k].unit == unit)
-                    return len(uses) + 1 if unit is None else next(later, len(uses))
-
-                holding = max(free, key=next_use)
-                content[holding] = use.unit
-                use.fetch = True
-            use.slot = previous = holding
+        slots = {unit: f"slot {k % self.c.slots}" for k, unit in enumerate(self.streamed)}
+        content: dict[str, str] = {}
+        for use in uses:
+            use.slot = slots.get(use.unit, use.unit)
+            use.fetch = content.get(use.slot) != use.unit
+            content[use.slot] = use.unit
         return uses
 
     def _fetch_ahead(self, current: int) -> None:
@@ -233,7 +220,7 @@ class _StepWriter:
         if store:
             writes[f"ring {ring}"] = f"{block} {mb}"
         elif training:
-            writes[f"saved {block} {mb}"] = f"round {round_}"
+            writes[f"saved {block} {mb}"] = f"round {round_} in {use.slot}" if block in self.kept else f"round {round_}"
         self._emit("forward", mb, block, reads=reads, writes=writes, round_=round_, slot=use.slot, ring=ring)
         if store:
             self.builder.emit("store_boundary", D2H, block, reads={f"ring {ring}": f"{block} {mb}"},
@@ -275,7 +262,8 @@ class _StepWriter:
             if fetched:
                 reads[f"ring {rings[mb]}"] = f"{block} {mb}"
             else:
-                reads[f"saved {block} {mb}"] = f"round {round_}"
+                # What is kept points into the slot, so it must be the same one.
+                reads[f"saved {block} {mb}"] = f"round {round_} in {use.slot}" if block in self.kept else f"round {round_}"
             self._emit("backward", mb, block, reads=reads,
                        writes={f"hidden {mb}": f"gradient {block} {round_}", f"grad:{self.grad_name(block)}": block},
                        round_=round_, slot=use.slot, grad=self.grad_name(block), ring=rings.get(mb),

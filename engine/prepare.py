@@ -11,7 +11,8 @@ from typing import Any
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
-from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
+from engine.choose import Chosen, choose
+from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
 from engine.data import PreparedData, prepare_data
 from engine.engine import StreamingEngine

@@ -40,6 +40,8 @@ class UnitShape:
     """Without an attention mask."""
     masked_activations: Activations = Activations()
     """With a dense attention mask for every row."""
+    compiled_activations: Activations = Activations()
+    """Of a compiled block, without a mask: the cheap parts are recomputed."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class ModelShape:
     """Different attention masks among the blocks, such as sliding and full."""
     logit_bytes: int = 16
     """Device bytes that the loss takes for each logit at its peak."""
+
+    @property
+    def compiled_logit_bytes(self) -> int:
+        """The same where the loss is compiled: the logits and their gradient in their own dtype."""
+        return self.logit_bytes - 12 + self.item_bytes
 
     @property
     def embed(self) -> UnitShape:
@@ -133,7 +140,7 @@ class ModelShape:
 
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Summary of a built model; `source` is only carried along."""
-    from engine.activations import count_activations
+    from engine.activations import Counted, count_activations
 
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
@@ -141,15 +148,16 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     heads = getattr(text, "num_attention_heads", None) or 1
     item = PLANE_ITEM_BYTES[model.dtype]["weight_high"]
     experts, chosen = routed_experts(text)
-    counted = count_activations(model) or [_estimated(layout, experts, chosen, item, attention, heads)
+    counted = count_activations(model) or [Counted(*_estimated(layout, experts, chosen, item, attention, heads))
                                            for layout in blocks]
 
     def outer(layout: UnitLayout) -> UnitShape:
         return UnitShape(layout.unit, layout.numel, layout.parameter_count)
 
-    def block(layout: UnitLayout, activations: tuple[Activations, Activations]) -> UnitShape:
+    def block(layout: UnitLayout, counted: Counted) -> UnitShape:
         widest = max((passes * max(shape) for passes, shape in _matrices(layout, experts, chosen)), default=0)
-        return UnitShape(layout.unit, layout.numel, layout.parameter_count, widest, *activations)
+        return UnitShape(layout.unit, layout.numel, layout.parameter_count, widest, counted.plain, counted.masked,
+                         counted.compiled)
 
     positions = getattr(text, "max_position_embeddings", None)
     tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
@@ -225,10 +233,10 @@ def _matrices(layout: UnitLayout, experts: int, chosen: int) -> list[tuple[int, 
 
 
 def _estimated(layout: UnitLayout, experts: int, chosen: int, item: int, attention: str,
-               heads: int) -> tuple[Activations, Activations]:
+               heads: int) -> tuple[Activations, Activations, Activations]:
     features = sum(passes * sum(shape) for passes, shape in _matrices(layout, experts, chosen))
     per_token = item * ACTIVATION_FACTOR * features
     if attention == "eager":
         weights = Activations(per_token, heads * (4 + 2 * item))
-        return weights, weights
-    return Activations(per_token), Activations(per_token, item)
+        return weights, weights, weights
+    return Activations(per_token), Activations(per_token, item), Activations(per_token)

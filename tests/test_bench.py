@@ -81,7 +81,7 @@ def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("gemma2",)])
 def test_the_resident_step_has_the_gradients_of_plain_training(family):
     plain = plain_model(tiny_config(family))
-    batch, = random_rows(1, 4, 12, VOCAB)
+    batch, = random_rows([4], 12, VOCAB)
     plain_loss(plain, [batch]).backward()
     expected = {name: p.grad.clone() for name, p in plain.named_parameters()}
     plain.zero_grad()
@@ -92,7 +92,7 @@ def test_the_resident_step_has_the_gradients_of_plain_training(family):
 
 
 def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
-    config, batches, tried = tiny_config("qwen2"), random_rows(1, 4, 8, VOCAB), []
+    config, batches, tried = tiny_config("qwen2"), random_rows([4], 8, VOCAB), []
 
     def full(model, ids, *rest):
         tried.append(len(ids))
@@ -109,7 +109,7 @@ def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
 
 
 def test_random_rows_are_full_and_carry_loss():
-    first, second = random_rows(2, 3, 10, VOCAB, seed=1)
+    first, second = random_rows([3, 3], 10, VOCAB, seed=1)
     assert first.input_ids.shape == (3, 10) and first.loss_tokens == 27 and first.tokens == 30
     assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (first.input_ids != second.input_ids).any()
     assert 0 <= first.input_ids.min() and first.input_ids.max() < VOCAB

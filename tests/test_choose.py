@@ -13,7 +13,8 @@ import torch
 
 from engine.activations import count_activations
 from engine.attention import Documents, Pattern
-from engine.choose import COMFORTABLE, GIB, choose, fixed_items, host_boundary_bytes
+from engine.choose import choose
+from engine.sizes import COMFORTABLE, GIB, fixed_items, host_boundary_bytes
 from engine.config import ModelConfig, TrainConfig
 from engine.device_state import DeviceState
 from engine.errors import ConfigError, ModelError

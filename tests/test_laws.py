@@ -21,6 +21,10 @@ SAME_BITS = {
     "all resident": dict(resident_blocks=3),
     "one kept": dict(resident_blocks=1, kept_blocks=1),
     "all kept": dict(resident_blocks=3, kept_blocks=3),
+    "all kept, one slot": dict(kept_blocks=3, slots=1),
+    "two kept, two slots": dict(kept_blocks=2, slots=2),
+    "all kept, three slots": dict(kept_blocks=3, slots=3, prefetch_depth=2),
+    "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
     "host boundaries": dict(host_boundaries=True),
     "host boundaries, one ring": dict(host_boundaries=True, boundary_rings=1),
     "host boundaries, two kept": dict(host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1),
@@ -136,7 +140,7 @@ def test_delays_in_any_lane_change_nothing(reference, lanes, name):
 GRID = [PlanChoices(micro_batches=m, rounds=r, slots=s, prefetch_depth=d, resident_blocks=k, kept_blocks=a,
                     host_boundaries=h, boundary_rings=b, gradient_sum=g)
         for m in (1, 4) for r in (1, 2) if m % r == 0 for s in (1, 2, 3) for d in (1, 2) for k in (0, 2)
-        for a in (0, 1) if a <= k for h in (False, True) for b in (1, 3) if h or b == 3
+        for a in (0, 1, 2) for h in (False, True) for b in (1, 3) if h or b == 3
         for g in (("vertical",) if r == 1 else ("device", "host"))]
 
 
@@ -180,7 +184,7 @@ def test_a_plan_reads_as_a_grid():
 
 
 def test_contradicting_choices_are_refused():
-    for choices in (PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"), PlanChoices(kept_blocks=1),
+    for choices in (PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"), PlanChoices(kept_blocks=2),
                     PlanChoices(gradient_sum="host")):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)

@@ -9,7 +9,8 @@ from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
 from engine.planner import PlanChoices, build_step_plan
 from engine.shape import shape_of
-from engine.simulate import Rates, op_seconds, simulate, step_flops
+from engine.cost import Rates, op_seconds, step_flops
+from engine.simulate import simulate
 from tests.tiny import tiny_config
 
 BLOCKS = [f"block {k}" for k in range(6)]
@@ -89,7 +90,7 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
 
     def of(kind: str, **rates: float) -> float:
         seconds = op_seconds(plan, shape, Rates(**{n: rates.get(n, fast) for n in
-                                                   ("h2d", "d2h", "matmul", "device_memory", "adamw")}), 2, 16)
+                                                   ("h2d", "d2h", "matmul", "attention", "device_memory", "adamw")}), 2, 16)
         return seconds(next(op for op in plan.ops if op.kind == kind and op.unit == block.name))
 
     assert of("prefetch", h2d=1.0) == pytest.approx(4 * block.numel)
@@ -108,7 +109,8 @@ def test_flops_of_a_step_are_those_of_its_ops(shape):
     assert flops["model"] == pytest.approx(
         6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.hidden_size)
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
-    seconds = op_seconds(plan, shape, Rates(*[1e30] * 2, matmul=1.0, device_memory=1e30, adamw=1e30), 2, 16)
+    seconds = op_seconds(plan, shape, Rates(*[1e30] * 2, matmul=1.0, attention=1.0, device_memory=1e30,
+                                                     adamw=1e30), 2, 16)
     assert simulate(plan, seconds).busy[COMPUTE] == pytest.approx(flops["hardware"])
     assert simulate(plan, seconds).busy[HOST] == pytest.approx(0.0) and simulate(plan, seconds).busy[D2H] < 1e-20
 
@@ -122,6 +124,6 @@ def test_a_mixture_counts_the_experts_that_a_token_uses():
 
 def test_ops_without_a_duration_take_none(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices())
-    seconds = op_seconds(plan, shape, Rates(1, 1, 1, 1, 1), 1, 8)
+    seconds = op_seconds(plan, shape, Rates(1, 1, 1, 1, 1, 1), 1, 8)
     assert {op.kind for op in plan.ops if seconds(op) == 0.0} == {"summary", "clip"}
     assert isinstance(plan.ops[0], Op)

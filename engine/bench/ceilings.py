@@ -18,7 +18,7 @@ from engine.host_store import HostStore
 from engine.kernels import Workers, default_threads, ranges
 from engine.layout import ParameterSpec, lay_out
 from engine.plan import COMPUTE, D2H, H2D, HOST, Op
-from engine.simulate import Rates
+from engine.cost import Rates
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """Of the planes that are copied and updated: far more than any cache holds."""
@@ -49,7 +49,9 @@ class Ceilings:
 
     def rates(self) -> Rates:
         """What the engine can count on while everything runs at once."""
-        return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, self.device_memory, self.adamw_with_copies)
+        attention = 3.5 / (1 / self.attention_forward + 2.5 / self.attention_backward)
+        return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.device_memory,
+                     self.adamw_with_copies)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

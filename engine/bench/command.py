@@ -15,9 +15,11 @@ from engine.backend import Backend, open_backend
 from engine.bench.ceilings import Ceilings, measure
 from engine.bench.resident import ResidentFigures, resident_bytes, train_resident
 from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
-from engine.bench.table import as_text
-from engine.choose import CUDA_CONTEXT_BYTES, Chosen, choose
+from engine.bench.table import as_text, streamed_as_text
+from engine.choose import Chosen, choose
+from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
+from engine.data.rows import micro_batch_bounds
 from engine.errors import FitError
 from engine.fit import DOES_NOT_FIT, estimate
 from engine.library import errors_only
@@ -25,10 +27,12 @@ from engine.machine import read_machine, sample_host_memory
 from engine.model import load_config
 from engine.planner import build_step_plan
 from engine.shape import ModelShape, shape_of
-from engine.simulate import op_seconds, simulate, step_flops
+from engine.cost import op_seconds, step_flops
+from engine.simulate import simulate
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
 """For each figure."""
+_RANDOM = ("data.source=random tokens", "model.init=random")
 LEAST_STEPS = 4
 HIDDEN = 0.05
 """Exposed share of a step up to which compute is what bounds it."""
@@ -38,22 +42,28 @@ BOUNDS = {"h2d": "the bus to the device", "d2h": "the bus from the device", "opt
           "other": "Python, which launches the work"}
 
 
-def bench(preset: str | Path | None, overrides: Sequence[str], seconds: float, as_json: bool,
+def bench(preset: str | Path | None, overrides: Sequence[str], seconds: float, compare: bool, as_json: bool,
           say: Callable[[str], None]) -> str:
-    """What the command line asks for, as text or JSON. seconds: that each training runs, its first half to warm up.
-    `say` is told what is measured meanwhile. Raises RamstreamError for bad input and for what does not fit."""
-    config = TrainConfig.load(preset, overrides) if preset is not None else None
+    """What the command line asks for, as text or JSON: without preset and overrides the ceilings alone. seconds: that each
+    training runs, its first half to warm up. compare: also train with all states on the device. `say` is told what is
+    measured meanwhile. Raises RamstreamError for bad input and for what does not fit."""
+    config = None
+    if preset is not None:
+        config = TrainConfig.load(preset, overrides)
+    elif overrides:
+        config = TrainConfig().with_overrides([*_RANDOM, *overrides])
     if config is not None:
         _refuse_what_does_not_fit(config)
     backend = open_backend(config.engine.device if config is not None else "auto")
     try:
-        result = measured(config, backend, seconds, say)
+        result = measured(config, backend, seconds, say, compare)
     finally:
         backend.close()
     return json.dumps(result, indent=2) if as_json else as_text(result)
 
 
-def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: Callable[[str], None]) -> dict[str, Any]:
+def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: Callable[[str], None],
+             compare: bool = True) -> dict[str, Any]:
     """All figures as plain data; those of training only with a configuration."""
     machine = read_machine()
     ceilings = measure(backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}"))
@@ -64,14 +74,17 @@ def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: 
     with errors_only():
         training, shape, chosen = _streamed(config, backend, ceilings, seconds, say)
         result["streamed"] = training
-        result["resident"] = _resident(config, backend, shape, chosen, seconds, say)
+        say(streamed_as_text(training))
+        result["resident"] = {"ways": [], "why_not": "not asked for"}
+        if compare:
+            result["resident"] = _resident(config, backend, shape, chosen, seconds, say)
     ways = [way["seconds"] for way in result["resident"]["ways"]]
     result["resident"]["ratio"] = min(ways) / training["seconds"] if ways else None
     return result
 
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
-    report = estimate(config, read_machine())
+    report = estimate(config, replace(read_machine(), disk_path=""))  # nothing is written
     if report.verdict == DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 
@@ -91,10 +104,12 @@ def _streamed(config: TrainConfig, backend: Backend, ceilings: Ceilings, seconds
     try:
         shape = shape_of(planes.model, config.model.source)
         length, rows = config.data.max_seq_len, config.train.batch_size
-        chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length)
+        chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length,
+                        rates=ceilings.rates())
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
-        batches = random_rows(chosen.choices.micro_batches, chosen.micro_batch_size, length, shape.vocab_size)
+        sizes = [stop - start for start, stop in micro_batch_bounds(rows, chosen.micro_batch_size)]
+        batches = random_rows(sizes, length, shape.vocab_size)
         say(f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of {chosen.micro_batch_size}")
         run = run_steps(planes, chosen.choices, batches, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds)
         rss = sample_host_memory()[0]
@@ -151,7 +166,7 @@ def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: 
     if needed > RESIDENT_SHARE * free:
         return {"ways": [], "why_not": f"its states alone take {needed / 2**30:,.1f} GiB of the {free / 2**30:,.1f} GiB "
                                        "that are free there"}
-    batches = random_rows(1, rows, length, shape.vocab_size)
+    batches = random_rows([rows], length, shape.vocab_size)
     # On the CPU what is too large is not refused but ends the process: the planner's size fits.
     sizes = [size for size in range(rows, 0, -1) if rows % size == 0 and size * length <= 65_536] if on_device else \
         [chosen.micro_batch_size]
@@ -161,7 +176,7 @@ def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: 
         say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
         try:
             found.append(train_resident(load_config(config.model.source), config.model, backend, batches, recompute,
-                                        sizes or [1], chosen.loss_chunk, seconds))
+                                        sizes or [1], chosen.loss_chunk, seconds, chosen.choices.compiled))
         except FitError as error:
             why_not = str(error)
     flops = step_flops(shape, rows, length, 0)

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from engine.backend import Backend
+from engine.compiled import compiled_function, set_up_compiler
 from engine.config import ModelConfig
 from engine.data.rows import MicroBatch
 from engine.errors import FitError
+from engine.layout import DOCUMENTS
 from engine.library import empty_model
-from engine.model import TORCH_DTYPES
+from engine.loss import cross_entropy
+from engine.model import TORCH_DTYPES, find_layers
 
 STATE_COPIES = 4
 """Weight, gradient and two moments, all in the model's dtype."""
@@ -46,20 +48,21 @@ def resident_bytes(parameters: int, dtype: str) -> int:
 
 
 def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: Sequence[MicroBatch], recompute: bool,
-                   sizes: Sequence[int], loss_chunk: int, seconds: float) -> ResidentFigures:
+                   sizes: Sequence[int], loss_chunk: int, seconds: float, compiled: bool = False) -> ResidentFigures:
     """Steps over `batches` from random weights for about `seconds`, the first half of them to warm up. sizes: rows of a
-    micro-batch to try, most wanted first; one that the device has no memory for is passed over. Raises FitError when
+    micro-batch to try, most wanted first; one that the device has no memory for is passed over. compiled: with the kernels that a compiled
+    streamed step has. Raises FitError when
     none fits."""
     for size in sizes:
         trained = optimizer = None
         gc.collect()
         backend.reset_peak()
         try:
-            trained = _random_model(config, model, backend.device)
+            trained = _random_model(config, model, backend.device, compiled)
             if recompute:
                 trained.activation_checkpointing_enable({"use_reentrant": False})
             optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
-            taken = _steps(trained, optimizer, backend, _split(batches, size), loss_chunk, seconds)
+            taken = _steps(trained, optimizer, backend, _split(batches, size), loss_chunk, seconds, compiled)
             steady = taken[len(taken) // 2:]
             return ResidentFigures(recompute, size, len(steady), sum(steady) / len(steady), backend.memory()["peak"])
         except torch.OutOfMemoryError:
@@ -71,9 +74,16 @@ def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: S
     raise FitError(f"Training with all states on the device runs out of its memory even with {sizes[-1]} rows at once.")
 
 
-def _random_model(config: Any, model: ModelConfig, device: torch.device) -> nn.Module:
+def _random_model(config: Any, model: ModelConfig, device: torch.device, compiled: bool) -> nn.Module:
+    attention = "sdpa" if model.attention == "auto" else model.attention
+    if compiled:
+        set_up_compiler()
+        attention = DOCUMENTS
     built = empty_model(copy.deepcopy(config), TORCH_DTYPES[model.dtype],
-                        "sdpa" if model.attention == "auto" else model.attention)
+                        attention)
+    if compiled:
+        for block in find_layers(built, built.config):
+            block.compile()
     filled: dict[int, nn.Parameter] = {}
     for module in built.modules():
         for name, parameter in module._parameters.items():
@@ -104,7 +114,7 @@ def _split(batches: Sequence[MicroBatch], size: int) -> list[MicroBatch]:
 
 
 def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, backend: Backend, batches: Sequence[MicroBatch],
-           loss_chunk: int, seconds: float) -> list[float]:
+           loss_chunk: int, seconds: float, compiled: bool) -> list[float]:
     """Seconds of each step: at least four."""
     tokens = [(torch.from_numpy(b.input_ids).to(backend.device), torch.from_numpy(b.labels).to(backend.device))
               for b in batches]
@@ -114,7 +124,7 @@ def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, backend: Backend,
     while len(taken) < 4 or sum(taken) < seconds:
         began = time.perf_counter()
         for ids, labels in tokens:
-            _accumulate(model, ids, labels, 1.0 / count, loss_chunk)
+            _accumulate(model, ids, labels, 1.0 / count, loss_chunk, compiled)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -123,15 +133,17 @@ def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, backend: Backend,
     return taken
 
 
-def _accumulate(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor, scale: float, loss_chunk: int) -> None:
+def _accumulate(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor, scale: float, loss_chunk: int,
+                compiled: bool) -> None:
     """Add the gradients of one micro-batch; its logits are never all in memory, as in the streamed step. A soft cap of the
     logits, which a few families have and which costs next to nothing, is left out."""
     hidden = model.base_model(input_ids=ids, use_cache=False)[0]
     head, flat, targets = model.get_output_embeddings(), hidden.detach().flatten(0, 1), labels.flatten()
     gradient = torch.empty_like(flat)
+    loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
     for start in range(0, len(flat), loss_chunk):
         piece = flat[start:start + loss_chunk].requires_grad_()
-        loss = F.cross_entropy(head(piece).float(), targets[start:start + loss_chunk], reduction="sum") * scale
+        loss = loss_of(head(piece), targets[start:start + loss_chunk]) * scale
         loss.backward()
         gradient[start:start + loss_chunk] = piece.grad
     hidden.backward(gradient.view_as(hidden))

@@ -27,12 +27,12 @@ from engine.weights import initialise
 PAIRS = ((H2D, COMPUTE), (D2H, COMPUTE), (H2D, D2H), (HOST, COMPUTE))
 
 
-def random_rows(count: int, rows: int, length: int, vocabulary: int, seed: int = 0) -> list[MicroBatch]:
-    """Micro-batches of full rows of random tokens, low ids far more often than high ones, so that there is something to
-    learn."""
+def random_rows(sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0) -> list[MicroBatch]:
+    """Micro-batches of `sizes` full rows of random tokens, low ids far more often than high ones, so that there is something
+    to learn."""
     generator = np.random.default_rng(seed)
     batches = []
-    for _ in range(count):
+    for rows in sizes:
         ids = (vocabulary * generator.random((rows, length)) ** 4).astype(np.int64)
         labels = np.full((rows, length), IGNORED)
         labels[:, :-1] = ids[:, 1:]

@@ -11,7 +11,7 @@ def as_text(result: dict[str, Any]) -> str:
     """result: what `engine.bench.command.measured` gives."""
     machine, parts = result["machine"], [_ceilings(result["ceilings"])]
     if "streamed" in result:
-        parts += [_streamed(result["streamed"]), _resident(result["resident"], result["streamed"])]
+        parts += [streamed_as_text(result["streamed"]), _resident(result["resident"], result["streamed"])]
     head = f"{machine['device']}; {machine['cpu_name']}, {machine['cpu_cores']} cores"
     return "\n\n".join([head, *parts])
 
@@ -36,7 +36,8 @@ def _ceilings(c: dict[str, Any]) -> str:
     ])
 
 
-def _streamed(s: dict[str, Any]) -> str:
+def streamed_as_text(s: dict[str, Any]) -> str:
+    """The table of the streamed training alone."""
     c, flops = s["choices"], s["tflops"]
     exposed = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in s["exposed"].items())
     busy = ", ".join(f"{lane} {_seconds(seconds)}" for lane, seconds in s["busy"].items())

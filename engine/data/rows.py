@@ -129,7 +129,16 @@ def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shu
         chosen.append(int(rows.order(epoch, seed, shuffle)[within]))
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
-    return [micro_batch(rows, chosen[i:i + micro_batch_size]) for i in range(0, batch_size, micro_batch_size)]
+    return [micro_batch(rows, chosen[start:stop]) for start, stop in micro_batch_bounds(batch_size, micro_batch_size)]
+
+
+def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
+    """(first row, row after the last) of each micro-batch: as few of them as rows of at most `micro_batch_size` come to,
+    as equal as can be, larger ones first."""
+    count = -(-batch_size // micro_batch_size)
+    size, more = divmod(batch_size, count)
+    starts = [k * size + min(k, more) for k in range(count + 1)]
+    return list(zip(starts, starts[1:]))
 
 
 def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:

@@ -51,7 +51,7 @@ def peak_at_depth(backend: Backend, depth: int, width: int, rows: int = 4, lengt
     """(peak device bytes, host parameters) of two steps with boundaries on the host."""
     planes = Planes.open(llama(depth, width), backend)
     try:
-        batches = random_rows(2, rows, length, 512)
+        batches = random_rows([rows, rows], length, 512)
         figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), batches, 2, 1e-4)
         return figures.peak, planes.model.parameter_count
     finally:

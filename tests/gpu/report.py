@@ -56,7 +56,7 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     planes = Planes.open(llama(8, args.width), backend)
     try:
         run = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True),
-                        random_rows(2, 4, 512, 512), 4, 1e-4)
+                        random_rows([4, 4], 512, 512), 4, 1e-4)
     finally:
         planes.close()
     last = run.steps[-1]
@@ -85,7 +85,7 @@ def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
         say("  skipped: there is no GPU")
         return {"ok": True}
     planes = Planes.open(llama(4, args.width), backend)
-    batches = random_rows(2, 4, 512, 512)
+    batches = random_rows([4, 4], 512, 512)
     engine = StreamingEngine(planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512)
     try:
         engine.train_step(1, batches, 1e-4)
@@ -135,7 +135,7 @@ def large(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
 def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: int, micro_batch: int, loss_chunk: int,
           resident: int = 0, kept: int = 0) -> RunFigures:
     choices = PlanChoices(micro_batches=args.rows // micro_batch, resident_blocks=resident, kept_blocks=kept)
-    batches = random_rows(choices.micro_batches, micro_batch, args.length, config.vocab_size)
+    batches = random_rows([micro_batch] * choices.micro_batches, args.length, config.vocab_size)
 
     def on_step(s: StepFigures) -> None:
         say(f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, {s.tflops:.0f} TFLOPS; "

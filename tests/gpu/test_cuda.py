@@ -183,7 +183,7 @@ def test_transfers_run_under_compute():
     planes, backend = None, CudaBackend()
     try:
         planes = Planes.open(llama(8, 1024), backend)
-        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), random_rows(2, 4, 512, 512),
+        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), random_rows([4, 4], 512, 512),
                             3, 1e-4)
     finally:
         if planes is not None:

@@ -1,0 +1,72 @@
+"""Blocks and the loss compiled by torch: fused kernels in forward and backward, and what is cheap recomputed in backward.
+
+The attention stays outside of the compiled parts: which kernel runs it, and how a packed row is split, is decided as it
+runs. What is kept of a compiled block is then the block's input, the results of its matrix products (but the last one's)
+and what attention keeps; norms, rotary embeddings, activations and residual sums are computed again from these.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.attention import leave_uncompiled
+
+RECOMPILE_LIMIT = 64
+"""Graphs of one block's code: its kinds, training or not, and a few shapes, for every engine of the process."""
+
+
+@functools.cache
+def set_up_compiler() -> None:
+    """Settings of the whole process, before anything is compiled."""
+    import torch._dynamo
+    import torch._functorch.config
+    import torch._inductor.config
+
+    torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
+    # Otherwise the inputs of every matrix product are kept as well as recomputed: half as much memory again.
+    torch._functorch.config.ban_recompute_materialized_backward = False
+    # In this process: helpers would be forked from one that holds the planes.
+    torch._inductor.config.compile_threads = 1
+    leave_uncompiled()
+
+
+class CompiledBlock:
+    """A block that is compiled when it first runs. One that cannot be is run as it is, and `problem` says why."""
+
+    def __init__(self, block: nn.Module):
+        set_up_compiler()
+        self._block, self._compiled = block, torch.compile(block)
+        self._proven = False
+        self.problem = ""
+        self.seconds = 0.0
+        """That the first run took: nearly all of it is compiling."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._proven:
+            return self._compiled(*args, **kwargs)
+        if self.problem:
+            return self._block(*args, **kwargs)
+        began = time.perf_counter()
+        try:
+            out = self._compiled(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the compiler raises many kinds; the block's own errors come again below
+            self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return self._block(*args, **kwargs)
+        self._proven = True
+        self.seconds = time.perf_counter() - began
+        return out
+
+
+@functools.cache
+def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, compiled when it first runs."""
+    set_up_compiler()
+    return torch.compile(function)

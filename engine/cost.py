@@ -1,0 +1,165 @@
+"""How long the ops of a step take, from the rates of a machine and the shape of a model, and how many FLOPs they are. No
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.plan import EMBED, HEAD, Op, StepPlan
+from engine.planner import PlanChoices
+from engine.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does in a second, measured: bytes of the two directions of the bus, FLOPs of large matrix products and
+    of causal attention (which halves them), bytes that the device's memory moves (read and written), parameters that
+    AdamW updates on the host."""
+
+    h2d: float
+    d2h: float
+    matmul: float
+    attention: float
+    device_memory: float
+    adamw: float
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Rates:
+        return cls(**{name: float(values[name]) for name in cls.__dataclass_fields__})
+
+
+TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9), "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8)}
+"""What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and two cores."""
+
+
+def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_length: int,
+               loss_share: float = 1.0) -> Callable[[Op], float]:
+    """Seconds of each op of `plan`, for micro-batches of `rows` full rows.
+
+    An op of COMPUTE takes the time of its matrix products, of its attention and of its other traffic: every byte that
+    autograd keeps of a block is written once and read once in a pass over it, and twice that in a backward. loss_share:
+    tokens that carry loss, of all.
+    """
+    sizes = {unit.name: unit for unit in shape.units}
+    cost = _Cost(shape, rates, rows, row_length, plan.compiled)
+
+    def seconds(op: Op) -> float:
+        match op.kind:
+            case "prefetch" | "fetch_grad":
+                return sizes[op.unit].numel * shape.item_bytes / rates.h2d
+            case "offload":
+                return sizes[op.unit].numel * shape.item_bytes / rates.d2h
+            case "store_boundary":
+                return cost.hidden_bytes / rates.d2h
+            case "fetch_boundary":
+                return cost.hidden_bytes / rates.h2d
+            case "update":
+                return sizes[op.unit].numel / rates.adamw
+            case "forward":
+                return cost.forward(op.unit)
+            case "backward":
+                again = 0.0 if op.unit in plan.kept_units else cost.forward(op.unit)
+                return again + cost.backward(op.unit) + cost.gradient(op.unit, 8 + shape.item_bytes)
+            case "loss":
+                return cost.loss(loss_share, op.grad is not None)
+            case "embed":
+                return 2 * cost.hidden_bytes / rates.device_memory
+            case "embed_backward":
+                return 4 * cost.hidden_bytes / rates.device_memory + cost.gradient(EMBED, 8 + shape.item_bytes)
+            case "reduce":
+                return cost.gradient(op.unit, 8 + shape.item_bytes)
+        return 0.0
+
+    return seconds
+
+
+def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int) -> float:
+    """About how long a step takes, in closed form: fast enough to compare hundreds of choices. `simulate` is exact."""
+    cost = _Cost(shape, rates, rows, row_length, choices.compiled)
+    forward = sum(cost.forward(unit.name) for unit in shape.blocks)
+    backward = sum(cost.backward(unit.name) for unit in shape.blocks)
+    again = sum(cost.forward(unit.name) for unit in shape.blocks[:len(shape.blocks) - choices.kept_blocks])
+    sums = sum(cost.gradient(unit.name, 8 + shape.item_bytes) for unit in shape.blocks)
+    compute = choices.micro_batches * (forward + backward + again + sums + cost.loss(1.0, True))
+    streamed = sum(unit.numel for unit in shape.blocks[:len(shape.blocks) - choices.resident_blocks])
+    carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
+    if choices.host_boundaries:
+        carried += choices.micro_batches * (len(shape.blocks) - choices.kept_blocks) * cost.hidden_bytes
+    gradients = choices.rounds if choices.gradient_sum == "host" else 1
+    returned = gradients * shape.plane_numel * shape.item_bytes
+    # The first forward pass is what hides the optimizer.
+    window = choices.micro_batches // choices.rounds * forward
+    update = shape.plane_numel / rates.adamw
+    return max(compute, carried / rates.h2d, returned / rates.d2h) + max(0.0, update - window)
+
+
+class _Cost:
+    """Seconds of the parts of a step, for one micro-batch of full rows."""
+
+    def __init__(self, shape: ModelShape, rates: Rates, rows: int, row_length: int, compiled: bool):
+        self.shape, self.rates, self.compiled = shape, rates, compiled
+        self.rows, self.row_length, self.tokens = rows, row_length, rows * row_length
+        self.hidden_bytes = self.tokens * shape.hidden_size * shape.item_bytes
+        self._sizes = {unit.name: unit for unit in shape.units}
+        self._share = block_share(shape)
+        self._attention = attention_flops(shape, rows, row_length)
+
+    def forward(self, unit: str) -> float:
+        return self._pass(unit, 1.0, 1.0)
+
+    def backward(self, unit: str) -> float:
+        # Attention multiplies five times in backward and twice in forward.
+        return self._pass(unit, 2.0, 2.5)
+
+    def _pass(self, unit: str, times: float, attention_times: float) -> float:
+        size = self._sizes[unit]
+        kept = (size.compiled_activations if self.compiled else size.activations).of(self.rows, self.row_length)
+        return (times * 2 * size.parameter_count * self._share * self.tokens / self.rates.matmul
+                + attention_times * self._attention / self.rates.attention + times * 2 * kept / self.rates.device_memory)
+
+    def gradient(self, unit: str, touches: int) -> float:
+        """Of a unit's fp32 sum and its rounding: bytes touched per element."""
+        return self._sizes[unit].numel * touches / self.rates.device_memory
+
+    def loss(self, share: float, training: bool) -> float:
+        shape, positions = self.shape, self.tokens * share
+        tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
+        logit_bytes = shape.compiled_logit_bytes if self.compiled else shape.logit_bytes
+        return (positions * tail * (6 if training else 2) / self.rates.matmul
+                + positions * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
+                + (self.gradient(HEAD, 8) if training else 0.0))
+
+
+# ---------------------------------------------------------------------- FLOPs
+
+def block_share(shape: ModelShape) -> float:
+    """Share of the parameters of the blocks that a token passes through: less than 1 in a mixture of experts."""
+    blocks = sum(unit.parameter_count for unit in shape.blocks)
+    outside = shape.head.parameter_count + shape.embed.parameter_count
+    return min(1.0, max(0.0, (shape.active_parameters - outside) / blocks)) if blocks else 0.0
+
+
+def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
+    """FLOPs of the attention of one block in a forward pass, of two matrix products that causality halves."""
+    seen = min(row_length, shape.sliding_window or row_length)
+    return 2.0 * rows * row_length * seen * shape.hidden_size
+
+
+def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
+    """FLOPs of a step of `rows` full rows by three counts: `parameters`, 6 for each parameter that a token passes
+    through; `model`, the matrix products and the causal attention of forward and backward, the embedding's look-up left
+    out; `hardware`, the same and the second forward of `recomputed` blocks."""
+    tokens = rows * row_length
+    outside = 0 if shape.tied else shape.embed.parameter_count
+    matrices = 6 * (shape.active_parameters - outside) * tokens
+    attention = 3 * attention_flops(shape, rows, row_length)
+    share = block_share(shape)
+    again = sum(2 * unit.parameter_count * share * tokens + attention / 3 for unit in shape.blocks[:recomputed])
+    model = matrices + attention * len(shape.blocks)
+    return {"parameters": 6.0 * shape.active_parameters * tokens, "model": model, "hardware": model + again}
