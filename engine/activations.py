@@ -19,8 +19,8 @@ from engine.skeleton import BlockArguments, tensors_in
 _LENGTHS = (32, 64, 96)
 
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution")
-"""Operators whose results a compiled block keeps; all others are computed again."""
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "rsqrt", "topk", "sort")
+"""Operators whose results a compiled block keeps: matrix products, and what is small; all others are computed again."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hid
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), _FusedAttention(origins), origins:
         out = given.call(block, entering)
     origins.anchors[_storage(entering)] = entering.untyped_storage().nbytes()
-    compiled = origins.of(kept, own)
+    # A family's own attention runs as it is: what it keeps is not known to be recomputed.
+    compiled = origins.of(kept, own) if origins.fused else sum(kept.values())
     del out  # the graph kept every storage, and so its address, until here
     return sum(kept.values()), compiled
 
@@ -106,6 +107,8 @@ class _Origins(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.anchors: dict[int, int] = {}
+        self.fused = False
+        """Torch's own attention ran."""
         self._sources: dict[int, set[int]] = {}
         self._alive: list[torch.Tensor] = []
 
@@ -165,18 +168,20 @@ class _FusedAttention(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             query, key, value, *rest = args
             mask = rest[0] if rest else kwargs.get("attn_mask")
-            out = _KeepsInputs.apply(query, key, value, mask)
+            out = _KeepsInputs.apply(query, key, value, mask, self._origins)
             self._origins.keep(query, key, value, out)
+            self._origins.fused = True
             return out
         return func(*args, **kwargs)
 
 
 class _KeepsInputs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, mask):
+    def forward(ctx, query, key, value, mask, origins):
         rows, heads, tokens, _ = query.shape
         out = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
         log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        origins.keep(log_sums)
         # A boolean mask is turned into numbers, and those are kept.
         extra = [] if mask is None else [mask.to(query.dtype)]
         ctx.save_for_backward(query, key, value, out, log_sums, *extra)

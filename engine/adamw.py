@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from engine.host_store import HostStore
-from engine.kernels import Workers, kernel, ranges
+from engine.kernels import Workers, kernel
 
 _SQUARE_BIAS = 2.0**-108
 """Added to squared gradients, so that exp_avg_sq is never subnormal. Its root is lost in an eps of 1.9e-9 or more; a
@@ -16,7 +16,7 @@ smaller eps gets none."""
 
 class HostAdamW:
     """Equal to `torch.optim.AdamW` on fp32 masters with decoupled weight decay on each plane's decayed range. Results
-    do not depend on `threads` (default: the cores, 16 at most). Kernels are compiled here, not in the first step."""
+    do not depend on `threads` (default: the cores but two). Kernels are compiled here, not in the first step."""
 
     def __init__(self, store: HostStore, beta1: float, beta2: float, eps: float, weight_decay: float,
                  threads: int | None = None):
@@ -30,22 +30,27 @@ class HostAdamW:
         self._planes = ("grad", "weight_high", *(("weight_low",) if split else ()), "exp_avg", "exp_avg_sq")
         self._workers = Workers(threads, "adamw")
 
+    def scalars(self, step: int, learning_rate: float) -> np.ndarray:
+        """float32 [8] of step `step` (from 1): 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction, the
+        root of the second's inverse, eps, what is added to squared gradients, and what decay leaves of a weight."""
+        return np.array([1.0 - self._beta1, self._beta2, 1.0 - self._beta2, learning_rate / (1.0 - self._beta1**step),
+                         1.0 / math.sqrt(1.0 - self._beta2**step), self._eps, self._bias,
+                         1.0 - learning_rate * self._weight_decay], dtype=np.float32)
+
     def update(self, unit: str, step: int, learning_rate: float, clip_factor: float) -> None:
         """Apply step number `step` (from 1) to one unit with gradients ``clip_factor * grad``; returns when done.
         Reads ``grad``, changes every other plane of the unit. The GIL is free meanwhile."""
         layout = self._store.layouts[unit]
         planes = [self._store.array(unit, plane) for plane in self._planes]
-        keep = np.float32(1.0 - learning_rate * self._weight_decay)
-        scalars = [np.float32(value) for value in (
-            1.0 - self._beta1, self._beta2, 1.0 - self._beta2, learning_rate / (1.0 - self._beta1**step),
-            1.0 / math.sqrt(1.0 - self._beta2**step), self._eps, self._bias)]
+        *scalars, keep = self.scalars(step, learning_rate)
         clip = np.float32(clip_factor)
 
         def apply(start: int, stop: int, keep: np.float32) -> None:
             self._kernel(*(plane[start:stop] for plane in planes), clip, keep, *scalars)
 
-        chunks = [(start, stop, keep) for start, stop in ranges(0, layout.decay_numel)]
-        chunks += [(start, stop, np.float32(1.0)) for start, stop in ranges(layout.decay_numel, layout.numel)]
+        chunks = [(start, stop, keep) for start, stop in self._workers.chunks(0, layout.decay_numel)]
+        chunks += [(start, stop, np.float32(1.0)) for start, stop in
+                   self._workers.chunks(layout.decay_numel, layout.numel)]
         self._workers.run(apply, chunks)
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ class Backend(Protocol):
     def drain(self) -> None:
         """Wait until every submitted op has finished; raises the first error of any lane."""
 
+    def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """A copy between host and device, within an op, that lets those of other lanes pass between its parts."""
+
     def upload(self, array) -> torch.Tensor:
         """A small host array on the device, ordered before COMPUTE ops submitted later."""
 
@@ -59,7 +62,8 @@ class Backend(Protocol):
         """Bytes that new tensors on the device may take, within its free memory and any limit."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes: allocated, reserved, peak, total, free (zeros on the CPU)."""
+        """Bytes: allocated, reserved, the peaks of both, total, free; and `retries`, how often cached memory had to be given
+        back, which stalls the device (zeros on the CPU)."""
 
     def reset_peak(self) -> None:
         """Give cached device memory back and count the peak anew."""
@@ -94,6 +98,9 @@ class CpuBackend:
     def drain(self) -> None:
         """Nothing is ever under way."""
 
+    def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
     def upload(self, array) -> torch.Tensor:
         return torch.from_numpy(array)
 
@@ -116,7 +123,8 @@ class CpuBackend:
         return sample_host_memory()[1]
 
     def memory(self) -> dict[str, int]:
-        return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0}
+        return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0, "peak_reserved": 0,
+                "retries": 0}
 
     def reset_peak(self) -> None:
         """Nothing is counted."""

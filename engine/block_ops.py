@@ -16,6 +16,7 @@ import torch
 from engine.adamw import HostAdamW
 from engine.attention import Documents
 from engine.backend import Backend
+from engine.device_adamw import clip_of, update
 from engine.device_state import DeviceState
 from engine.errors import CacheError, NonFiniteError
 from engine.host_store import HostStore
@@ -58,6 +59,8 @@ class StepContext:
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
     caches: list[Any] | None = None
     """For sampling: each micro-batch's key-value cache, None where the model is to make one, which is put here."""
+    scalars: torch.Tensor | None = None
+    """`HostAdamW.scalars` on the device, where an optimizer runs there."""
     failure: str | None = None
     """What a pass with caches could not do."""
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -285,9 +288,48 @@ class BlockOps:
         staging.copy_(grad)
 
     def _summary(self, op: Op, step: StepContext) -> None:
+        self.state.clip.copy_(clip_of(self.state.norms, step.max_grad_norm))
         self.summary.copy_(self.state.norms, non_blocking=True)
 
+    # ------------------------------------------------------------------ UPDATE
+
+    def _fetch_states(self, op: Op, step: StepContext) -> None:
+        self._copy_states(op, [plane for plane in self.store.planes if plane != "grad"], to_device=True)
+
+    def _fetch_gradient(self, op: Op, step: StepContext) -> None:
+        start, stop = op.piece
+        plane = self.store.tensor(op.unit, "grad")[start:stop]
+        self.backend.copy_in_parts(self.state.states[op.states]["grad"][:stop - start], plane)
+
+    def _device_update(self, op: Op, step: StepContext) -> None:
+        start, stop = op.piece
+        planes = {name: plane[:stop - start] for name, plane in self.state.states[op.states].items()}
+        grad = planes.pop("grad")
+        if op.staging is not None:
+            grad = self.state.stagings[op.staging][start:stop]
+        decayed = min(max(0, self.units[op.unit].layout.decay_numel - start), stop - start)
+        update(planes, grad, self.state.clip, step.scalars, decayed, self.plan.compiled)
+        if op.slot is not None:
+            self.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
+
+    def _offload_weights(self, op: Op, step: StepContext) -> None:
+        self._copy_states(op, ["weight_high"], to_device=False)
+
+    def _offload_states(self, op: Op, step: StepContext) -> None:
+        self._copy_states(op, [plane for plane in self.store.planes if plane not in ("weight_high", "grad")],
+                          to_device=False)
+
+    def _copy_states(self, op: Op, names: Sequence[str], to_device: bool) -> None:
+        start, stop = op.piece
+        for name in names:
+            pair = self.state.states[op.states][name][:stop - start], self.store.tensor(op.unit, name)[start:stop]
+            target, source = pair if to_device else pair[::-1]
+            self.backend.copy_in_parts(target, source)
+
     # ------------------------------------------------------------------ HOST
+
+    def _home(self, op: Op, step: StepContext) -> None:
+        """Everything that it waits for is done."""
 
     def _clip(self, op: Op, step: StepContext) -> None:
         *squares, step.loss = self.summary.tolist()

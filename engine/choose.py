@@ -6,15 +6,17 @@ app's form all ask the same function.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.config import AUTO, TrainConfig
-from engine.cost import TYPICAL, Rates, step_seconds
+from engine.cost import TYPICAL, Rates, choose_homes, step_seconds
 from engine.errors import ConfigError
 from engine.machine import compiler_problem
+from engine.plan import EMBED
 from engine.planner import PlanChoices
 from engine.shape import ModelShape
 from engine.sizes import COMFORTABLE, GIB, Item, Sizer, host_boundary_bytes
@@ -47,7 +49,7 @@ class Chosen:
         """The choices that results depend on, by rounding: a resumed run gives them to `choose` again."""
         return {"micro_batch_size": self.micro_batch_size, "loss_chunk": self.loss_chunk,
                 "gradient_sum": self.choices.gradient_sum, "rounds": self.choices.rounds,
-                "compiled": self.choices.compiled}
+                "compiled": self.choices.compiled, "device_homes": list(self.choices.device_homes)}
 
     @property
     def gpu_bytes(self) -> int:
@@ -107,6 +109,7 @@ class _Planner:
             if self.sizer.fits(size, lean):
                 exact = not self.sizer.rounding and self.config.engine.rounds == AUTO
                 for choices in self._filled(size, lean):
+                    choices = self._with_homes(size, choices)
                     # A sum that is rounded once a round is only taken where it is asked for.
                     if not (exact and choices.gradient_sum == "host"):
                         found.append((self._seconds(size, choices), size, choices))
@@ -118,6 +121,14 @@ class _Planner:
             return next((size, choices) for seconds, size, choices in found if seconds <= 1.002 * least)
         size, micro_batches, rounds = min(ways, key=lambda way: (way[0], -way[2]))
         return size, self._leanest(micro_batches, rounds)
+
+    def _with_homes(self, size: int, choices: PlanChoices) -> PlanChoices:
+        given = self.sizer.rounding
+        if "device_homes" in given:
+            homes = tuple(given["device_homes"])
+        else:
+            homes, _ = choose_homes(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
+        return replace(choices, device_homes=homes)
 
     def _seconds(self, size: int, choices: PlanChoices) -> float:
         return step_seconds(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
@@ -163,7 +174,7 @@ class _Planner:
             resident_blocks=resident, kept_blocks=kept,
             host_boundaries=e.save_level == "boundary_host" or (
                 e.save_level in (AUTO, "all") and self.sizer.device == "cuda"),
-            gradient_sum=self.sizer.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"),
+            update_buffers=0, gradient_sum=self.sizer.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"),
             compiled=self.sizer.compiled)
 
     def _filled(self, size: int, lean: PlanChoices) -> Iterator[PlanChoices]:
@@ -181,7 +192,11 @@ class _Planner:
             if choices.host_boundaries and not on_device.host_boundaries and room:
                 places.append(choices)
         counts = range(blocks, -1, -1) if sizer.device == "cuda" else (blocks, 0)
-        for place in places:
+        for place, buffers in itertools.product(places, (0, 2, 4, 8) if sizer.device == "cuda" else (0,)):
+            # Room for the pieces is set aside as if any unit were at home there; which ones are is decided at the end.
+            place = replace(place, update_buffers=buffers, device_homes=(EMBED,) if buffers else ())
+            if not sizer.fits(size, place):
+                continue
             if e.save_level in (AUTO, "all"):
                 least = place.kept_blocks
                 kept = [{"kept_blocks": k} for k in counts if k >= least]

@@ -8,6 +8,7 @@ and what attention keeps; norms, rotary embeddings, activations and residual sum
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +22,14 @@ RECOMPILE_LIMIT = 64
 """Graphs of one block's code: its kinds, training or not, and a few shapes, for every engine of the process."""
 
 
-@functools.cache
+_this_thread = threading.local()
+
+
 def set_up_compiler() -> None:
-    """Settings of the whole process, before anything is compiled."""
+    """Settings of this thread, before anything is compiled in it: in newer torch no other thread has them."""
+    if getattr(_this_thread, "set_up", False):
+        return
+    _this_thread.set_up = True
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
@@ -31,6 +37,12 @@ def set_up_compiler() -> None:
     torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     # Otherwise the inputs of every matrix product are kept as well as recomputed: half as much memory again.
     torch._functorch.config.ban_recompute_materialized_backward = False
+    # The same for what is gathered for experts.
+    torch._functorch.config.ban_recompute_used_far_apart = False
+    # Go on inside the module that calls the attention. Otherwise each call around it is a graph of its own, and what the
+    # first norm gives is kept as the input of the next one.
+    if hasattr(torch._dynamo.config, "nested_graph_breaks"):
+        torch._dynamo.config.nested_graph_breaks = True
     # In this process: helpers would be forked from one that holds the planes.
     torch._inductor.config.compile_threads = 1
     leave_uncompiled()
@@ -48,6 +60,7 @@ class CompiledBlock:
         """That the first run took: nearly all of it is compiling."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        set_up_compiler()
         if self._proven:
             return self._compiled(*args, **kwargs)
         if self.problem:
@@ -66,7 +79,20 @@ class CompiledBlock:
 
 
 @functools.cache
-def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled when it first runs."""
-    set_up_compiler()
-    return torch.compile(function)
+def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> Callable[..., Any]:
+    """`function`, compiled for each shape that it is called with, or once for all (`dynamic`); as it is, where that fails."""
+    compiled = torch.compile(function, dynamic=dynamic)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal compiled
+        set_up_compiler()
+        try:
+            return compiled(*args, **kwargs)
+        except Exception as error:
+            if type(error).__name__ != "BackendCompilerFailed":  # of a module that takes a second to import
+                raise
+            compiled = function
+            return function(*args, **kwargs)
+
+    return call

@@ -4,13 +4,15 @@ torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.layout import PLANE_ITEM_BYTES
 from engine.plan import EMBED, HEAD, Op, StepPlan
 from engine.planner import PlanChoices
-from engine.shape import ModelShape
+from engine.shape import ModelShape, UnitShape
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Rates:
     attention: float
     device_memory: float
     adamw: float
+    adamw_busy: float
+    """While the bus is busy both ways."""
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -34,7 +38,13 @@ class Rates:
         return cls(**{name: float(values[name]) for name in cls.__dataclass_fields__})
 
 
-TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9), "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8)}
+BUS_SHARE = 0.8
+"""What the states of optimizers get of the bus: prefetches use it as well."""
+
+HALF_SPEED_TOKENS = 300
+"""Tokens at which matrix products of a block reach half of their speed, about."""
+
+TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9), "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8)}
 """What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and two cores."""
 
 
@@ -55,12 +65,16 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
                 return sizes[op.unit].numel * shape.item_bytes / rates.h2d
             case "offload":
                 return sizes[op.unit].numel * shape.item_bytes / rates.d2h
+            case "fetch_states" | "offload_states" | "offload_weights" | "fetch_gradient":
+                return cost.carried(op.kind, op.piece[1] - op.piece[0])
+            case "device_update":
+                return (op.piece[1] - op.piece[0]) * 2 * cost.state_bytes / rates.device_memory
             case "store_boundary":
                 return cost.hidden_bytes / rates.d2h
             case "fetch_boundary":
                 return cost.hidden_bytes / rates.h2d
             case "update":
-                return sizes[op.unit].numel / rates.adamw
+                return sizes[op.unit].numel / (rates.adamw_busy if plan.device_homes else rates.adamw)
             case "forward":
                 return cost.forward(op.unit)
             case "backward":
@@ -93,10 +107,71 @@ def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: in
         carried += choices.micro_batches * (len(shape.blocks) - choices.kept_blocks) * cost.hidden_bytes
     gradients = choices.rounds if choices.gradient_sum == "host" else 1
     returned = gradients * shape.plane_numel * shape.item_bytes
-    # The first forward pass is what hides the optimizer.
-    window = choices.micro_batches // choices.rounds * forward
-    update = shape.plane_numel / rates.adamw
-    return max(compute, carried / rates.h2d, returned / rates.d2h) + max(0.0, update - window)
+    return max(compute, carried / rates.h2d, returned / rates.d2h) + choose_homes(shape, choices, rates, rows,
+                                                                                  row_length)[1]
+
+
+def choose_homes(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int,
+                 row_length: int) -> tuple[tuple[str, ...], float]:
+    """Which units' optimizers run on the device, and about how long the first forward pass waits for updates then.
+
+    In the order in which the forward pass needs them, each unit goes to where its weights are ready first: the host, or the
+    device, to which states are streamed through `choices.update_buffers` buffers. None do where the host alone, which the
+    busy bus slows down, is faster.
+    """
+    nowhere = _Homes(shape, choices, rates, rates.adamw, rows, row_length, 0)
+    if not choices.update_buffers:
+        return nowhere.units, nowhere.waited
+    some = _Homes(shape, choices, rates, rates.adamw_busy, rows, row_length, choices.update_buffers)
+    best = min(nowhere, some, key=lambda homes: homes.waited)
+    return best.units, best.waited
+
+
+class _Homes:
+    """One pass over the units; the seconds that each clock shows count from the end of the step's backward."""
+
+    def __init__(self, shape: ModelShape, choices: PlanChoices, rates: Rates, adamw: float, rows: int, row_length: int,
+                 buffers: int):
+        self._cost = cost = _Cost(shape, rates, rows, row_length, choices.compiled)
+        self._rates, self._shape = rates, shape
+        self._resident = {unit.name for unit in shape.blocks[len(shape.blocks) - choices.resident_blocks:]}
+        self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
+        self._piece = max(unit.numel for unit in shape.blocks)
+        passes = choices.micro_batches // choices.rounds
+        # When each buffer is free, and when the lanes of the bus are.
+        state = ([0.0] * buffers, 0, 0.0, 0.0)
+        host = now = self.waited = 0.0
+        homes = []
+        for unit in shape.units:
+            on_host = host + unit.numel / adamw + unit.numel * shape.item_bytes / rates.h2d
+            ready, after = self._on_device(unit, *state) if buffers else (math.inf, state)
+            if ready < on_host:
+                state = after
+                homes.append(unit.name)
+            else:
+                host, ready = host + unit.numel / adamw, on_host
+            self.waited += max(0.0, ready - now)
+            now = max(now, ready) + (passes * cost.forward(unit.name) if unit.name not in (EMBED, HEAD) else 0.0)
+        self.units = tuple(homes)
+
+    def _on_device(self, unit: UnitShape, buffers: list[float], used: int, h2d: float, d2h: float) -> tuple[float, tuple]:
+        """When the unit's weights are there, and the clocks afterwards."""
+        cost, buffers, ready = self._cost, list(buffers), 0.0
+        placed = unit.name in (EMBED, HEAD) or unit.name in self._resident
+        for start in range(0, unit.numel, self._piece):
+            size, buffer = min(self._piece, unit.numel - start), used % len(buffers)
+            if used >= len(buffers):  # the first ones are there before the gradients are
+                h2d = max(h2d, buffers[buffer]) + cost.carried("fetch_states", size)
+            if unit.name not in self._staged:
+                h2d += cost.carried("fetch_gradient", size)
+            updated = max(h2d, 0.0) + size * 2 * cost.state_bytes / self._rates.device_memory
+            d2h = max(d2h, updated) + cost.carried("offload_weights", size)
+            there = 0.0 if placed else d2h + size * self._shape.item_bytes / self._rates.h2d
+            ready = max(ready, updated if placed else there)
+            d2h += cost.carried("offload_states", size)
+            buffers[buffer] = d2h
+            used += 1
+        return ready, (buffers, used, h2d, d2h)
 
 
 class _Cost:
@@ -119,9 +194,28 @@ class _Cost:
 
     def _pass(self, unit: str, times: float, attention_times: float) -> float:
         size = self._sizes[unit]
+        matmul = self.rates.matmul * self.tokens / (self.tokens + HALF_SPEED_TOKENS)
         kept = (size.compiled_activations if self.compiled else size.activations).of(self.rows, self.row_length)
-        return (times * 2 * size.parameter_count * self._share * self.tokens / self.rates.matmul
+        return (times * 2 * size.parameter_count * self._share * self.tokens / matmul
                 + attention_times * self._attention / self.rates.attention + times * 2 * kept / self.rates.device_memory)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a parameter: everything that its optimizer needs."""
+        return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+
+    def carried(self, kind: str, numel: int) -> float:
+        """Copies of states, which share the bus with others."""
+        item = PLANE_ITEM_BYTES[self.shape.dtype]
+        weight, grad = item["weight_high"], item["grad"]
+        match kind:
+            case "fetch_states":
+                return numel * (self.state_bytes - grad) / (BUS_SHARE * self.rates.h2d)
+            case "fetch_gradient":
+                return numel * grad / (BUS_SHARE * self.rates.h2d)
+            case "offload_weights":
+                return numel * weight / (BUS_SHARE * self.rates.d2h)
+        return numel * (self.state_bytes - grad - weight) / (BUS_SHARE * self.rates.d2h)
 
     def gradient(self, unit: str, touches: int) -> float:
         """Of a unit's fp32 sum and its rounding: bytes touched per element."""

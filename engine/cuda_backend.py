@@ -1,7 +1,7 @@
-"""The four lanes on a CUDA GPU: three streams and a host thread, ordered by events and by nothing else.
+"""The lanes on a CUDA GPU: streams and a host thread, ordered by events and by nothing else.
 
-COMPUTE ops are launched from the caller's thread on the default stream. H2D and D2H have a thread each, because a
-prefetch must wait for a host update without holding up the launches of COMPUTE. HOST ops run on a thread of their own.
+COMPUTE ops are launched from the caller's thread on the default stream. The lanes of copies and of the optimizer on the
+device have a stream and a thread each, because a prefetch must wait for a host update without holding up the launches of COMPUTE. HOST ops run on a thread of their own.
 This is the only file that speaks of CUDA.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +17,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
-from engine.plan import COMPUTE, D2H, H2D, HOST, Op
+from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, UPDATES, Op
 
 # Growing segments leave no gaps when micro-batch shapes vary; read when CUDA starts, a user's own setting wins.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+# A queue of the hardware for each of our streams; the default is 8.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+SWITCH_SECONDS = 0.0005
+PART_BYTES = 128 << 20
+"""Of copies in parts: two milliseconds each."""
 
 
 def cuda_available() -> bool:
@@ -69,11 +77,13 @@ class CudaBackend:
     def __init__(self, index: int = 0):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self._streams = {COMPUTE: torch.cuda.default_stream(self.device),
-                         H2D: torch.cuda.Stream(self.device), D2H: torch.cuda.Stream(self.device)}
-        self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in (H2D, D2H, HOST)}
+        self._streams = {lane: torch.cuda.Stream(self.device) for lane in LANES if lane not in (COMPUTE, HOST)}
+        self._streams[COMPUTE] = torch.cuda.default_stream(self.device)
+        self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in LANES if lane != COMPUTE}
         self._error: BaseException | None = None
         self._limit = torch.cuda.get_device_properties(self.device).total_memory
+        # Threads that launch take turns with those of the optimizer: five milliseconds, Python's own, are too long a turn.
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._broken: dict[str, BaseException] = {}
         self._set_anchor()
         self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
@@ -109,6 +119,8 @@ class CudaBackend:
             self._require(lane, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
+                    if lane in UPDATES:  # nothing is issued before it can run
+                        wait.end.synchronize()
                     stream.wait_event(wait.end)
             with torch.cuda.stream(stream):
                 ticket.start.record(stream)
@@ -153,6 +165,16 @@ class CudaBackend:
                 self._launch(lane, ticket, waits, work)
             # The closure holds a step's tensors: let go of it before waiting for the next item.
             del item, ticket, waits, work
+
+    def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        # A copy engine goes on with one stream until that has nothing more to copy. A weight that is needed now would wait
+        # for all the gigabytes of states that are issued, so the engine must run dry between two parts.
+        size = PART_BYTES // target.element_size()
+        for start in range(0, target.numel(), size):
+            target[start:start + size].copy_(source[start:start + size], non_blocking=True)
+            done = torch.cuda.Event(blocking=True)
+            done.record(torch.cuda.current_stream(self.device))
+            done.synchronize()
 
     def finish_step(self, callback: Callable[[], None]) -> None:
         def finish() -> None:
@@ -235,7 +257,9 @@ class CudaBackend:
         free, total = torch.cuda.mem_get_info(self.device)
         return {"allocated": torch.cuda.memory_allocated(self.device),
                 "reserved": torch.cuda.memory_reserved(self.device),
-                "peak": torch.cuda.max_memory_allocated(self.device), "total": total, "free": free}
+                "peak": torch.cuda.max_memory_allocated(self.device), "total": total, "free": free,
+                "peak_reserved": torch.cuda.max_memory_reserved(self.device),
+                "retries": torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)}
 
     def reset_peak(self) -> None:
         torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from engine.compiled import CompiledBlock
+from engine.layout import PLANE_ITEM_BYTES
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan import EMBED, HEAD, StepPlan
 
@@ -27,9 +28,25 @@ class DeviceState:
         self.dtype, self._compiles = TORCH_DTYPES[model.dtype], plan.compiled
         self._units = {unit.name: unit for unit in model.units}
         self.slots = {name: self._flat(units, self.dtype) for name, units in plan.slots.items()}
-        self.grads = {name: self._flat(units, torch.float32) for name, units in plan.grads.items()}
+        buffer_bytes = plan.piece_numel * sum(PLANE_ITEM_BYTES[model.dtype].values())
+        sums = {name: max(self._units[unit].layout.numel for unit in units) for name, units in plan.grads.items()}
+        self._shared = set(plan.arena)
+        shared = [f"grad {unit}" for unit in plan.arena]
+        self._arena = torch.zeros(max(4 * sum(sums[name] for name in shared), len(plan.update_buffers) * buffer_bytes),
+                                  dtype=torch.uint8, device=device)
+        self.grads, start = {}, 0
+        for name in shared:
+            self.grads[name] = self._arena[start:start + 4 * sums[name]].view(torch.float32)
+            start += 4 * sums[name]
+        self.grads |= {name: torch.zeros(numel, dtype=torch.float32, device=device)
+                       for name, numel in sums.items() if name not in self.grads}
         self.stagings = {name: self._flat(units, self.dtype) for name, units in plan.stagings.items()}
         self.rings = {name: torch.empty(boundary_numel, dtype=self.dtype, device=device) for name in plan.rings}
+        self.states = {buffer: self._states(self._arena[k * buffer_bytes:(k + 1) * buffer_bytes], plan.piece_numel)
+                       for k, buffer in enumerate(plan.update_buffers)}
+        """In each update buffer, one piece of each plane."""
+        self.clip = torch.zeros(2, dtype=torch.float32, device=device)
+        """Clip factor of the step, and 1 where it may be applied."""
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
         """Squared gradient norm of each unit, and the loss last."""
         self._training: bool | None = None
@@ -43,6 +60,17 @@ class DeviceState:
                 unit = self._units[name]
                 if unit.block is not None and (slot, unit.kind) not in self._templates:
                     self._make_template(slot, unit)
+
+    def _states(self, memory: torch.Tensor, numel: int) -> dict[str, torch.Tensor]:
+        """One plane of each kind of `numel` elements in a buffer's `memory`, a flat tensor of bytes."""
+        dtypes = {"weight_high": self.dtype, "weight_low": torch.int16, "grad": self.dtype}
+        planes, start = {}, 0
+        for plane, item in PLANE_ITEM_BYTES[self.model.dtype].items():
+            view = memory[start:start + item * numel].view(dtypes.get(plane, torch.float32))
+            # A tensor of its own on the same memory: torch does not compile what changes views of different dtypes.
+            planes[plane] = torch.from_dlpack(view) if numel else view
+            start += item * numel
+        return planes
 
     def _flat(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
         numel = max(self._units[unit].layout.numel for unit in units)
@@ -112,5 +140,7 @@ class DeviceState:
 
     def fixed_bytes(self) -> int:
         """Bytes of all buffers held here."""
-        tensors = [*self.slots.values(), *self.grads.values(), *self.stagings.values(), *self.rings.values(), self.norms]
+        own = [grad for name, grad in self.grads.items() if name.removeprefix("grad ") not in self._shared]
+        tensors = [*self.slots.values(), *own, self._arena, *self.stagings.values(), *self.rings.values(), self.norms,
+                   self.clip]
         return sum(t.numel() * t.element_size() for t in tensors)

@@ -20,6 +20,7 @@ from engine.device_state import DeviceState
 from engine.errors import CacheError
 from engine.executor import Executor, Span
 from engine.host_store import HostStore
+from engine.layout import PLANE_ITEM_BYTES
 from engine.model import TORCH_DTYPES, StreamedModel
 from engine.plan import StepPlan, validate
 from engine.planner import PlanChoices, build_forward_plan, build_step_plan
@@ -54,13 +55,16 @@ class StreamingEngine:
         width = model.config.get_text_config().hidden_size
         self._boundaries = _HostBoundaries(self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(model, self.plan, backend.device, tokens * width)
+        store.register_states(self.plan.device_homes)
         # The buffers are zeroed on COMPUTE, and no wait of a plan orders that before the first prefetch.
         backend.drain()
         self._executors: dict[int, Executor] = {}
         self._train = self._executor(self.plan)
 
     def _step_plan(self) -> StepPlan:
-        return build_step_plan(self._blocks, self.model.tied, self.choices)
+        return build_step_plan(self._blocks, self.model.tied, self.choices,
+                               {unit.name: unit.layout.numel for unit in self.model.units},
+                               sum(PLANE_ITEM_BYTES[self.model.dtype].values()))
 
     def _forward_plan(self, micro_batches: int) -> StepPlan:
         c = self.choices
@@ -86,6 +90,8 @@ class StreamingEngine:
         loss_tokens = sum(int(b.loss_tokens) for b in batches)
         step = StepContext(number=number, batches=[self._upload(b) for b in batches], loss_scale=1.0 / max(1, loss_tokens),
                            learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed)
+        if self.plan.device_homes:
+            step.scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
         finish = None
         if on_home is not None:
             def finish(done: StepContext, spans: list[Span]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.backend import Backend, Ticket
 from engine.block_ops import BlockOps, StepContext
-from engine.plan import Op, StepPlan
+from engine.plan import H2D, Op, StepPlan
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class Executor:
         self._previous: list[Ticket] | None = None
 
     def run(self, step: StepContext, on_home: Callable[[StepContext, list[Span]], None] | None = None) -> None:
+        if self._previous is None:
+            self._fill_placed(step)
         tickets: list[Ticket] = []
         for op in self.plan.ops:
             waits = [tickets[k] for k in op.waits]
@@ -41,6 +43,14 @@ class Executor:
         self._previous = tickets
         if on_home is not None:
             self.backend.finish_step(lambda: on_home(step, self._spans(tickets)))
+
+    def _fill_placed(self, step: StepContext) -> None:
+        """Weights that a step expects where the step before updated them."""
+        for unit, slot in self.plan.placed:
+            op = Op(0, "prefetch", H2D, unit, slot=slot)
+            self.backend.submit(op, (), self.ops.work(op, step))
+        if self.plan.placed:
+            self.backend.drain()
 
     def _spans(self, tickets: list[Ticket]) -> list[Span]:
         return [Span(op, *ticket.span()) for op, ticket in zip(self.plan.ops, tickets)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ class HostStore:
 
     `register(address, bytes)` and `unregister(address)` make memory known to the device for DMA; None without one.
     Nothing is allocated until `allocate_weights` and `allocate_states`; memory comes zeroed. Fresh memory is not
-    inherited by forked children. `threads` is how many touch and convert memory (default: the cores, 16 at most).
+    inherited by forked children. `threads` is how many touch and convert memory (default: the cores but two).
     """
 
     def __init__(self, layouts: Sequence[UnitLayout], dtype: Literal["bfloat16", "float32"],
@@ -85,6 +85,15 @@ class HostStore:
     def pinned_bytes(self) -> int:
         """Bytes registered for DMA."""
         return sum(self._registered.values())
+
+    def register_states(self, units: Iterable[str]) -> None:
+        """Make all planes of `units` known to the device, whose optimizer runs there."""
+        for unit in units:
+            for plane in self.planes:
+                array = self._arrays[unit, plane]
+                if self._register is not None and array.ctypes.data not in self._registered:
+                    self._register(array.ctypes.data, array.nbytes)
+                    self._registered[array.ctypes.data] = array.nbytes
 
     def close(self) -> None:
         """Unregister and give all memory back at once. Views still held read zeros from now on; nothing may be

@@ -23,16 +23,21 @@ from numba.extending import intrinsic
 from engine.machine import usable_cores
 
 CHUNK = 1 << 20
-"""Elements that a worker takes at once: some milliseconds of work, and a multiple of every vector width."""
+"""Least elements that a worker takes at once: some milliseconds of work, and a multiple of every vector width."""
+TURNS = 4
+"""Chunks of a worker in one call: enough to even out, and few, since each asks for the interpreter's lock."""
 
-MAX_THREADS = 16
+MAX_THREADS = 32
+FREE_CORES = 2
+"""Of eight and more, those that are left to the threads that launch the device's work."""
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 def default_threads() -> int:
-    """The cores that this process may use, 16 at most: host memory is saturated by then."""
-    return min(usable_cores(), MAX_THREADS)
+    """The cores that this process may use but for two, 32 at most: host memory is saturated by then."""
+    cores = usable_cores()
+    return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
 
 
 class Workers:
@@ -52,6 +57,11 @@ class Workers:
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
+
+    def chunks(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Bounds of chunks of a range, as many as the threads share well."""
+        size = -(-(stop - start) // (self.threads * TURNS * CHUNK)) * CHUNK
+        return ranges(start, stop, max(CHUNK, size))
 
     def close(self) -> None:
         if self._pool is not None:

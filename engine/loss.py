@@ -12,6 +12,12 @@ from engine.compiled import compiled_function
 from engine.skeleton import Skeleton
 
 
+SHAPES = 128
+"""Compiled chunks have a multiple of so many positions."""
+IGNORED = -100
+"""Label that torch's cross-entropy leaves out."""
+
+
 def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, labels: torch.Tensor, scale: float,
                  chunk: int, parameters: list[nn.Parameter],
                  accumulate: Callable[[tuple[torch.Tensor | None, ...]], None] | None,
@@ -33,9 +39,16 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
                 logits = skeleton.logits(selected[start:start + chunk])
                 total += cross_entropy(logits, labels[start:start + chunk])
         return total * scale, None
-    loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
+    loss_of, positions = cross_entropy, len(index)
+    if compiled and positions:
+        # A kernel for each shape: so only few shapes, and positions that count for nothing fill the last chunk.
+        loss_of, pieces = compiled_function(cross_entropy), -(-positions // chunk)
+        step = min(SHAPES, chunk)
+        chunk = -(-positions // (pieces * step)) * step
+        selected = F.pad(selected, (0, 0, 0, pieces * chunk - positions))
+        labels = F.pad(labels, (0, pieces * chunk - positions), value=IGNORED)
     gradient = torch.zeros_like(flat)
-    for start in range(0, len(index), chunk):
+    for start in range(0, positions, chunk):
         piece = selected[start:start + chunk].detach().requires_grad_()
         with torch.enable_grad():
             logits = skeleton.logits(piece)
@@ -43,7 +56,8 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
         piece_gradient, *parameter_gradients = torch.autograd.grad(loss, [piece, *parameters], allow_unused=True)
         del logits
         total += loss.detach()
-        gradient.index_copy_(0, index[start:start + chunk], piece_gradient)
+        of = index[start:start + chunk]
+        gradient.index_copy_(0, of, piece_gradient[:len(of)])
         accumulate(tuple(parameter_gradients))
     return total, gradient.view_as(hidden)
 

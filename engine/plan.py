@@ -13,7 +13,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 H2D, COMPUTE, D2H, HOST = "H2D", "COMPUTE", "D2H", "HOST"
-LANES = (H2D, COMPUTE, D2H, HOST)
+STATES_IN, UPDATE, STATES_OUT = "STATES IN", "UPDATE", "STATES OUT"
+UPDATES = (STATES_IN, UPDATE, STATES_OUT)
+"""Lanes of optimizers on the device."""
+LANES = (H2D, COMPUTE, D2H, HOST, *UPDATES)
 
 EMBED, HEAD = "embed", "head"
 
@@ -34,9 +37,15 @@ class Op:
       fetch_grad       H2D      host grad plane -> staging buffer (sum over rounds on the host)
       reduce           COMPUTE  squared norm of the fp32 sum; rounds it into staging buffer `staging`
       offload          D2H      staging buffer -> host grad plane
-      summary          COMPUTE  loss and norms to pinned memory
+      summary          COMPUTE  clip factor on the device; loss and norms to pinned memory
       clip             HOST     clip factor; a non-finite loss or norm stops the run here
       update           HOST     AdamW on the planes of `unit`
+      fetch_states     STATES IN   planes of a piece of `unit`, all but the gradient -> buffer `states`
+      fetch_gradient   STATES IN   gradient plane of the piece -> buffer `states`
+      device_update    UPDATE      AdamW in buffer `states`; into `slot` too where the unit has one of its own
+      offload_weights  STATES OUT  updated weights -> plane of the piece, first: a prefetch may wait for them
+      offload_states   STATES OUT  the other updated planes of buffer `states` -> planes of the piece
+      home             HOST     nothing: it waits for all pieces
     """
 
     index: int
@@ -53,6 +62,9 @@ class Op:
     """A backward that overwrites its gradient buffer rather than adding to it; a reduce of the first round."""
     last: bool = False
     """A reduce of the last round: it also computes the norm."""
+    piece: tuple[int, int] | None = None
+    """Elements of the planes, from and to, that an op of an optimizer on the device is about."""
+    states: str | None = None
     reads: tuple[tuple[str, str], ...] = ()
     writes: tuple[tuple[str, str], ...] = ()
     waits: tuple[int, ...] = ()
@@ -86,6 +98,17 @@ class StepPlan:
     rounds, one rounding; host: one bf16 rounding a round."""
     compiled: bool = False
     """Blocks and the loss run compiled."""
+    device_homes: tuple[str, ...] = ()
+    """Units whose optimizer runs on the device."""
+    placed: tuple[tuple[str, str], ...] = ()
+    """(unit, slot) of those of them whose weights stay in a slot of their own: they are fetched before the first step
+    after everything was home, and updated in place from then on."""
+    update_buffers: tuple[str, ...] = ()
+    piece_numel: int = 0
+    """Elements of each plane in one of them."""
+    arena: tuple[str, ...] = ()
+    """Blocks in the order of their fp32 sums in one stretch of memory, at the front of which the update buffers lie:
+    sums are of no use between the end of a step and the first backward of the next."""
 
 
 class PlanError(AssertionError):
@@ -160,6 +183,8 @@ def validate(plan: StepPlan) -> None:
     lane_clock: dict[str, dict[str, int]] = {}
     writer: dict[str, tuple[int, str]] = {}
     readers: dict[str, list[int]] = defaultdict(list)
+    given = {resource for unit, slot in plan.placed for op in plan.ops for resource, tag in op.reads
+             if resource.startswith(f"slot:{slot} ") and tag == unit}
 
     def before(early: int, clock: dict[str, int]) -> bool:
         return clock.get(plan.ops[early % count].lane, -1) >= early
@@ -188,7 +213,7 @@ def validate(plan: StepPlan) -> None:
                 if not before(last, clock):
                     raise PlanError(_explain(plan, op, f"reads {resource} without waiting for "
                                              f"{plan.ops[last % count].label} (op {last % count}), which fills it"))
-            elif not resource.startswith("plane:"):
+            elif not resource.startswith("plane:") and resource not in given:
                 raise PlanError(_explain(plan, op, f"reads {resource}, which nothing has filled"))
         for resource, _ in op.writes:
             earlier = readers[resource] + ([writer[resource][0]] if resource in writer else [])
@@ -214,11 +239,12 @@ def grid(plan: StepPlan, limit: int = 400) -> str:
 
 def _rows(plan: StepPlan, indices) -> list[str]:
     width = 26
-    rows = ["   op  " + "".join(lane.ljust(width) for lane in LANES) + "waits for"]
+    lanes = LANES if plan.device_homes else LANES[:4]
+    rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for index in indices:
         op = plan.ops[index]
         text = op.label + (f" >{op.slot or op.staging or op.ring}" if op.lane in (H2D, D2H) else "")
-        cells = [(text if lane == op.lane else "·").ljust(width) for lane in LANES]
+        cells = [(text if lane == op.lane else "·").ljust(width) for lane in lanes]
         waits = [str(w) for w in op.waits] + [f"previous {w}" for w in op.waits_previous]
         rows.append(f"{index:5d}  " + "".join(cells) + ", ".join(waits))
     return rows

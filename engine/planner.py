@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.plan import COMPUTE, D2H, EMBED, H2D, HEAD, HOST, PlanBuilder, StepPlan
+from engine.plan_updates import DeviceUpdates
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,22 @@ class PlanChoices:
     """`vertical` needs rounds = 1; else `device` or `host` (see StepPlan)."""
     compiled: bool = False
     """Blocks and the loss run as kernels that torch compiles."""
+    device_homes: tuple[str, ...] = ()
+    """Units whose optimizer runs on the device, on states that are streamed there; all others' runs on the host."""
+    update_buffers: int = 0
+    """Pieces of states that are on the device at once; 0 without such units."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> StepPlan:
+def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices,
+                    numel: Mapping[str, int] | None = None, state_bytes: int = 14) -> StepPlan:
     """The plan of one training step over `blocks` (unit names in forward order) between the embed and head units.
 
-    `tied`: the head also uses the embed unit's weights, so its slot is held and its gradient is summed all step.
-    Raises ValueError for choices that contradict each other.
+    `tied`: the head also uses the embed unit's weights, so its slot is held and its gradient is summed all step. `numel`:
+    elements of each unit's planes, and `state_bytes`: bytes of all planes for an element, both needed where an optimizer runs
+    on the device. Raises ValueError for choices that contradict each other.
     """
     c = choices
     if c.micro_batches % c.rounds:
@@ -50,7 +58,9 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> Step
         raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
     if c.kept_blocks > len(blocks):
         raise ValueError(f"{c.kept_blocks} of {len(blocks)} blocks cannot keep their activations")
-    writer = _StepWriter(blocks, tied, c)
+    if not set(c.device_homes) <= {EMBED, *blocks, HEAD} or (c.device_homes and c.update_buffers < 1):
+        raise ValueError(f"{c.update_buffers} buffers for the optimizers of {c.device_homes}")
+    writer = _StepWriter(blocks, tied, c, numel or {}, state_bytes)
     # The first pass leaves behind who touched each buffer last; the second is the steady-state step.
     writer.write()
     writer.builder.start_step()
@@ -58,7 +68,11 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> Step
     return StepPlan(ops=writer.builder.step_ops(), slots=writer.slot_units(), grads=writer.grad_units(),
                     stagings=writer.staging_units(), rings=writer.ring_names(),
                     kept_units=frozenset(writer.kept), host_boundaries=c.host_boundaries, rounds=c.rounds,
-                    micro_batches=c.micro_batches, gradient_sum=c.gradient_sum, compiled=c.compiled)
+                    micro_batches=c.micro_batches, gradient_sum=c.gradient_sum, compiled=c.compiled,
+                    device_homes=c.device_homes,
+                    placed=tuple((u, u) for u in c.device_homes if writer.updates.placed(u)),
+                    update_buffers=tuple(writer.updates.buffers), piece_numel=writer.updates.piece_numel,
+                    arena=tuple(writer.updates.arena))
 
 
 def build_forward_plan(blocks: list[str], tied: bool, micro_batches: int, slots: int, prefetch_depth: int = 1,
@@ -86,12 +100,15 @@ class _Use:
 class _StepWriter:
     """Writes one step's ops in program order."""
 
-    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices):
+    def __init__(self, blocks: list[str], tied: bool, choices: PlanChoices, numel: Mapping[str, int] | None = None,
+                 state_bytes: int = 14):
         self.blocks, self.tied, self.c = blocks, tied, choices
         self.builder = PlanBuilder()
         self.resident = blocks[len(blocks) - choices.resident_blocks:] if choices.resident_blocks else []
         self.kept = set(blocks[len(blocks) - choices.kept_blocks:]) if choices.kept_blocks else set()
         self.streamed = [b for b in blocks if b not in self.resident]
+        self.updates = DeviceUpdates(self.builder, blocks, self.resident, choices.device_homes, choices.update_buffers,
+                                     numel or {}, state_bytes, choices.gradient_sum == "device", self._host_gradient)
 
     # ------------------------------------------------------------------ buffers
 
@@ -135,6 +152,7 @@ class _StepWriter:
     def write(self, training: bool = True) -> None:
         c = self.c
         self.staging_turn = 0
+        self.updates.start_step()
         self.ring_turn = {"store": 0, "fetch": 0}
         per_round = c.micro_batches // c.rounds
         self.uses = self._assign_slots(training)
@@ -142,7 +160,7 @@ class _StepWriter:
         use = 0
         for round_ in range(c.rounds):
             batches = list(range(round_ * per_round, (round_ + 1) * per_round))
-            if round_ == 0:
+            if round_ == 0 and not self.updates.placed(EMBED):
                 self._prefetch(EMBED, EMBED)
             self._fetch_ahead(use)
             for mb in batches:
@@ -150,7 +168,7 @@ class _StepWriter:
                            writes={f"hidden {mb}": f"in {round_}"}, round_=round_, slot=EMBED)
             for block in self.blocks:
                 self._fetch_ahead(use)
-                if round_ == 0 and block == self.blocks[-1]:
+                if round_ == 0 and block == self.blocks[-1] and not self.updates.placed(HEAD):
                     # Not earlier: the head's update comes last, and a prefetch that waits holds the lane up.
                     self._prefetch(HEAD, HEAD)
                 for mb in batches:
@@ -162,12 +180,16 @@ class _StepWriter:
             if not training:
                 continue
             self._finish_gradient(HEAD, round_)
+            finished: set[str] = set()
             for block in reversed(self.blocks):
                 self._fetch_ahead(use)
                 self._backward_unit(block, batches, round_, self.uses[use])
                 use += 1
                 self._fetch_ahead(use)
                 self._finish_gradient(block, round_)
+                finished.add(block)
+                if round_ == c.rounds - 1:
+                    self.updates.fetch_first(finished)
             for mb in batches:
                 self._embed_backward(mb, round_, mb == batches[0])
             self._finish_gradient(EMBED, round_)
@@ -186,6 +208,8 @@ class _StepWriter:
         content: dict[str, str] = {}
         for use in uses:
             use.slot = slots.get(use.unit, use.unit)
+            if self.updates.placed(use.unit):
+                continue
             use.fetch = content.get(use.slot) != use.unit
             content[use.slot] = use.unit
         return uses
@@ -202,11 +226,13 @@ class _StepWriter:
             self.next_fetch += 1
 
     def _prefetch(self, unit: str, slot: str) -> None:
-        self.builder.emit("prefetch", H2D, unit, reads={f"plane:weight {unit}": "ready"},
-                          writes={f"slot:{slot}": unit}, slot=slot)
+        self.builder.emit("prefetch", H2D, unit, reads=self.updates.planes(unit), writes={f"slot:{slot}": unit}, slot=slot)
 
     def _weights(self, unit: str, slot: str) -> dict[str, str]:
-        return {f"slot:{slot}": unit}
+        return self.updates.slot(unit, slot)
+
+    def _host_gradient(self, unit: str) -> dict[str, str]:
+        return {f"plane:grad {unit}": f"round {self.c.rounds - 1}"}
 
     def _emit(self, kind: str, mb: int | None, unit: str, *, reads=None, writes=None, round_=0, **attributes) -> None:
         self.builder.emit(kind, COMPUTE, unit, reads=reads, writes=writes, micro_batch=mb, round=round_, **attributes)
@@ -264,10 +290,10 @@ class _StepWriter:
             else:
                 # What is kept points into the slot, so it must be the same one.
                 reads[f"saved {block} {mb}"] = f"round {round_} in {use.slot}" if block in self.kept else f"round {round_}"
-            self._emit("backward", mb, block, reads=reads,
-                       writes={f"hidden {mb}": f"gradient {block} {round_}", f"grad:{self.grad_name(block)}": block},
-                       round_=round_, slot=use.slot, grad=self.grad_name(block), ring=rings.get(mb),
-                       first=mb == batches[0] and self._starts_sum(round_))
+            first = mb == batches[0] and self._starts_sum(round_)
+            writes = {f"hidden {mb}": f"gradient {block} {round_}", f"grad:{self.grad_name(block)}": block}
+            self._emit("backward", mb, block, reads=reads, writes=writes | (self.updates.sums_under(block) if first else {}),
+                       round_=round_, slot=use.slot, grad=self.grad_name(block), ring=rings.get(mb), first=first)
             following = next(ahead, None)
             if following is not None:
                 fetch(following)
@@ -283,7 +309,7 @@ class _StepWriter:
         if self.c.gradient_sum == "device" and not last:
             return
         grad, staging = self.grad_name(unit), self._staging(unit)
-        reads = {f"grad:{grad}": unit}
+        reads = {f"grad:{grad}": unit} | self.updates.sums_under(unit)
         adds = self.c.gradient_sum == "host" and round_ > 0
         if adds:
             self.builder.emit("fetch_grad", H2D, unit, reads={f"plane:grad {unit}": f"round {round_ - 1}"},
@@ -292,6 +318,8 @@ class _StepWriter:
         writes = {staging: f"{unit} sum"} | ({f"norm {unit}": "ready"} if last else {})
         self._emit("reduce", None, unit, reads=reads, writes=writes, round_=round_, grad=grad, staging=staging,
                    first=not adds, last=last)
+        if last and self.updates.keep_staged(unit, staging):
+            return
         self.builder.emit("offload", D2H, unit, reads={staging: f"{unit} sum"},
                           writes={f"plane:grad {unit}": f"round {round_}"}, staging=staging, round=round_)
 
@@ -300,7 +328,10 @@ class _StepWriter:
         norms = {f"norm {unit}": "ready" for unit in units}
         self._emit("summary", None, "step", reads=norms | {"loss": "sum"}, writes={"summary": "ready"})
         self.builder.emit("clip", HOST, "step", reads={"summary": "ready"}, writes={"clip": "ready"})
+        self.updates.write()
         for unit in units:
-            self.builder.emit("update", HOST, unit, reads={"clip": "ready",
-                                                           f"plane:grad {unit}": f"round {self.c.rounds - 1}"},
-                              writes={f"plane:weight {unit}": "ready"})
+            if unit not in self.c.device_homes:
+                self.builder.emit("update", HOST, unit, reads={"clip": "ready"} | self._host_gradient(unit),
+                                  writes={f"plane:weight {unit}": "ready"})
+        if self.c.device_homes:
+            self.builder.emit("home", HOST, "step", reads=self.updates.home())

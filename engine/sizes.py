@@ -8,7 +8,7 @@ from operator import add
 from typing import Any
 
 from engine.config import TrainConfig
-from engine.layout import Activations
+from engine.layout import PLANE_ITEM_BYTES, Activations
 from engine.planner import PlanChoices
 from engine.shape import ModelShape, UnitShape
 
@@ -56,13 +56,18 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         sums, sums_note = sum(outer) + largest, "embed, head and the largest block"
     else:
         sums, sums_note = max(outer) + largest, "embed or head, and the largest block"
+    pieces = c.update_buffers * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values()) if c.device_homes else 0
+    if c.gradient_sum == "device":  # they share the memory of the blocks' sums
+        pieces = max(0, pieces - 4 * sum(unit.numel for unit in blocks))
     rings = 2 * c.boundary_rings if c.host_boundaries else 0
     return (
         Item("Block slots", slots * streamed_slot * item, f"{slots} for the blocks that are streamed"),
         Item("Embed and head slots", sum(outer) * item),
         Item("Resident blocks", sum(unit.numel for unit in resident) * item, f"the last {len(resident)} blocks"),
-        Item("Gradient sums", 4 * (sums + len(shape.units) + 1), f"fp32: {sums_note}"),
+        Item("Gradient sums", 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
         Item("Gradient staging", (2 * largest + max(outer)) * item, "rounded gradients on their way to the host"),
+        Item("Optimizer states", pieces,
+             f"pieces of {len(c.device_homes)} units, {c.update_buffers} at a time, that are updated on the device"),
         Item("Boundary rings", rings * boundary_numel * item, f"{rings} buffers for boundaries on the host"),
     )
 
@@ -124,9 +129,11 @@ class Sizer:
         """For every block and one micro-batch: what autograd keeps, and what its backward needs besides."""
         if size not in self._by_size:
             tokens, item = size * self.row_length, self.shape.item_bytes
+            # Compiled, a gate's product, its gradient and the gradients of both its factors are there at once.
+            wide = 4 if self.compiled else 2
             self._by_size[size] = (
                 [self._activations(u).of(size, self.row_length) for u in self.shape.blocks],
-                [(2 * u.widest * tokens + u.numel + 2 * tokens * self.shape.hidden_size) * item
+                [(wide * u.widest * tokens + u.numel + 2 * tokens * self.shape.hidden_size) * item
                  for u in self.shape.blocks])
         return self._by_size[size]
 
@@ -146,7 +153,7 @@ class Sizer:
         block = max(recompute - kept, max(backward[recomputed:], default=0))
         tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens) * self._position_bytes
-        loss = chunk + tail * item + 2 * hidden
+        loss = chunk + tail * item + (3 if self.compiled else 2) * hidden
         embed = shape.embed.numel * item + 2 * hidden
         if block >= max(loss, embed):
             return block, f"backward of one block on {tokens:,} tokens"

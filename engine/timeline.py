@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.executor import Span
-from engine.plan import COMPUTE, D2H, H2D, HOST
+from engine.plan import COMPUTE, D2H, H2D, HOST, UPDATES
 
-CAUSES = {H2D: "h2d", D2H: "d2h", HOST: "optimizer"}
+CAUSES = {H2D: "h2d", D2H: "d2h", HOST: "optimizer"} | dict.fromkeys(UPDATES, "optimizer")
 
 
 def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool) -> dict[str, float]:
@@ -21,7 +21,7 @@ def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inli
     spans: one for each op of the plan, in plan order. previous: those of the step before, or None for the first step
     after a stop. inline: all lanes ran on one thread, so whatever ran in a gap is its cause.
     """
-    exposed = dict.fromkeys([*CAUSES.values(), "other"], 0.0)
+    exposed = dict.fromkeys(["h2d", "d2h", "optimizer", "other"], 0.0)
     others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE), key=lambda s: s.start)
     last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
     for span in spans:

@@ -22,6 +22,7 @@ from engine.config import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import FitError
 from engine.fit import DOES_NOT_FIT, estimate
+from engine.layout import PLANE_ITEM_BYTES
 from engine.library import errors_only
 from engine.machine import read_machine, sample_host_memory
 from engine.model import load_config
@@ -128,7 +129,8 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
     flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
-    plan = build_step_plan([unit.name for unit in shape.blocks], shape.tied, choices)
+    plan = build_step_plan([unit.name for unit in shape.blocks], shape.tied, choices,
+                           {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[shape.dtype].values()))
     predicted = simulate(plan, op_seconds(plan, shape, ceilings.rates(), chosen.micro_batch_size, length),
                          inline=backend.device.type == "cpu").seconds
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
@@ -144,8 +146,9 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
         "adamw_parameters_per_second": adamw,
         "adamw_of_ceiling": adamw / max(ceilings.adamw.values()),
         "choices": choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
-        "peak_device_bytes": run.peak, "planned_device_bytes": chosen.gpu_bytes, "host_rss_bytes": rss,
-        "host_boundaries_bytes": run.host_boundaries, "losses": [step.loss for step in run.steps],
+        "gaps": steady[-1].gaps, "allocator_retries": [step.retries for step in run.steps],
+        "peak_device_bytes": run.peak, "peak_reserved_bytes": run.reserved, "planned_device_bytes": chosen.gpu_bytes, "host_rss_bytes": rss,
+        "host_boundaries_bytes": run.host_boundaries, "losses": [step.loss for step in run.steps], "timeline": run.timeline,
     }
 
 

@@ -21,7 +21,7 @@ from engine.host_store import HostStore
 from engine.model import StreamedModel, build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES
 from engine.planner import PlanChoices
-from engine.timeline import exposed_seconds, overlap_seconds
+from engine.timeline import as_records, exposed_seconds, overlap_seconds
 from engine.weights import initialise
 
 PAIRS = ((H2D, COMPUTE), (D2H, COMPUTE), (H2D, D2H), (HOST, COMPUTE))
@@ -90,6 +90,10 @@ class StepFigures:
     """Seconds of work by lane."""
     by_kind: dict[str, float]
     """Seconds of work by kind of op."""
+    gaps: list[tuple[str, float]]
+    """The longest waits of COMPUTE: the op that came after, and seconds."""
+    retries: int
+    """How often, since the process began, the allocator ran out and had to wait for the device."""
     rates: dict[str, float]
     """GB/s of whole planes to and from the device, and billions of parameters updated a second."""
 
@@ -97,9 +101,12 @@ class StepFigures:
 @dataclass
 class RunFigures:
     steps: list[StepFigures] = field(default_factory=list)
+    timeline: list[dict[str, Any]] = field(default_factory=list)
+    """Spans of the last step and of the one before it, in seconds from the first, as the record of a run keeps them."""
     peak: int = 0
     """Most device bytes allocated at once."""
     reserved: int = 0
+    """Most that was reserved from the driver, gaps included."""
     fixed: int = 0
     """Bytes of the plan's own buffers."""
     host_boundaries: int = 0
@@ -118,6 +125,7 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
     began = mark = time.perf_counter()
     previous: list[Span] | None = None
+    last_two: list[list[Span]] = []
     per_step = 6 * model.active_parameters * sum(b.tokens for b in batches)
 
     def on_home(home: Home) -> None:
@@ -130,7 +138,9 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
             # The updates of the step before run under this one's forward.
             overlaps([*(s for s in previous or () if s.op.lane == HOST), *home.spans]),
             {lane: overlap_seconds(home.spans, lane, lane) for lane in LANES}, seconds_by_kind(home.spans),
+            longest_gaps(home.spans, previous), backend.memory()["retries"],
             rates(home.spans, planes)))
+        last_two[:] = [*last_two[-1:], home.spans]
         previous = home.spans
         if on_step is not None:
             on_step(figures.steps[-1])
@@ -141,9 +151,10 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
             engine.train_step(number, batches, rate, on_home)
             number += 1
         engine.drain()
+        figures.timeline = as_records([span for spans in last_two for span in spans])
     finally:
         memory = backend.memory()
-        figures.peak, figures.reserved = memory["peak"], memory["reserved"]
+        figures.peak, figures.reserved = memory["peak"], memory["peak_reserved"]
         engine.close()
     return figures
 
@@ -161,6 +172,15 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
         running[lane] += change
         last = moment
     return result | {"H2D+COMPUTE+D2H": together}
+
+
+def longest_gaps(spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12) -> list[tuple[str, float]]:
+    """Between two ops of COMPUTE, the last op of the step before among them, in the order of their length."""
+    own = [s for s in spans if s.op.lane == COMPUTE]
+    last = [max((s for s in previous if s.op.lane == COMPUTE), key=lambda s: s.end)] if previous else []
+    pairs = zip([*last, *own], [*last, *own][1:])
+    gaps = [(after.op.label, after.start - before.end) for before, after in pairs]
+    return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]
 
 
 def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:

@@ -18,7 +18,7 @@ import torch
 
 from engine import cuda_backend
 from engine.errors import NonFiniteError
-from engine.plan import COMPUTE, D2H, H2D, HOST
+from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, STATES_IN, STATES_OUT, UPDATES
 from engine.planner import PlanChoices
 from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.tiny import plain_model, random_batches, streamed, tiny_config
@@ -79,7 +79,7 @@ class _ImmediateStreams:
         stream = SimpleNamespace(wait_event=_Event.synchronize)
         self.cuda = SimpleNamespace(
             Event=_Event, Stream=lambda _: stream, default_stream=lambda _: stream, set_device=lambda _: None,
-            stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None, empty_cache=lambda: None,
+            current_stream=lambda _: stream, stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None, empty_cache=lambda: None,
             get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
             _sleep=lambda cycles: time.sleep(cycles / 2e9))
 
@@ -114,6 +114,15 @@ def test_delays_in_any_lane_change_nothing(lanes, name):
     choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
     for slow in ((H2D,), (COMPUTE,), (D2H,), (HOST,), (H2D, D2H), (D2H, HOST), (H2D, HOST)):
+        assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
+
+
+@pytest.mark.parametrize("sums", [dict(), dict(rounds=2, gradient_sum="device", kept_blocks=3)], ids=["vertical", "device"])
+def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, sums):
+    """States travel through two buffers; summed over rounds, they lie where sums of blocks were."""
+    choices = dataclasses.replace(BASE, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2, **sums)
+    expected = planes_after(choices, lanes(), dtype="bfloat16")
+    for slow in (*((lane,) for lane in LANES), UPDATES, (H2D, STATES_OUT), (D2H, STATES_IN)):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 

@@ -1,0 +1,161 @@
+"""The part of a step's plan in which optimizers run on the device, on states that are streamed there and back.
+
+A unit's planes travel in pieces: fetched into a buffer on STATES IN, updated there on UPDATE, sent back on STATES OUT, each
+lane in the order in which the next forward pass needs the weights. As many pieces as there are buffers are fetched before
+the gradients are complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from engine.plan import EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
+
+Piece = tuple[str, int]
+"""A unit and which of its pieces."""
+
+
+class DeviceUpdates:
+    """Writes the ops of `homes`, the units at home on the device, into a plan.
+
+    blocks: all, in forward order. resident: those with a slot of their own. numel: elements of each unit's planes.
+    state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
+    between the end of a step and the first backward of the next. gradient: the resource that holds a unit's gradient on the
+    host, and its tag.
+    """
+
+    def __init__(self, builder: PlanBuilder, blocks: list[str], resident: Collection[str], homes: Collection[str],
+                 buffers: int, numel: Mapping[str, int], state_bytes: int, share_sums: bool,
+                 gradient: Callable[[str], dict[str, str]]):
+        self._builder, self._resident, self._homes, self._gradient = builder, resident, homes, gradient
+        self.piece_numel = max(numel[block] for block in blocks) if homes else 0
+        self.buffers = [f"states {k}" for k in range(buffers)] if homes else []
+        self._bounds = {unit: [(start, min(start + self.piece_numel, numel[unit]))
+                               for start in range(0, numel[unit], self.piece_numel)] for unit in homes}
+        self._pieces = [(unit, k) for unit in (EMBED, *blocks, HEAD) if unit in homes
+                        for k in range(len(self._bounds[unit]))]
+        self._buffer = {piece: self.buffers[k % buffers] for k, piece in enumerate(self._pieces)}
+        # No other gradient takes their place in the staging buffers before the step ends.
+        self._staged = {EMBED, *blocks[:2]}
+        self.arena: list[str] = []
+        self._sums_of: dict[str, list[str]] = {}
+        if homes and share_sums:
+            self._share_sums(blocks, numel, self.piece_numel * state_bytes)
+        self.start_step()
+
+    def start_step(self) -> None:
+        self._fetched: set[Piece] = set()
+        self._with_gradient: set[Piece] = set()
+        self._staging: dict[str, str] = {}
+
+    def _share_sums(self, blocks: list[str], numel: Mapping[str, int], buffer_bytes: int) -> None:
+        """The order of the blocks' sums in one stretch of memory, with the buffers at its front: that in which backward has
+        done with them."""
+        self.arena = [*reversed(blocks)]
+        spans, end = [], 0
+        for block in self.arena:
+            spans.append((block, end, end + 4 * numel[block]))
+            end = spans[-1][2]
+        for k, buffer in enumerate(self.buffers):
+            self._sums_of[buffer] = [block for block, start, end in spans
+                                     if start < (k + 1) * buffer_bytes and end > k * buffer_bytes]
+
+    # ------------------------------------------------------------------ what the other ops must know
+
+    def placed(self, unit: str) -> bool:
+        """Updated in a slot that holds nothing else."""
+        return unit in self._homes and (unit in (EMBED, HEAD) or unit in self._resident)
+
+    def planes(self, unit: str) -> dict[str, str]:
+        """The weights on the host: pieces of a unit come home one by one."""
+        if unit in self._homes:
+            return {f"plane:weight {unit} {k}": "ready" for k in range(len(self._bounds[unit]))}
+        return {f"plane:weight {unit}": "ready"}
+
+    def slot(self, unit: str, slot: str) -> dict[str, str]:
+        """The weights in a slot."""
+        if self.placed(unit):
+            return {f"slot:{slot} {k}": unit for k in range(len(self._bounds[unit]))}
+        return {f"slot:{slot}": unit}
+
+    def sums_under(self, block: str) -> dict[str, str]:
+        """Parts of the arena that the block's sum lies in, while sums are in them."""
+        return {f"sums {buffer}": "sums" for buffer, blocks in self._sums_of.items() if block in blocks}
+
+    def keep_staged(self, unit: str, staging: str) -> bool:
+        """Whether the unit's complete gradient is updated from its staging buffer, and so need not leave the device."""
+        if unit in self._homes and unit in self._staged:
+            self._staging[unit] = staging
+            return True
+        return False
+
+    # ------------------------------------------------------------------ ops
+
+    def fetch_first(self, finished: Collection[str]) -> None:
+        """Fetch what there are free buffers for. finished: blocks whose gradients are complete."""
+        for piece in self._pieces[:len(self.buffers)]:
+            if piece not in self._fetched:
+                if not set(self._sums_of.get(self._buffer[piece], ())) <= set(finished):
+                    return
+                self._fetch(piece)
+            if piece not in self._with_gradient and piece[0] in finished:
+                self._fetch_gradient(piece)
+
+    def write(self) -> None:
+        """After the summary: fetch what is missing, update, send back."""
+        first, rest = self._pieces[:len(self.buffers)], self._pieces[len(self.buffers):]
+        for piece in first:
+            self._update(piece)
+        for piece in sorted(first, key=lambda piece: self.placed(piece[0])):  # what a prefetch waits for goes first
+            self._send(piece, "weight")
+        for piece in first:
+            self._send(piece, "states")
+        for piece in rest:
+            self._update(piece)
+            self._send(piece, "weight")
+            self._send(piece, "states")
+
+    def home(self) -> dict[str, str]:
+        """What is ready when all pieces are home."""
+        return {f"plane:{what} {unit} {k}": "ready" for unit, k in self._pieces for what in ("weight", "states")}
+
+    def _emit(self, kind: str, lane: str, piece: Piece, reads: dict[str, str], writes: dict[str, str], **attributes) -> None:
+        unit, k = piece
+        self._builder.emit(kind, lane, unit, reads=reads, writes=writes, piece=self._bounds[unit][k],
+                           states=self._buffer[piece], **attributes)
+
+    def _over(self, buffer: str) -> dict[str, str]:
+        """The buffer's part of the arena, while states are in it."""
+        return {f"sums {buffer}": "states"} if self._sums_of.get(buffer) else {}
+
+    def _fetch(self, piece: Piece) -> None:
+        (unit, k), buffer = piece, self._buffer[piece]
+        self._fetched.add(piece)
+        self._emit("fetch_states", STATES_IN, piece, {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")},
+                   {buffer: f"{unit} {k} fetched"} | self._over(buffer))
+
+    def _fetch_gradient(self, piece: Piece) -> None:
+        (unit, k), buffer = piece, self._buffer[piece]
+        self._with_gradient.add(piece)
+        if unit not in self._staging:
+            self._emit("fetch_gradient", STATES_IN, piece, self._gradient(unit), {f"gradient of {buffer}": f"{unit} {k}"})
+
+    def _update(self, piece: Piece) -> None:
+        (unit, k), buffer = piece, self._buffer[piece]
+        if piece not in self._fetched:
+            self._fetch(piece)
+        if piece not in self._with_gradient:
+            self._fetch_gradient(piece)
+        reads = {buffer: f"{unit} {k} fetched", "summary": "ready"}
+        staging = self._staging.get(unit)
+        reads |= {staging: f"{unit} sum"} if staging is not None else {f"gradient of {buffer}": f"{unit} {k}"}
+        writes, slot = {buffer: f"{unit} {k} updated"}, None
+        if self.placed(unit):
+            slot = unit
+            writes[f"slot:{slot} {k}"] = unit
+        self._emit("device_update", UPDATE, piece, reads, writes, staging=staging, slot=slot)
+
+    def _send(self, piece: Piece, what: str) -> None:
+        (unit, k), buffer = piece, self._buffer[piece]
+        self._emit("offload_weights" if what == "weight" else "offload_states", STATES_OUT, piece,
+                   {buffer: f"{unit} {k} updated"} | self._over(buffer), {f"plane:{what} {unit} {k}": "ready"})
