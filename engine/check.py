@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,42 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     on_device = f"{c['resident_blocks']} of {m['blocks']} blocks stay on the device" if c["resident_blocks"] else \
         "all blocks are streamed"
     lines += ["", "Plan",
-              f"  {c['device']}: {c['micro_batches']} x {c['micro_batch_size']} rows a step, rounds {c['rounds']}, gradient "
-              f"sum {c['gradient_sum']}, slots {c['slots']}",
+              f"  {c['device']}: {c['micro_batches']} x {c['micro_batch_size']} rows a step, "
+              f"{counted(c.get('rounds', 1), 'round')}, gradient sum {c['gradient_sum']}, slots {c['slots']}"
+              + (f", {kernels_in_words(c)}" if "compiled" in c else ""),
               f"  {on_device}, {c['kept_blocks']} keep their activations, boundaries {boundaries}, logits of "
               f"{c['loss_chunk']} positions at once",
+              *([f"  {_updates_in_words(c, m['blocks'] + 2)}"] if "device_homes" in c else []),
               f"  {t['tokens_per_step']:,} tokens and {t['flops_per_step'] / 1e12:,.3g} TFLOP a step ({t['formula']})"]
+    seconds = t.get("step_seconds")
+    if seconds:
+        rate = float(f"{t['tokens_per_step'] / seconds:.3g}")
+        lines.append(f"  about {in_seconds(seconds)} a step, {rate:,.0f} tokens/s, predicted")
     return "\n".join([*lines, *(["", *machine.notes] if machine.notes else [])])
+
+
+def counted(count: int, thing: str) -> str:
+    """1 round, 2 rounds, 3 micro-batches."""
+    return f"{count:,} {thing}" + ("" if count == 1 else "es" if thing.endswith("ch") else "s")
+
+
+def in_seconds(seconds: float) -> str:
+    """0.034 s, 2.41 s, 11.5 s, 1,234 s."""
+    return f"{seconds:,.0f} s" if seconds >= 99.95 else f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.3g} s"
+
+
+def kernels_in_words(choices: Mapping[str, Any]) -> str:
+    return "compiled kernels" if choices.get("compiled") else "eager kernels"
+
+
+def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
+    """Where the optimizer runs; `units` are the blocks, the embedding and the head."""
+    homes = len(choices["device_homes"] or ())
+    if not homes:
+        return "all units are updated on the host"
+    pieces = choices.get("update_buffers")
+    through = f", their states streamed through {counted(pieces, 'buffer')}" if pieces else ""
+    return f"{homes} of {units} units are updated on the GPU{through}"
 
 
 def _part_as_text(title: str, part: Part) -> list[str]:

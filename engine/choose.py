@@ -77,7 +77,7 @@ def choose(shape: ModelShape, config: TrainConfig, device: Literal["cpu", "cuda"
         cap = config.engine.gpu_memory_gib
         limit = gpu_limit if cap is None else min(gpu_limit, round(cap * GIB))
         keeping = COMFORTABLE[device] * limit
-    compiled = rounding["compiled"] if rounding and "compiled" in rounding else kernels_compiled(shape, config, device)
+    compiled = rounding.get("compiled", False) if rounding else kernels_compiled(shape, config, device)
     sizer = Sizer(shape, config, device, limit, keeping, row_length, compiled, rounding or {})
     planner = _Planner(sizer, config, rates or TYPICAL[device], host_free - shape.host_bytes - HOST_RESERVE_BYTES)
     size, choices = planner.best()
@@ -123,12 +123,12 @@ class _Planner:
         return size, self._leanest(micro_batches, rounds)
 
     def _with_homes(self, size: int, choices: PlanChoices) -> PlanChoices:
-        given = self.sizer.rounding
-        if "device_homes" in given:
-            homes = tuple(given["device_homes"])
-        else:
+        if self.sizer.rounding:  # the optimizers stay where they were
+            return choices
+        if choices.update_buffers:
             homes, _ = choose_homes(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
-        return replace(choices, device_homes=homes)
+            return replace(choices, device_homes=homes, update_buffers=choices.update_buffers if homes else 0)
+        return choices
 
     def _seconds(self, size: int, choices: PlanChoices) -> float:
         return step_seconds(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
@@ -166,7 +166,7 @@ class _Planner:
         e = self.config.engine
         slots = 2 if e.slots == AUTO else e.slots
         resident = 0 if e.residency == AUTO else e.residency
-        kept = 0
+        kept, homes = 0, tuple(self.sizer.rounding.get("device_homes", ()))
         if e.save_level == "all":
             kept = resident or 1
         return PlanChoices(
@@ -174,7 +174,8 @@ class _Planner:
             resident_blocks=resident, kept_blocks=kept,
             host_boundaries=e.save_level == "boundary_host" or (
                 e.save_level in (AUTO, "all") and self.sizer.device == "cuda"),
-            update_buffers=0, gradient_sum=self.sizer.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"),
+            update_buffers=1 if homes else 0, device_homes=homes,
+            gradient_sum=self.sizer.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"),
             compiled=self.sizer.compiled)
 
     def _filled(self, size: int, lean: PlanChoices) -> Iterator[PlanChoices]:
@@ -192,9 +193,12 @@ class _Planner:
             if choices.host_boundaries and not on_device.host_boundaries and room:
                 places.append(choices)
         counts = range(blocks, -1, -1) if sizer.device == "cuda" else (blocks, 0)
-        for place, buffers in itertools.product(places, (0, 2, 4, 8) if sizer.device == "cuda" else (0,)):
-            # Room for the pieces is set aside as if any unit were at home there; which ones are is decided at the end.
-            place = replace(place, update_buffers=buffers, device_homes=(EMBED,) if buffers else ())
+        given = sizer.rounding
+        numbers = (1, 2, 4, 8) if lean.device_homes else (0,) if given or sizer.device == "cpu" else (0, 2, 4, 8)
+        for place, buffers in itertools.product(places, numbers):
+            # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.
+            homes = lean.device_homes if given else (EMBED,) if buffers else ()
+            place = replace(place, update_buffers=buffers, device_homes=homes)
             if not sizer.fits(size, place):
                 continue
             if e.save_level in (AUTO, "all"):

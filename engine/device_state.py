@@ -138,6 +138,12 @@ class DeviceState:
             template.train(training)
         self.model.skeleton.model.train(training)
 
+    @property
+    def compiling(self) -> tuple[float, list[str]]:
+        """Seconds that compiling the blocks has taken so far, and why some run as they are."""
+        problems = [block.problem for block in self.compiled.values() if block.problem]
+        return sum(block.seconds for block in self.compiled.values()), list(dict.fromkeys(problems))
+
     def fixed_bytes(self) -> int:
         """Bytes of all buffers held here."""
         own = [grad for name, grad in self.grads.items() if name.removeprefix("grad ") not in self._shared]

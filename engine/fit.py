@@ -17,6 +17,8 @@ from engine.errors import ConfigError
 from engine.layout import PLANE_ITEM_BYTES
 from engine.machine import Machine
 from engine.paths import resolve_source
+from engine.predict import predicted_seconds
+from engine.rates import stored_rates
 from engine.shape import ModelShape, shape_from_source
 
 GIB = 1 << 30
@@ -118,7 +120,7 @@ def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = N
         choices={"device": sizes.device, "micro_batch_size": sizes.chosen.micro_batch_size,
                  "loss_chunk": sizes.chosen.loss_chunk, **sizes.chosen.choices.to_dict()},
         time={"tokens_per_step": tokens, "flops_per_step": 6 * shape.active_parameters * tokens,
-              "formula": FLOPS_FORMULA})
+              "formula": FLOPS_FORMULA, "step_seconds": sizes.step_seconds()})
 
 
 def in_gib(count: float) -> str:
@@ -142,8 +144,10 @@ class _Sizes:
         self.cap = config.engine.gpu_memory_gib
         if limit is not None and self.cap is not None:
             limit = min(limit, round(self.cap * GIB))
+        # Those of a machine that is only asked about are not known.
+        self.rates = stored_rates(machine.gpus[0].name) if self.device == "cuda" and machine.disk_path else None
         self.chosen: Chosen = choose(self.shape, config, self.device, limit, machine.ram_available,
-                                     config.data.max_seq_len, rounding)
+                                     config.data.max_seq_len, rounding, self.rates)
         self.parts = {"host": Part(self._host(), machine.ram_available)}
         if limit is not None:
             self.parts["gpu"] = Part(self.chosen.gpu_items, limit)
@@ -152,6 +156,12 @@ class _Sizes:
     def verdict(self, parts: tuple[str, ...] | None = None) -> str:
         found = {part.verdict for name, part in self.parts.items() if parts is None or name in parts}
         return next((v for v in (DOES_NOT_FIT, TIGHT_VERDICT) if v in found), FITS)
+
+    def step_seconds(self) -> float | None:
+        """As the plan's simulation predicts it, where this machine was measured."""
+        if self.rates is None:
+            return None
+        return predicted_seconds(self.shape, self.chosen, self.rates, self.config.data.max_seq_len, self.device)
 
     def _host(self) -> tuple[Item, ...]:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 PROGRAM_ROOT = Path(__file__).resolve().parent.parent
+
+
+def cache_folder() -> Path:
+    """What can be made again, and takes time: in `RAMSTREAM_CACHE`, or in `ramstream` in the user's cache folder."""
+    own, shared = os.environ.get("RAMSTREAM_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    if own:
+        return Path(own).expanduser()
+    return (Path(shared) if os.path.isabs(shared) else Path("~/.cache").expanduser()) / "ramstream"
 
 
 def lasting_source(source: str) -> str:

@@ -11,10 +11,13 @@ from typing import Any
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
+from engine.bench.ceilings import measure
 from engine.choose import Chosen, choose
 from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
+from engine.cost import Rates
 from engine.data import PreparedData, prepare_data
+from engine.data.rows import padded_length
 from engine.engine import StreamingEngine
 from engine.errors import CheckpointError, FitError, RunError
 from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt
@@ -23,12 +26,18 @@ from engine.host_store import HostStore
 from engine.machine import read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.plan import grid
+from engine.predict import predicted_seconds
+from engine.rates import store_rates, stored_rates
 from engine.recorder import RunRecorder
 from engine.restore import load_newest_checkpoint, newest_checkpoint
 from engine.resumed import changed_settings
 from engine.runs import RunFolder
 from engine.shape import shape_of
 from engine.weights import initialise, load_pretrained
+
+
+PROBE_SECONDS = 0.1
+"""For each figure."""
 
 
 @dataclass
@@ -101,7 +110,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     backend = open_backend(config.engine.device)
     store = None
     try:
-        chosen = _plan(config, folder, recorder, model, data, backend, state)
+        chosen, predicted = _plan(config, folder, recorder, model, data, backend, state, check)
         check()
         on_device = backend.device.type != "cpu"
         store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
@@ -109,11 +118,11 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         step = _fill(config, folder, recorder, model, store, backend, state is not None, check)
         train = config.train
         adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
-        tokens = chosen.micro_batch_size * max(data.train.longest, data.eval.longest, 1)
+        tokens = chosen.micro_batch_size * padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
         engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
                                  train.max_grad_norm, train.seed)
         recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
-                                                            "loss_chunk": chosen.loss_chunk,
+                                                            "loss_chunk": chosen.loss_chunk, "predicted_seconds": predicted,
                                                             "device_buffers": engine.state.fixed_bytes(),
                                                             "host_boundaries_bytes": engine.boundary_bytes},
                                 grid(engine.plan)))
@@ -132,10 +141,12 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
 
 
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
-          backend: Backend, state: dict[str, Any] | None) -> Chosen:
+          backend: Backend, state: dict[str, Any] | None, check: Callable[[], None]) -> tuple[Chosen, float | None]:
+    """The choices, and how long a step is predicted to take."""
+    rates = _measured(backend, recorder, check)
     shape = shape_of(model)
-    longest = max(data.train.longest, data.eval.longest, 1)
     rounding = state.get("rounding") if state is not None else None
+    longest = padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
     machine = read_machine(folder.path)
     # What an earlier session left on the disk is replaced as this one saves.
     machine = replace(machine, disk_free=machine.disk_free + _bytes_under(folder.checkpoints_path)
@@ -156,7 +167,21 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         else:
             backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
-    return choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding)
+    chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
+    seconds = predicted_seconds(shape, chosen, rates, longest, device) if rates is not None else None
+    return chosen, seconds
+
+
+def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]) -> Rates | None:
+    """Rates of this machine: those kept, or measured now, which takes some seconds. On the CPU no choice depends on them."""
+    if backend.device.type == "cpu":
+        return None
+    rates = stored_rates(backend.device_name)
+    if rates is None:
+        recorder.emit(LogLine("info", "Measuring the bus, the device and the host once: plans are made with their rates."))
+        rates = measure(backend, PROBE_SECONDS, lambda what: check(), by_threads=False).rates()
+        store_rates(backend.device_name, rates)
+    return rates
 
 
 def _bytes_under(folder: Path) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from engine.check import counted, in_seconds, kernels_in_words
 from engine.config import TrainConfig
 from engine.errors import ConfigError, DataError, FitError, ModelError
 from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, ExactMatchMeasured, ExportWritten, FitReported,
@@ -120,10 +121,7 @@ class _Screen:
             for sentence in (event.report["headline"], *event.report["reasons"]):
                 self._write(sentence)
         elif isinstance(event, PlanBuilt):
-            c = event.choices
-            self._write(f"Plan: {c['micro_batches']} micro-batches of {c['micro_batch_size']} rows, "
-                        f"{c['resident_blocks']} blocks resident, boundaries on the "
-                        f"{'host' if c['host_boundaries'] else 'device'}")
+            self._write(f"Plan: {plan_in_words(event.choices)}")
         elif isinstance(event, EvalFinished):
             self._write(f"Step {event.step}: evaluation loss {event.loss:.4f}")
         elif isinstance(event, ExactMatchMeasured):
@@ -164,6 +162,20 @@ class _Screen:
         self._close_job()
         if self._bar is not None:
             self._bar.close()
+
+
+def plan_in_words(choices: dict[str, Any]) -> str:
+    """The plan's choices in a line; what they do not name is left out."""
+    c = choices
+    parts = [f"{counted(c['micro_batches'], 'micro-batch')} of {counted(c['micro_batch_size'], 'row')}",
+             counted(c["rounds"], "round") if "rounds" in c else "",
+             f"{counted(c['resident_blocks'], 'block')} resident",
+             f"{counted(c['kept_blocks'], 'block')} with activations kept" if "kept_blocks" in c else "",
+             f"boundaries on the {'host' if c['host_boundaries'] else 'device'}",
+             kernels_in_words(c) if "compiled" in c else "",
+             f"{counted(len(c['device_homes']), 'unit')} updated on the GPU" if c.get("device_homes") else "",
+             f"{in_seconds(c['predicted_seconds'])} a step predicted" if c.get("predicted_seconds") else ""]
+    return ", ".join(part for part in parts if part)
 
 
 def runs_as_text(runs_dir: Path, as_json: bool) -> str:

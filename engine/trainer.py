@@ -60,6 +60,7 @@ class Trainer:
         self._mark = 0.0
         self._memory_at = 0.0
         self._saved_step = prepared.step if prepared.step else None
+        self._compiling_told = False
         self._timelines = len(recorder.snapshot.timeline_steps)
         self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
         self._watch = MemoryWatch({"planes": prepared.store.allocated_bytes,
@@ -132,7 +133,8 @@ class Trainer:
     def _submit(self, step: int) -> None:
         t = self.config.train
         micro = batches(self.p.data.train, t.batch_size, self.p.chosen.micro_batch_size, t.seed,
-                        self.config.data.shuffle, step)
+                        self.config.data.shuffle, step,
+                        self.config.data.max_seq_len if self.p.chosen.choices.compiled else 0)
         self._counts[step] = _Counts(sum(b.tokens for b in micro), sum(b.loss_tokens for b in micro))
         self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._on_home)
 
@@ -152,6 +154,8 @@ class Trainer:
             tokens=counts.tokens, loss_tokens=counts.loss_tokens, seconds=seconds,
             tokens_per_second=counts.tokens / seconds, tflops=flops / seconds / 1e12,
             exposed={cause: round(value, 6) for cause, value in exposed.items()}))
+        if not self._compiling_told:
+            self._tell_compiling()
         every = self.config.output.timeline_every
         if (home.step == 1 or home.step % every == 0) and self._timelines < TIMELINES_KEPT:
             self._timelines += 1
@@ -159,6 +163,15 @@ class Trainer:
         if now - self._memory_at >= LOOK_SECONDS:
             self._memory_at = now
             self._sample_memory(home.step)
+
+    def _tell_compiling(self) -> None:
+        """What the first step took besides its work."""
+        self._compiling_told = True
+        seconds, problems = self.p.engine.state.compiling
+        if seconds:
+            self.recorder.emit(LogLine("info", f"Compiling the blocks took {seconds:.0f} s of the first step."))
+        for problem in problems:
+            self.recorder.emit(LogLine("warning", f"A block could not be compiled and runs as it is, more slowly ({problem})."))
 
     def _sample_memory(self, step: int) -> None:
         rss, available = self._watch.look()

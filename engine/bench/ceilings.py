@@ -59,9 +59,9 @@ class Ceilings:
         return asdict(self)
 
 
-def measure(backend: Backend, seconds: float, say: Callable[[str], None]) -> Ceilings:
+def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_threads: bool = True) -> Ceilings:
     """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under a lasting load.
-    Raises FitError where the memory is not there."""
+    by_threads: the host's figures with fewer threads than a run has, too. Raises FitError where the memory is not there."""
     device = backend.device
     numel = PARAMETERS[device.type]
     with _planes(backend, numel) as store, torch.no_grad():
@@ -82,7 +82,8 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None]) -> Cei
         product = _matmul(backend, 3 * seconds)
         forward, backward = _attention(backend, seconds)
         say("host memory and AdamW")
-        threads = sorted({n for n in (1, 2, 4, 8, 16, 32) if n < default_threads()} | {default_threads()})
+        fewer = {n for n in (1, 2, 4, 8, 16, 32) if by_threads and n < default_threads()}
+        threads = sorted(fewer | {default_threads()})
         copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
         busy = _adamw(backend, store, threads[-1], seconds, {H2D: (h2d, one_way[0]), D2H: (d2h, one_way[1])})

@@ -22,14 +22,13 @@ from engine.config import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import FitError
 from engine.fit import DOES_NOT_FIT, estimate
-from engine.layout import PLANE_ITEM_BYTES
 from engine.library import errors_only
 from engine.machine import read_machine, sample_host_memory
 from engine.model import load_config
-from engine.planner import build_step_plan
+from engine.predict import predicted_seconds
+from engine.rates import store_rates
 from engine.shape import ModelShape, shape_of
-from engine.cost import op_seconds, step_flops
-from engine.simulate import simulate
+from engine.cost import step_flops
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
 """For each figure."""
@@ -68,6 +67,7 @@ def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: 
     """All figures as plain data; those of training only with a configuration."""
     machine = read_machine()
     ceilings = measure(backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}"))
+    store_rates(backend.device_name, ceilings.rates())
     result: dict[str, Any] = {"machine": machine.to_dict() | {"device": backend.device_name},
                               "ceilings": ceilings.to_dict()}
     if config is None:
@@ -129,10 +129,7 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
     flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
-    plan = build_step_plan([unit.name for unit in shape.blocks], shape.tied, choices,
-                           {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[shape.dtype].values()))
-    predicted = simulate(plan, op_seconds(plan, shape, ceilings.rates(), chosen.micro_batch_size, length),
-                         inline=backend.device.type == "cpu").seconds
+    predicted = predicted_seconds(shape, chosen, ceilings.rates(), length, backend.device.type)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count, "tokens_per_step": rows * length, "steps": len(steady), "seconds": took,

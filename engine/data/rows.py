@@ -118,10 +118,20 @@ class RowSet:
         return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
 
 
-def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shuffle: bool,
-            step: int) -> list[MicroBatch]:
+ROW_MULTIPLE = 128
+"""Compiled kernels are made for a length: rows are padded to a multiple of so many tokens, so that there are few."""
+
+
+def padded_length(length: int, at_most: int) -> int:
+    """Tokens of a row of `length` tokens that goes to compiled kernels; no more than `at_most`, which no row is beyond."""
+    return max(length, min(-(-length // ROW_MULTIPLE) * ROW_MULTIPLE, at_most))
+
+
+def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shuffle: bool, step: int,
+            pad_up_to: int = 0) -> list[MicroBatch]:
     """The micro-batches of step `step` (from 1). Steps read the epochs' orders one after another, so each has exactly
-    `batch_size` rows; within a step, rows of like length stand together, which saves padding."""
+    `batch_size` rows; within a step, rows of like length stand together, which saves padding. pad_up_to: for compiled
+    kernels, tokens that padded rows may have at most."""
     first = (step - 1) * batch_size
     chosen = []
     for place in range(first, first + batch_size):
@@ -129,7 +139,7 @@ def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shu
         chosen.append(int(rows.order(epoch, seed, shuffle)[within]))
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
-    return [micro_batch(rows, chosen[start:stop]) for start, stop in micro_batch_bounds(batch_size, micro_batch_size)]
+    return [micro_batch(rows, chosen[start:stop], pad_up_to) for start, stop in micro_batch_bounds(batch_size, micro_batch_size)]
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
@@ -147,10 +157,10 @@ def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
         yield micro_batch(rows, list(range(start, min(start + micro_batch_size, len(rows)))))
 
 
-def micro_batch(rows: RowSet, chosen: list[int]) -> MicroBatch:
-    """The rows `chosen`, padded to the longest of them."""
+def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:
+    """The rows `chosen`, padded to the longest of them, or a little more (`padded_length`)."""
     parts = [rows.row(i) for i in chosen]
-    length = max(len(part.input_ids) for part in parts)
+    length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
     input_ids = np.full((len(parts), length), rows.pad_id, dtype=np.int64)
     labels = np.full((len(parts), length), IGNORED, dtype=np.int64)
     position_ids = np.zeros((len(parts), length), dtype=np.int64)

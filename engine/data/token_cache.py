@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import paths
 from engine.data.encode import Documents
 from engine.data.formats import ColumnMap
 from engine.data.mapped import mapped
@@ -101,11 +102,8 @@ class StoredTokens:
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept: in `RAMSTREAM_CACHE`, or in `ramstream` in the user's cache folder."""
-    own, shared = os.environ.get("RAMSTREAM_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
-    if own:
-        return Path(own).expanduser() / "tokens"
-    return (Path(shared) if os.path.isabs(shared) else Path("~/.cache").expanduser()) / "ramstream" / "tokens"
+    """Where tokens are kept."""
+    return paths.cache_folder() / "tokens"
 
 
 # ---------------------------------------------------------------------- finding

@@ -1,0 +1,52 @@
+"""Rates of this machine, measured once and kept beside the token cache: plans and predictions are made with them. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+
+from engine.cost import Rates
+from engine.machine import usable_cores
+from engine.paths import cache_folder
+
+
+def rates_file() -> Path:
+    return cache_folder() / "rates.json"
+
+
+def stored_rates(device_name: str) -> Rates | None:
+    """What was measured with this device and as many cores as there are now; None where nothing was."""
+    found = _read().get(_key(device_name))
+    try:
+        rates = Rates.from_dict(found)
+    except (TypeError, KeyError, ValueError):
+        return None
+    return rates if all(math.isfinite(value) and value > 0 for value in rates.to_dict().values()) else None
+
+
+def store_rates(device_name: str, rates: Rates) -> None:
+    """Keep `rates`; a folder that cannot be written to keeps none, and they are measured again."""
+    path, everything = rates_file(), _read() | {_key(device_name): rates.to_dict()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".rates")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(everything, file, indent=1)
+        os.replace(temporary, path)
+    except OSError:
+        pass
+
+
+def _read() -> dict[str, dict]:
+    try:
+        found = json.loads(rates_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _key(device_name: str) -> str:
+    return f"{device_name}, {usable_cores()} cores"
