@@ -12,15 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app.view import LANES, SMOOTH_STEPS, downsample, lanes_of, smooth, waits_of
-from app.words import GIB, in_share, in_short_time
+from app.view import SMOOTH_STEPS, downsample, lanes_of, smooth, waits_of
+from app.words import GIB, in_share, in_short_time, in_step_time
+from engine.plan import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE
 from engine.snapshot import Columns, RunSnapshot
 
 Axis = Literal["step", "time"]
 Figure = dict[str, Any]
 
-BLUE, GREEN, AMBER, VIOLET, ORANGE, RED, GREY = ("#3b7de0", "#2f9e6e", "#d19a1f", "#8f63d8", "#d96f32", "#d64550",
-                                                 "#8a93a3")
+BLUE, GREEN, AMBER, VIOLET, ORANGE, RED, GREY, TEAL, PINK = (
+    "#3b7de0", "#2f9e6e", "#d19a1f", "#8f63d8", "#d96f32", "#d64550", "#8a93a3", "#1496ab", "#c05a94")
 
 OP_GROUPS = {
     "Weights in": (BLUE, ("prefetch",)),
@@ -29,7 +30,8 @@ OP_GROUPS = {
     "Recompute": (AMBER, ("recompute",)),
     "Backward": (VIOLET, ("backward", "embed_backward")),
     "Gradients out": (ORANGE, ("offload",)),
-    "Optimizer": ("#c05a94", ("update",)),
+    "States in and out": (TEAL, ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")),
+    "Optimizer": (PINK, ("update", "device_update", "home")),
 }
 """What each colour of the timeline stands for: the legend, in order."""
 
@@ -37,9 +39,13 @@ WAIT_COLOUR = "rgba(214, 69, 80, 0.35)"
 OP_COLOURS = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS = {"prefetch": "weights in", "offload": "gradients out", "update": "optimizer", "summary": "loss and norms out",
             "store_boundary": "boundary to host", "fetch_boundary": "boundary from host",
-            "fetch_grad": "gradient sum from host", "reduce": "norm of the gradient", "clip": "clip factor"}
+            "fetch_grad": "gradient sum from host", "reduce": "norm of the gradient", "clip": "clip factor",
+            "fetch_states": "optimizer states in", "fetch_gradient": "gradient in",
+            "device_update": "optimizer on the GPU", "offload_weights": "updated weights out",
+            "offload_states": "optimizer states out", "home": "everything updated is home"}
 
-LANE_WORDS = {"H2D": "H2D", "COMPUTE": "Compute", "D2H": "D2H", "HOST": "Host"}
+LANE_WORDS = {H2D: "H2D", STATES_IN: "States in", COMPUTE: "Compute", UPDATE: "Update", D2H: "D2H",
+              STATES_OUT: "States out", HOST: "Host"}
 
 
 # ------------------------------------------------------------------ curves on the linked axis
@@ -182,8 +188,8 @@ def timeline_figure(snapshot: RunSnapshot) -> Figure:
     lanes = lanes_of(spans)
     length = max((span["end"] for span in spans), default=0.0)
     data = [_lane_bars(lane, own) for lane, own in lanes.items()]
-    waits = waits_of(lanes["COMPUTE"], length)
-    data.append({"type": "bar", "orientation": "h", "name": "waiting", "y": [LANE_WORDS["COMPUTE"]] * len(waits),
+    waits = waits_of(lanes[COMPUTE], length)
+    data.append({"type": "bar", "orientation": "h", "name": "waiting", "y": [LANE_WORDS[COMPUTE]] * len(waits),
                  "base": _rounded(1000 * np.array([start for start, _ in waits]), 6),
                  "x": _rounded(1000 * np.array([end - start for start, end in waits]), 6),
                  "marker": {"color": WAIT_COLOUR, "line": {"width": 0}}, "width": 0.5,
@@ -192,7 +198,7 @@ def timeline_figure(snapshot: RunSnapshot) -> Figure:
         "barmode": "overlay", "bargap": 0.2, "showlegend": False, "uirevision": "kept", "hovermode": "closest",
         "margin": {"l": 74, "r": 10, "t": 8, "b": 38},
         "xaxis": {"title": {"text": "ms from the step's first op"}, "zeroline": False, "rangemode": "tozero"},
-        "yaxis": {"categoryorder": "array", "categoryarray": [LANE_WORDS[lane] for lane in reversed(LANES)],
+        "yaxis": {"categoryorder": "array", "categoryarray": [LANE_WORDS[lane] for lane in reversed(lanes)],
                   "fixedrange": True, "showgrid": False},
     }
     if not spans:
@@ -239,17 +245,27 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     if len(steps):
         said["loss"] = f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step {steps.step[-1]:,}"
         said["optimizer"] = f"norm {min(steps.grad_norm):.2g} to {max(steps.grad_norm):.2g}"
-        said["throughput"] = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
+        said["throughput"] = _throughput_words(snapshot)
     if len(memory):
         peaks = f"host {max(memory.host_rss) / GIB:.2f} GiB at most"
         said["memory"] = peaks + (f", GPU {max(memory.gpu_peak) / GIB:.2f} GiB" if memory.gpu_total[-1] else "")
     if snapshot.timeline is not None and snapshot.timeline.spans:
         spans = snapshot.timeline.spans
         length = max(span["end"] for span in spans)
-        busy = sum(span["end"] - span["start"] for span in spans if span["lane"] == "COMPUTE")
+        busy = sum(span["end"] - span["start"] for span in spans if span["lane"] == COMPUTE)
         said["timeline"] = (f"step {snapshot.timeline.step:,}, {in_short_time(length)}, "
                             f"compute busy {in_share(min(1.0, busy / length) if length else 0.0)}")
     return said
+
+
+def _throughput_words(snapshot: RunSnapshot) -> str:
+    """What was measured, beside what the plan's simulation had predicted where it had rates to go by."""
+    rate = f"{float(np.median(snapshot.steps.tokens_per_second)):,.0f} tokens/s in the median step"
+    predicted = snapshot.plan_choices.get("predicted_seconds")
+    if not predicted:
+        return rate
+    seconds = float(np.median(snapshot.steps.seconds))
+    return f"{rate}; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
 
 
 FIGURES = {"loss": loss_figure, "optimizer": optimizer_figure, "throughput": throughput_figure, "memory": memory_figure}

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_time)
+from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time,
+                       in_time)
+from engine.plan import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE, UPDATES
 from engine.runs import RunSummary, shown_state
 from engine.snapshot import RECENT_STEPS, RunSnapshot
 
@@ -14,7 +16,8 @@ MAX_POINTS = 1200
 MAX_SPANS = 1500
 SMOOTH_STEPS = 25
 COMPUTE_BOUND_SHARE = 0.05
-LANES = ("H2D", "COMPUTE", "D2H", "HOST")
+LANES = (H2D, STATES_IN, COMPUTE, UPDATE, D2H, STATES_OUT, HOST)
+"""From top to bottom: what comes in, what the device does with it, what goes out, and the host."""
 LOG_LINES_SHOWN = 200
 SAMPLES_SHOWN = 5
 
@@ -142,7 +145,7 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
         _tile("Learning rate", in_digits(latest["learning_rate"]), ""),
         _tile("Gradient norm", in_digits(latest["grad_norm"]), "before clipping"),
         _tile("Tokens per second", rate,
-              f"{in_short_time(latest['seconds'])} a step" if latest["seconds"] is not None else ""),
+              f"{in_step_time(latest['seconds'])} a step" if latest["seconds"] is not None else ""),
         _tile("TFLOPS", flops, "of model work"),
         _tile("Host memory", in_bytes(memory.host_rss[-1]) if len(memory) else "–",
               f"{in_bytes(memory.host_pinned[-1])} pinned" if len(memory) and memory.host_pinned[-1] else ""),
@@ -268,9 +271,11 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
 
 def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS) -> dict[str, list[dict[str, Any]]]:
     """Spans by lane in order of time, at most `limit` in all: the shortest neighbours of a lane are merged
-    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it."""
+    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it. The lanes of
+    optimizers on the device are there when they have spans, the others always."""
     lanes = {lane: sorted((span for span in spans if span["lane"] == lane), key=lambda span: span["start"])
              for lane in LANES}
+    lanes = {lane: own for lane, own in lanes.items() if own or lane not in UPDATES}
     length = max((span["end"] for span in spans), default=0.0)
     merged = {lane: [dict(span, count=1, last=span["unit"], share={span["op"]: span["end"] - span["start"]})
                      for span in own] for lane, own in lanes.items()}

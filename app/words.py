@@ -42,6 +42,11 @@ def in_short_time(seconds: float) -> str:
     return f"{_three_digits(seconds)} s" if seconds < 10 else in_time(seconds)
 
 
+def in_step_time(seconds: float) -> str:
+    """As `in_time`, with fractions below a hundred seconds, so that steps can be compared: 0.034 s, 11.7 s."""
+    return f"{_three_digits(seconds)} s" if seconds < 99.95 else in_time(seconds)
+
+
 def in_count(value: float) -> str:
     """948, 12.3k, 7.62B."""
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):

@@ -66,6 +66,8 @@ export class Live {
       if (name === 'details') this.showDetails(part);
       else {
         Object.assign(this.plots.get(name), {figure: part, dirty: true});
+        const rows = part.layout.yaxis.categoryarray?.length;
+        if (rows) this.plots.get(name).node.style.setProperty('--rs-rows', rows);
         this.root.querySelector(`[data-said="${name}"]`).textContent = part.said;
         if (part.legend) this.showLegend(part.legend);
       }

@@ -68,10 +68,10 @@ def report_as_text(report: FitReport, machine: Machine) -> str:
     lines += ["", "Plan",
               f"  {c['device']}: {c['micro_batches']} x {c['micro_batch_size']} rows a step, "
               f"{counted(c.get('rounds', 1), 'round')}, gradient sum {c['gradient_sum']}, slots {c['slots']}"
-              + (f", {kernels_in_words(c)}" if "compiled" in c else ""),
-              f"  {on_device}, {c['kept_blocks']} keep their activations, boundaries {boundaries}, logits of "
+              + (f", {kernels_in_words(c)}" if c.get("compiled") is not None else ""),
+              f"  {on_device}, {c.get('kept_blocks', 0)} keep their activations, boundaries {boundaries}, logits of "
               f"{c['loss_chunk']} positions at once",
-              *([f"  {_updates_in_words(c, m['blocks'] + 2)}"] if "device_homes" in c else []),
+              *([f"  {_updates_in_words(c, m['blocks'] + 2)}"] if c.get("device_homes") is not None else []),
               f"  {t['tokens_per_step']:,} tokens and {t['flops_per_step'] / 1e12:,.3g} TFLOP a step ({t['formula']})"]
     seconds = t.get("step_seconds")
     if seconds:
@@ -91,17 +91,17 @@ def in_seconds(seconds: float) -> str:
 
 
 def kernels_in_words(choices: Mapping[str, Any]) -> str:
-    return "compiled kernels" if choices.get("compiled") else "eager kernels"
+    return "compiled kernels" if choices["compiled"] else "eager kernels"
 
 
 def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
     """Where the optimizer runs; `units` are the blocks, the embedding and the head."""
-    homes = len(choices["device_homes"] or ())
+    homes = len(choices["device_homes"])
     if not homes:
         return "all units are updated on the host"
     pieces = choices.get("update_buffers")
     through = f", their states streamed through {counted(pieces, 'buffer')}" if pieces else ""
-    return f"{homes} of {units} units are updated on the GPU{through}"
+    return f"updated on the GPU: {homes} of {units} units{through}"
 
 
 def _part_as_text(title: str, part: Part) -> list[str]:

@@ -134,12 +134,15 @@ class _Homes:
                  buffers: int):
         self._cost = cost = _Cost(shape, rates, rows, row_length, choices.compiled)
         self._rates, self._shape = rates, shape
-        self._resident = {unit.name for unit in shape.blocks[len(shape.blocks) - choices.resident_blocks:]}
+        streamed = shape.blocks[:len(shape.blocks) - choices.resident_blocks]
+        # Updated in the slot in which they are.
+        self._placed = {EMBED, HEAD, *(unit.name for unit in shape.blocks[len(streamed):]),
+                        *(unit.name for unit in streamed[:choices.slots])}
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
         self._piece = max(unit.numel for unit in shape.blocks)
         passes = choices.micro_batches // choices.rounds
         # When each buffer is free, and when the lanes of the bus are.
-        state = ([0.0] * buffers, 0, 0.0, 0.0)
+        state = ([0.0] * buffers, 0, 0.0, 0.0, 0.0)
         host = now = self.waited = 0.0
         homes = []
         for unit in shape.units:
@@ -154,24 +157,31 @@ class _Homes:
             now = max(now, ready) + (passes * cost.forward(unit.name) if unit.name not in (EMBED, HEAD) else 0.0)
         self.units = tuple(homes)
 
-    def _on_device(self, unit: UnitShape, buffers: list[float], used: int, h2d: float, d2h: float) -> tuple[float, tuple]:
-        """When the unit's weights are there, and the clocks afterwards."""
+    def _on_device(self, unit: UnitShape, buffers: list[float], used: int, h2d: float, d2h: float,
+                   owed: float) -> tuple[float, tuple]:
+        """When the unit's weights are there, and the clocks afterwards; owed: seconds of states that are still to be sent."""
         cost, buffers, ready = self._cost, list(buffers), 0.0
-        placed = unit.name in (EMBED, HEAD) or unit.name in self._resident
+        placed = unit.name in self._placed
         for start in range(0, unit.numel, self._piece):
             size, buffer = min(self._piece, unit.numel - start), used % len(buffers)
             if used >= len(buffers):  # the first ones are there before the gradients are
                 h2d = max(h2d, buffers[buffer]) + cost.carried("fetch_states", size)
             if unit.name not in self._staged:
                 h2d += cost.carried("fetch_gradient", size)
-            updated = max(h2d, 0.0) + size * 2 * cost.state_bytes / self._rates.device_memory
-            d2h = max(d2h, updated) + cost.carried("offload_weights", size)
-            there = 0.0 if placed else d2h + size * self._shape.item_bytes / self._rates.h2d
-            ready = max(ready, updated if placed else there)
-            d2h += cost.carried("offload_states", size)
-            buffers[buffer] = d2h
+            updated = h2d + size * 2 * cost.state_bytes / self._rates.device_memory
+            # Weights that a prefetch waits for are sent before anything else of the pieces that were there first.
+            d2h = max(d2h, updated) + (0.0 if placed else cost.carried("offload_weights", size))
+            there = updated if placed else d2h + size * self._shape.item_bytes / self._rates.h2d
+            ready = max(ready, there)
+            rest = cost.carried("offload_states", size) + (cost.carried("offload_weights", size) if placed else 0.0)
+            if used < len(buffers):
+                owed += rest
+                buffers[buffer] = d2h + owed
+            else:
+                d2h, owed = d2h + owed + rest, 0.0
+                buffers[buffer] = d2h
             used += 1
-        return ready, (buffers, used, h2d, d2h)
+        return ready, (buffers, used, h2d, d2h, owed)
 
 
 class _Cost:

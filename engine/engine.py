@@ -88,7 +88,7 @@ class StreamingEngine:
         """
         self.state.set_training(True)
         loss_tokens = sum(int(b.loss_tokens) for b in batches)
-        step = StepContext(number=number, batches=[self._upload(b) for b in batches], loss_scale=1.0 / max(1, loss_tokens),
+        step = StepContext(number=number, batches=self._upload(batches), loss_scale=1.0 / max(1, loss_tokens),
                            learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed)
         if self.plan.device_homes:
             step.scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
@@ -102,16 +102,26 @@ class StreamingEngine:
         """Return when every submitted step is home."""
         self._train.drain()
 
-    def _upload(self, batch) -> DeviceBatch:
-        labels = np.ascontiguousarray(batch.labels).reshape(-1)
-        index = np.flatnonzero(labels >= 0)
-        upload, positions = self.backend.upload, None
-        if batch.position_ids is None:
-            documents = Documents.whole_rows(*batch.input_ids.shape, upload)
-        else:
-            positions, documents = upload(_int64(batch.position_ids)), Documents.of(batch.position_ids, upload)
-        return DeviceBatch(upload(_int64(batch.input_ids)), positions, upload(_int64(index)),
-                           upload(_int64(labels[index])), documents)
+    def _upload(self, batches: Sequence) -> list[DeviceBatch]:
+        """In one copy: each may have to wait for others on the bus, and the first op waits for all of them."""
+        arrays, counts = [], []
+        for batch in batches:
+            labels = np.ascontiguousarray(batch.labels).reshape(-1)
+            index = np.flatnonzero(labels >= 0)
+            own = [batch.input_ids, index, labels[index], *([] if batch.position_ids is None else [batch.position_ids])]
+            arrays += [_int64(array).reshape(-1) for array in own]
+            counts.append([array.size for array in own])
+        parts = iter(self.backend.upload(np.concatenate(arrays)).split([size for own in counts for size in own]))
+        found, upload = [], self.backend.upload
+        for batch in batches:
+            shape = batch.input_ids.shape
+            ids, index, labels = next(parts).view(shape), next(parts), next(parts)
+            if batch.position_ids is None:
+                positions, documents = None, Documents.whole_rows(*shape, upload)
+            else:
+                positions, documents = next(parts).view(shape), Documents.of(batch.position_ids, upload)
+            found.append(DeviceBatch(ids, positions, index, labels, documents))
+        return found
 
     # ------------------------------------------------------------------ without gradients (everything must be home)
 
@@ -119,7 +129,7 @@ class StreamingEngine:
         """Mean cross-entropy over the tokens of `batches` that carry loss; dropout is off."""
         total, count = 0.0, 0
         for batch in batches:
-            step = StepContext(number=0, batches=[self._upload(batch)], loss_scale=1.0, training=False)
+            step = StepContext(number=0, batches=self._upload([batch]), loss_scale=1.0, training=False)
             executor = self._run_forward(step)
             total += float(executor.ops.state.norms[-1])
             count += int(batch.loss_tokens)

@@ -101,8 +101,8 @@ class StepPlan:
     device_homes: tuple[str, ...] = ()
     """Units whose optimizer runs on the device."""
     placed: tuple[tuple[str, str], ...] = ()
-    """(unit, slot) of those of them whose weights stay in a slot of their own: they are fetched before the first step
-    after everything was home, and updated in place from then on."""
+    """(unit, slot) of those of them whose weights are in a slot when a step ends: they are fetched before the first step
+    after everything was home, and updated there from then on."""
     update_buffers: tuple[str, ...] = ()
     piece_numel: int = 0
     """Elements of each plane in one of them."""
@@ -184,7 +184,7 @@ def validate(plan: StepPlan) -> None:
     writer: dict[str, tuple[int, str]] = {}
     readers: dict[str, list[int]] = defaultdict(list)
     given = {resource for unit, slot in plan.placed for op in plan.ops for resource, tag in op.reads
-             if resource.startswith(f"slot:{slot} ") and tag == unit}
+             if (resource == f"slot:{slot}" or resource.startswith(f"slot:{slot} ")) and tag == unit}
 
     def before(early: int, clock: dict[str, int]) -> bool:
         return clock.get(plan.ops[early % count].lane, -1) >= early

@@ -18,16 +18,17 @@ Piece = tuple[str, int]
 class DeviceUpdates:
     """Writes the ops of `homes`, the units at home on the device, into a plan.
 
-    blocks: all, in forward order. resident: those with a slot of their own. numel: elements of each unit's planes.
+    blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel: elements of each unit's planes.
     state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
     between the end of a step and the first backward of the next. gradient: the resource that holds a unit's gradient on the
     host, and its tag.
     """
 
-    def __init__(self, builder: PlanBuilder, blocks: list[str], resident: Collection[str], homes: Collection[str],
+    def __init__(self, builder: PlanBuilder, blocks: list[str], slots: Mapping[str, str], homes: Collection[str],
                  buffers: int, numel: Mapping[str, int], state_bytes: int, share_sums: bool,
                  gradient: Callable[[str], dict[str, str]]):
-        self._builder, self._resident, self._homes, self._gradient = builder, resident, homes, gradient
+        self._builder, self._homes, self._gradient = builder, homes, gradient
+        self._slots = {EMBED: EMBED, HEAD: HEAD} | dict(slots)
         self.piece_numel = max(numel[block] for block in blocks) if homes else 0
         self.buffers = [f"states {k}" for k in range(buffers)] if homes else []
         self._bounds = {unit: [(start, min(start + self.piece_numel, numel[unit]))
@@ -62,9 +63,9 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ what the other ops must know
 
-    def placed(self, unit: str) -> bool:
-        """Updated in a slot that holds nothing else."""
-        return unit in self._homes and (unit in (EMBED, HEAD) or unit in self._resident)
+    def placed(self, unit: str) -> str | None:
+        """The slot in which the unit is updated, because it is still there when the step ends."""
+        return self._slots.get(unit) if unit in self._homes else None
 
     def planes(self, unit: str) -> dict[str, str]:
         """The weights on the host: pieces of a unit come home one by one."""
@@ -74,9 +75,13 @@ class DeviceUpdates:
 
     def slot(self, unit: str, slot: str) -> dict[str, str]:
         """The weights in a slot."""
-        if self.placed(unit):
-            return {f"slot:{slot} {k}": unit for k in range(len(self._bounds[unit]))}
-        return {f"slot:{slot}": unit}
+        pieces = len(self._bounds[unit]) if self.placed(unit) else 1
+        return {self._slot_part(slot, k, pieces): unit for k in range(pieces)}
+
+    @staticmethod
+    def _slot_part(slot: str, piece: int, pieces: int) -> str:
+        """The resource: pieces of one unit are written to its slot one by one."""
+        return f"slot:{slot}" if pieces == 1 else f"slot:{slot} {piece}"
 
     def sums_under(self, block: str) -> dict[str, str]:
         """Parts of the arena that the block's sum lies in, while sums are in them."""
@@ -106,7 +111,7 @@ class DeviceUpdates:
         first, rest = self._pieces[:len(self.buffers)], self._pieces[len(self.buffers):]
         for piece in first:
             self._update(piece)
-        for piece in sorted(first, key=lambda piece: self.placed(piece[0])):  # what a prefetch waits for goes first
+        for piece in sorted(first, key=lambda piece: self.placed(piece[0]) is not None):  # what a prefetch waits for goes first
             self._send(piece, "weight")
         for piece in first:
             self._send(piece, "states")
@@ -149,10 +154,9 @@ class DeviceUpdates:
         reads = {buffer: f"{unit} {k} fetched", "summary": "ready"}
         staging = self._staging.get(unit)
         reads |= {staging: f"{unit} sum"} if staging is not None else {f"gradient of {buffer}": f"{unit} {k}"}
-        writes, slot = {buffer: f"{unit} {k} updated"}, None
-        if self.placed(unit):
-            slot = unit
-            writes[f"slot:{slot} {k}"] = unit
+        writes, slot = {buffer: f"{unit} {k} updated"}, self.placed(unit)
+        if slot is not None:
+            writes[self._slot_part(slot, k, len(self._bounds[unit]))] = unit
         self._emit("device_update", UPDATE, piece, reads, writes, staging=staging, slot=slot)
 
     def _send(self, piece: Piece, what: str) -> None:

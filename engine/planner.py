@@ -70,7 +70,7 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices,
                     kept_units=frozenset(writer.kept), host_boundaries=c.host_boundaries, rounds=c.rounds,
                     micro_batches=c.micro_batches, gradient_sum=c.gradient_sum, compiled=c.compiled,
                     device_homes=c.device_homes,
-                    placed=tuple((u, u) for u in c.device_homes if writer.updates.placed(u)),
+                    placed=tuple((unit, slot) for unit in c.device_homes if (slot := writer.updates.placed(unit))),
                     update_buffers=tuple(writer.updates.buffers), piece_numel=writer.updates.piece_numel,
                     arena=tuple(writer.updates.arena))
 
@@ -107,7 +107,10 @@ class _StepWriter:
         self.resident = blocks[len(blocks) - choices.resident_blocks:] if choices.resident_blocks else []
         self.kept = set(blocks[len(blocks) - choices.kept_blocks:]) if choices.kept_blocks else set()
         self.streamed = [b for b in blocks if b not in self.resident]
-        self.updates = DeviceUpdates(self.builder, blocks, self.resident, choices.device_homes, choices.update_buffers,
+        # Backward ends with the first blocks, and nothing takes their slots before the next step does.
+        lasting = {unit: unit for unit in self.resident} | {unit: f"slot {k}" for k, unit in
+                                                            enumerate(self.streamed[:choices.slots])}
+        self.updates = DeviceUpdates(self.builder, blocks, lasting, choices.device_homes, choices.update_buffers,
                                      numel or {}, state_bytes, choices.gradient_sum == "device", self._host_gradient)
 
     # ------------------------------------------------------------------ buffers
@@ -205,11 +208,9 @@ class _StepWriter:
             one_round += [_Use(b, "backward") for b in reversed(self.blocks)]
         uses = [_Use(u.unit, u.phase) for _ in range(self.c.rounds) for u in one_round]
         slots = {unit: f"slot {k % self.c.slots}" for k, unit in enumerate(self.streamed)}
-        content: dict[str, str] = {}
+        content = {slot: unit for unit in self.blocks if (slot := self.updates.placed(unit))}
         for use in uses:
             use.slot = slots.get(use.unit, use.unit)
-            if self.updates.placed(use.unit):
-                continue
             use.fetch = content.get(use.slot) != use.unit
             content[use.slot] = use.unit
         return uses

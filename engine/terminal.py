@@ -172,7 +172,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
              f"{counted(c['resident_blocks'], 'block')} resident",
              f"{counted(c['kept_blocks'], 'block')} with activations kept" if "kept_blocks" in c else "",
              f"boundaries on the {'host' if c['host_boundaries'] else 'device'}",
-             kernels_in_words(c) if "compiled" in c else "",
+             kernels_in_words(c) if c.get("compiled") is not None else "",
              f"{counted(len(c['device_homes']), 'unit')} updated on the GPU" if c.get("device_homes") else "",
              f"{in_seconds(c['predicted_seconds'])} a step predicted" if c.get("predicted_seconds") else ""]
     return ", ".join(part for part in parts if part)

@@ -11,7 +11,7 @@ from app.view import (ACTIONS, MAX_POINTS, MAX_SPANS, details, diagnosis, downsa
                       tiles, waits_of)
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.events import RUN_STATES, JobProgressed, RunStarted, StateChanged, StepFinished, StepTimeline
-from engine.plan import LANES as PLAN_LANES
+from engine.plan import COMPUTE, D2H, H2D, HOST
 from engine.snapshot import RunSnapshot
 from tests.synthetic_run import GIB, records, run_events, span, timeline
 
@@ -96,13 +96,14 @@ def test_the_timeline_has_a_trace_a_lane_and_shows_waits(finished):
     figure = timeline_figure(finished)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert [trace["name"] for trace in figure["data"]] == [*PLAN_LANES, "waiting"]
+    assert [trace["name"] for trace in figure["data"]] == [H2D, COMPUTE, D2H, HOST, "waiting"]
     compute = figure["data"][1]
     assert compute["base"][0] == 4 and compute["x"][0] == pytest.approx(6)
     assert compute["customdata"][0] == "block.0: forward"
     assert len(set(compute["marker"]["color"])) == 3
     waiting = figure["data"][-1]
     assert waiting["base"] == [0] and waiting["x"] == [4]
+    assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
     assert timeline_figure(RunSnapshot())["data"][0]["x"] == []
 
 
