@@ -162,7 +162,7 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 def details(snapshot: RunSnapshot) -> dict[str, Any]:
     """What is known of the run besides its curves: facts, held-out answers, files and the log."""
-    return {"facts": _facts(snapshot), "data": _listed(snapshot.data), "plan": _listed(snapshot.plan_choices),
+    return {"facts": _facts(snapshot), "data": _listed(snapshot.data), "plan": _listed(_short(snapshot.plan_choices)),
             "answers": _answers(snapshot), "files": _files(snapshot),
             "log": [{"time": entry.time, "level": entry.level, "text": entry.text}
                     for entry in list(snapshot.log)[-LOG_LINES_SHOWN:]],
@@ -181,6 +181,12 @@ def _facts(snapshot: RunSnapshot) -> list[list[str]]:
 
 def _listed(values: dict[str, Any]) -> list[list[str]]:
     return [[name.replace("_", " ").capitalize(), _plain(value)] for name, value in values.items() if _plain(value)]
+
+
+def _short(choices: dict[str, Any]) -> dict[str, Any]:
+    """A plan's choices, with long lists of units as their number."""
+    return {name: f"{len(value)} units" if isinstance(value, (list, tuple)) and len(value) > 4 else value
+            for name, value in choices.items()}
 
 
 def _plain(value: Any) -> str:

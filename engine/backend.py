@@ -1,4 +1,4 @@
-"""The four lanes behind one small interface, and its inline implementation for the CPU.
+"""The lanes behind one small interface, and its inline implementation for the CPU.
 
 An executor submits ops in plan order; a backend runs each on its lane once the ops it waits for have finished. On the
 CPU every op simply runs when it is submitted, which is one legal order of the plan; `engine.cuda_backend` runs the
@@ -81,7 +81,7 @@ class DoneTicket:
 
 
 class CpuBackend:
-    """All four lanes inline, in plan order."""
+    """All lanes inline, in plan order."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")

@@ -176,7 +176,7 @@ def validate(plan: StepPlan) -> None:
 
     For every read: the latest write of that resource happened before it and left what the reader expects. For every
     write: all earlier reads and writes of that resource happened before it. `Happened before` follows lane order and
-    waits only (vector clocks over the four lanes). Raises PlanError.
+    waits only (vector clocks over the lanes). Raises PlanError.
     """
     count = len(plan.ops)
     clocks: list[dict[str, int]] = []
