@@ -44,7 +44,7 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
         # A kernel for each shape: so only few shapes, and positions that count for nothing fill the last chunk.
         loss_of, pieces = compiled_function(cross_entropy), -(-positions // chunk)
         step = min(SHAPES, chunk)
-        chunk = -(-positions // (pieces * step)) * step
+        chunk = min(chunk, -(-positions // (pieces * step)) * step)
         selected = F.pad(selected, (0, 0, 0, pieces * chunk - positions))
         labels = F.pad(labels, (0, pieces * chunk - positions), value=IGNORED)
     gradient = torch.zeros_like(flat)

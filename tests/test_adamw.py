@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import adamw, kernels
+from engine import kernels
 from engine.adamw import HostAdamW
 from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out
@@ -118,7 +118,9 @@ def run_steps(dtype: str, shapes, threads: int) -> list[bytes]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
-    monkeypatch.setattr(adamw, "ranges", lambda a, b: kernels.ranges(a, b, 256))
+    monkeypatch.setattr(kernels, "CHUNK", 256)
+    monkeypatch.setattr(kernels, "TURNS", 1)
+    assert [len(kernels.Workers(threads, "test").chunks(0, 37 * 41)) for threads in (1, 2, 5)] == [1, 2, 3]
     one = run_steps(dtype, SHAPES, 1)
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
 
@@ -212,6 +214,26 @@ def test_an_error_in_a_chunk_reaches_the_caller(threads):
     workers.run(done.append, [(7,), (7,)])
     assert done[-2:] == [7, 7]
     workers.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3, 14, 32])
+def test_chunks_are_few_even_and_cover_the_range(threads):
+    workers = kernels.Workers(threads, "test")
+    for start, stop in ((0, 0), (0, 1), (64, kernels.CHUNK + 64), (128, 233057792), (0, 5 * kernels.CHUNK), (7, 544997376)):
+        chunks = workers.chunks(start, stop)
+        assert [end for _, end in chunks[:-1]] == [begin for begin, _ in chunks[1:]]
+        assert not chunks or (chunks[0][0], chunks[-1][1]) == (start, stop)
+        assert len(chunks) <= threads * kernels.TURNS and bool(chunks) == (stop > start)
+        sizes = {end - begin for begin, end in chunks[:-1]}
+        assert len(sizes) <= 1 and all(size % kernels.CHUNK == 0 for size in sizes)
+        assert not chunks or chunks[-1][1] - chunks[-1][0] <= max(sizes, default=kernels.CHUNK)
+    workers.close()
+
+
+@pytest.mark.parametrize("cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)])
+def test_of_many_cores_two_are_left_free(monkeypatch, cores, threads):
+    monkeypatch.setattr(kernels, "usable_cores", lambda: cores)
+    assert kernels.default_threads() == threads
 
 
 def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from engine.config import DataConfig
 from engine.data import batches, one_pass, prepare_data
 from engine.data.packing import pack
+from engine.data.rows import micro_batch_bounds
 from engine.errors import DataError
 from tests import data_tokenizers as made
 
@@ -91,6 +92,29 @@ def test_like_lengths_stand_together_within_a_step_and_every_row_is_there(source
     assert sum(p.tokens for p in parts) == whole.tokens
     assert sum(p.input_ids.size for p in parts) < whole.input_ids.size
     assert sum(p.loss_tokens for p in parts) == whole.loss_tokens
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 12, 100, 148])
+def test_micro_batches_are_as_few_and_as_equal_as_can_be(rows):
+    for size in range(1, rows + 1):
+        bounds = micro_batch_bounds(rows, size)
+        sizes = [stop - start for start, stop in bounds]
+        assert bounds[0][0] == 0 and bounds[-1][1] == rows
+        assert [stop for _, stop in bounds[:-1]] == [start for start, _ in bounds[1:]]
+        assert len(sizes) == -(-rows // size) and max(sizes) <= size
+        assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+        if rows % size == 0:
+            assert set(sizes) == {size}
+
+
+def test_uneven_micro_batches_have_the_rows_of_a_step(source, tokenizer):
+    rows = prepared(source, tokenizer, packing=False).train
+    whole = batches(rows, 10, 10, 1, True, 2)[0]
+    parts = batches(rows, 10, 4, 1, True, 2)
+    assert [len(part.input_ids) for part in parts] == [4, 3, 3]
+    lengths = [[int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts]
+    assert sum(lengths, []) == sorted(sum(lengths, []), reverse=True)  # the longest rows where most rows are
+    assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (whole.tokens, whole.loss_tokens)
 
 
 def test_the_order_is_a_function_of_seed_epoch_and_step(source, tokenizer):

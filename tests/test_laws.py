@@ -71,9 +71,11 @@ class HeldTicket:
 
 
 def planes_after(choices: PlanChoices, backend=None, family: str = "qwen3", tied: bool = False,
-                 dtype: str = "float32", steps: int = 3, dropout: float = 0.0) -> list[torch.Tensor]:
+                 dtype: str = "float32", steps: int = 3, dropout: float = 0.0, layers: int = 3) -> list[torch.Tensor]:
     """Every plane after some steps that are submitted without draining between them."""
     extra = dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout) if family == "gpt2" else {}
+    if layers != 3:
+        extra["num_hidden_layers"] = layers
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied, **extra))
     run = streamed(plain, choices, backend=backend, dtype=dtype, max_grad_norm=0.5)
     for step in range(1, steps + 1):
@@ -179,7 +181,7 @@ def test_a_wrong_slot_is_found_and_shown():
 
 def test_a_plan_reads_as_a_grid():
     text = grid(build_step_plan(["block 0", "block 1"], True, PlanChoices(micro_batches=2)))
-    assert text.splitlines()[0].split() == ["op", *LANES, "waits", "for"]
+    assert text.splitlines()[0].split() == ["op", *LANES[:4], "waits", "for"]
     assert "forward block 1[0]" in text and "update head" in text and "previous" in text
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from engine import cost
 from engine.config import ModelConfig
+from engine.cost import (BUS_SHARE, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds, step_flops,
+                         step_seconds)
 from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
 from engine.planner import PlanChoices, build_step_plan
 from engine.shape import shape_of
-from engine.cost import Rates, op_seconds, step_flops
 from engine.simulate import simulate
 from tests.tiny import tiny_config
 
@@ -17,17 +21,22 @@ BLOCKS = [f"block {k}" for k in range(6)]
 CHOICES = (PlanChoices(), PlanChoices(micro_batches=4, slots=3, prefetch_depth=2),
            PlanChoices(micro_batches=4, rounds=2, gradient_sum="host"),
            PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", resident_blocks=3, kept_blocks=2),
-           PlanChoices(micro_batches=3, host_boundaries=True))
+           PlanChoices(micro_batches=3, host_boundaries=True),
+           PlanChoices(micro_batches=2, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2),
+           PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", device_homes=tuple(BLOCKS), update_buffers=3,
+                       resident_blocks=2, kept_blocks=6))
+NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 250}
 
 
 def of_lane(**seconds: float):
-    return lambda op: seconds.get(op.lane, 0.0)
+    return lambda op: seconds.get(op.lane.replace(" ", "_"), 0.0)
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices):
-    plan = build_step_plan(BLOCKS, False, choices)
-    for seconds in (of_lane(COMPUTE=1.0), of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2), of_lane(H2D=3.0, HOST=2.0)):
+    plan = build_step_plan(BLOCKS, False, choices, NUMEL)
+    for seconds in (of_lane(COMPUTE=1.0), of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2), of_lane(H2D=3.0, HOST=2.0),
+                    of_lane(COMPUTE=1.0, STATES_IN=2.0, UPDATE=0.5, STATES_OUT=1.5)):
         found = simulate(plan, seconds)
         assert max(found.busy.values()) <= found.seconds + 1e-9
         assert found.seconds <= sum(found.busy.values()) + 1e-9
@@ -37,8 +46,8 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_ops_keep_their_lane_and_their_waits(choices):
-    plan = build_step_plan(BLOCKS, True, choices)
-    seconds = of_lane(COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5)
+    plan = build_step_plan(BLOCKS, True, choices, NUMEL)
+    seconds = of_lane(COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1)
     starts = simulate(plan, seconds).starts
     ends = [start + seconds(op) for start, op in zip(starts, plan.ops)]
     for op in plan.ops:
@@ -83,36 +92,89 @@ def shape():
     return shape_of(build_model(tiny_config("qwen2"), ModelConfig(source="tiny", dtype="float32")))
 
 
-def test_ops_take_what_their_bytes_and_products_take(shape):
-    plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2, host_boundaries=True))
-    fast = 1e30
-    block = shape.blocks[0]
+FAST = 1e30
 
-    def of(kind: str, **rates: float) -> float:
-        seconds = op_seconds(plan, shape, Rates(**{n: rates.get(n, fast) for n in
-                                                   ("h2d", "d2h", "matmul", "attention", "device_memory", "adamw")}), 2, 16)
+
+def only(**rates: float) -> Rates:
+    """A machine that does all else in no time."""
+    return Rates(**{name: rates.get(name, FAST) for name in Rates.__dataclass_fields__})
+
+
+def test_ops_take_what_their_bytes_and_products_take(shape):
+    block, blocks = shape.blocks[0], [unit.name for unit in shape.blocks]
+    plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, host_boundaries=True))
+    kept_plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, kept_blocks=3))
+
+    def of(kind: str, plan=plan, **rates: float) -> float:
+        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
         return seconds(next(op for op in plan.ops if op.kind == kind and op.unit == block.name))
 
     assert of("prefetch", h2d=1.0) == pytest.approx(4 * block.numel)
     assert of("offload", d2h=1.0) == pytest.approx(4 * block.numel)
     assert of("store_boundary", d2h=1.0) == pytest.approx(4 * 2 * 16 * shape.hidden_size)
     assert of("update", adamw=1.0) == block.numel
+    # 32 tokens are too few for full speed, which the attention's rate has in it already.
     forward = of("forward", matmul=1.0)
-    assert forward == pytest.approx(2 * 32 * block.parameter_count + 2 * 2 * 16 * 16 * shape.hidden_size)
+    assert forward == pytest.approx(2 * block.parameter_count * (32 + HALF_SPEED_TOKENS))
     assert of("backward", matmul=1.0) == pytest.approx(3 * forward)
+    assert of("backward", kept_plan, matmul=1.0) == pytest.approx(2 * forward)
+    attention = of("forward", attention=1.0)
+    assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.hidden_size)
+    assert of("backward", attention=1.0) == pytest.approx(3.5 * attention)
+    assert of("backward", kept_plan, attention=1.0) == pytest.approx(2.5 * attention)
+    traffic = of("forward", device_memory=1.0)
+    assert traffic == pytest.approx(2 * block.activations.of(2, 16))
+    assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(2 * traffic + 12 * block.numel)
+    compiled = dataclasses.replace(plan, compiled=True)
+    assert of("forward", compiled, device_memory=1.0) == pytest.approx(2 * block.compiled_activations.of(2, 16))
+    assert block.compiled_activations.of(2, 16) < block.activations.of(2, 16)
 
 
-def test_flops_of_a_step_are_those_of_its_ops(shape):
+@pytest.mark.parametrize("dtype,weight,states", [("float32", 4, 8), ("bfloat16", 2, 10)])
+def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, states):
+    """states: bytes of an element beside its weight and its gradient, which have as many each."""
+    shape = shape_of(build_model(tiny_config("qwen2"), ModelConfig(source="tiny", dtype=dtype)))
+    numel = {unit.name: unit.numel for unit in shape.units}
+    homes = ("embed", "block 1", "block 2")
+    plan = build_step_plan([unit.name for unit in shape.blocks], False,
+                           PlanChoices(device_homes=homes, update_buffers=2), numel, 2 * weight + states)
+
+    def of(kind: str, unit: str, **rates: float) -> float:
+        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
+        return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
+
+    for unit in homes:
+        assert of("fetch_states", unit, h2d=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
+        assert of("offload_weights", unit, d2h=1.0) == pytest.approx(weight * numel[unit] / BUS_SHARE)
+        assert of("offload_states", unit, d2h=1.0) == pytest.approx(states * numel[unit] / BUS_SHARE)
+        assert of("device_update", unit, device_memory=1.0) == pytest.approx(2 * (2 * weight + states) * numel[unit])
+        assert of("update", unit, adamw_busy=1.0) == 0
+    assert of("fetch_gradient", "block 2", h2d=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
+    assert of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0  # they never left
+    assert of("update", "block 0", adamw_busy=1.0) == numel["block 0"] and of("update", "block 0", adamw=1.0) < 1e-9
+
+
+def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     flops = step_flops(shape, 4, 16, recomputed=len(shape.blocks))
     parameters = shape.parameter_count
     assert flops["parameters"] == 6 * parameters * 64
     assert flops["model"] == pytest.approx(
         6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.hidden_size)
+    monkeypatch.setattr(cost, "HALF_SPEED_TOKENS", 0)
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
-    seconds = op_seconds(plan, shape, Rates(*[1e30] * 2, matmul=1.0, attention=1.0, device_memory=1e30,
-                                                     adamw=1e30), 2, 16)
-    assert simulate(plan, seconds).busy[COMPUTE] == pytest.approx(flops["hardware"])
-    assert simulate(plan, seconds).busy[HOST] == pytest.approx(0.0) and simulate(plan, seconds).busy[D2H] < 1e-20
+    found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))
+    # Attention's backward multiplies its scores once more, which nobody counts.
+    again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
+    assert found.busy[COMPUTE] == pytest.approx(flops["hardware"] + again)
+    assert found.busy[HOST] == pytest.approx(0.0) and found.busy[D2H] < 1e-20
+
+
+def test_small_micro_batches_are_slower_by_the_token(shape):
+    rates = only(matmul=1.0)
+    few, many = (step_seconds(shape, PlanChoices(micro_batches=m), rates, 64 // m, 16) for m in (16, 1))
+    assert few > 3 * many
+    even = [step_seconds(shape, PlanChoices(micro_batches=m), rates, 4096 // m, 1024) for m in (16, 1)]
+    assert even[0] == pytest.approx(even[1], rel=0.01)
 
 
 def test_a_mixture_counts_the_experts_that_a_token_uses():
@@ -124,6 +186,39 @@ def test_a_mixture_counts_the_experts_that_a_token_uses():
 
 def test_ops_without_a_duration_take_none(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices())
-    seconds = op_seconds(plan, shape, Rates(1, 1, 1, 1, 1, 1), 1, 8)
+    seconds = op_seconds(plan, shape, Rates(1, 1, 1, 1, 1, 1, 1), 1, 8)
     assert {op.kind for op in plan.ops if seconds(op) == 0.0} == {"summary", "clip"}
     assert isinstance(plan.ops[0], Op)
+
+
+# ---------------------------------------------------------------------- where optimizers run
+
+def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
+    return choose_homes(shape, PlanChoices(update_buffers=buffers, **changes), rates, 2, 16)
+
+
+def test_optimizers_run_where_weights_are_ready_first(shape):
+    everything = tuple(unit.name for unit in shape.units)
+    slow_host = only(adamw=1.0, adamw_busy=1.0)
+    assert homes_of(shape, slow_host)[0] == everything
+    assert homes_of(shape, slow_host, buffers=0) == ((), pytest.approx(shape.plane_numel))
+    assert homes_of(shape, only(h2d=1.0, d2h=1.0)) == homes_of(shape, only(h2d=1.0, d2h=1.0), buffers=0)
+    # Neither is fast: both work, and are done sooner than the host alone.
+    both = only(h2d=100.0, d2h=100.0, adamw=10.0, adamw_busy=8.0)
+    homes, waited = homes_of(shape, both)
+    assert 0 < len(homes) < len(everything) and waited < homes_of(shape, both, buffers=0)[1]
+
+
+def test_a_host_that_the_bus_slows_down_is_left_alone(shape):
+    """Homes on the device would gain less than the host loses."""
+    assert homes_of(shape, only(h2d=20.0, d2h=20.0, adamw=10.0, adamw_busy=0.1)) == homes_of(
+        shape, only(h2d=20.0, d2h=20.0, adamw=10.0, adamw_busy=0.1), buffers=0)
+
+
+def test_what_the_first_pass_hides_is_not_waited_for(shape):
+    update = only(adamw=1.0, adamw_busy=1.0)
+    alone = homes_of(shape, update, buffers=0)[1]
+    hidden = homes_of(shape, dataclasses.replace(update, matmul=1e-3), buffers=0)[1]
+    assert alone == pytest.approx(shape.plane_numel)
+    first = shape.embed.numel + shape.blocks[0].numel  # the first block's pass waits for these; all others are hidden
+    assert hidden == pytest.approx(first)
