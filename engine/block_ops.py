@@ -242,11 +242,26 @@ class BlockOps:
             leaf = boundary.detach().requires_grad_()
             with torch.enable_grad():
                 out = self._run(op, step, leaf)
-        parameters = self.state.parameters(op.slot, unit)
-        hidden_gradient, *gradients = torch.autograd.grad(out, [leaf, *parameters], step.hidden[op.micro_batch],
-                                                          allow_unused=True)
+        try:
+            hidden_gradient, *gradients = self._gradients(op, step, leaf, out)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not self.plan.compiled:
+                raise
+            # Backward could not be compiled; an error of another kind comes again.
+            self.state.compiled[op.slot, unit.kind].give_up(error)
+            with torch.enable_grad():
+                out = self._run(op, step, leaf)
+            hidden_gradient, *gradients = self._gradients(op, step, leaf, out)
         step.hidden[op.micro_batch] = hidden_gradient
         self._sum(unit.layout, self._grad(op.unit, op, op.unit), gradients, op.first)
+
+    def _gradients(self, op: Op, step: StepContext, leaf: torch.Tensor,
+                   out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Of a block's input and parameters."""
+        parameters = self.state.parameters(op.slot, self.units[op.unit])
+        return torch.autograd.grad(out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True)
 
     def _embed_backward(self, op: Op, step: StepContext) -> None:
         unit = self.units[EMBED]

@@ -49,20 +49,18 @@ def set_up_compiler() -> None:
 
 
 class CompiledBlock:
-    """A block that is compiled when it first runs. One that cannot be is run as it is, and `problem` says why."""
+    """A block that is compiled when it first runs, and again for shapes that differ much. Where that fails it is run as it
+    is, and `problem` says why."""
 
     def __init__(self, block: nn.Module):
         set_up_compiler()
         self._block, self._compiled = block, torch.compile(block)
-        self._proven = False
         self.problem = ""
         self.seconds = 0.0
         """That the first run took: nearly all of it is compiling."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         set_up_compiler()
-        if self._proven:
-            return self._compiled(*args, **kwargs)
         if self.problem:
             return self._block(*args, **kwargs)
         began = time.perf_counter()
@@ -71,11 +69,14 @@ class CompiledBlock:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the compiler raises many kinds; the block's own errors come again below
-            self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.give_up(error)
             return self._block(*args, **kwargs)
-        self._proven = True
-        self.seconds = time.perf_counter() - began
+        self.seconds = self.seconds or time.perf_counter() - began
         return out
+
+    def give_up(self, error: Exception) -> None:
+        """Run the block as it is from now on. Backward is compiled when it first runs, and may be what fails."""
+        self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @functools.cache

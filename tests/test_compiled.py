@@ -72,6 +72,37 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype
             assert not torch.equal(ours["master"], before["master"])
 
 
+class _Breaks(torch.autograd.Function):
+    """What stands for a backward that cannot be compiled."""
+
+    @staticmethod
+    def forward(ctx, out):
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no such kernel")
+
+
+@pytest.mark.parametrize("kept", [0, 3], ids=["recomputed", "kept"])
+def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
+    """The first micro-batch finds out, and what others have kept is computed again."""
+    made = []
+
+    class Broken(CompiledBlock):
+        def __init__(self, block):
+            made.append(self)
+            self._block, self.problem, self.seconds = block, "", 0.0
+            self._compiled = lambda hidden, *args, **kwargs: _Breaks.apply(block(hidden, *args, **kwargs))
+
+    monkeypatch.setattr("engine.device_state.CompiledBlock", Broken)
+    monkeypatch.setattr("engine.loss.compiled_function", lambda function: function)
+    choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
+    for ours, theirs in zip(planes_after(choices), planes_after(BASE)):  # positions are padded, so sums differ in their bits
+        assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert made and all(block.problem == "no such kernel" for block in made)
+
+
 def test_a_block_that_cannot_be_compiled_runs_as_it_is(monkeypatch):
     calls = []
 
