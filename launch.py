@@ -85,7 +85,7 @@ def _runs(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from engine.bench.command import bench
 
-    print(bench(arguments.preset, arguments.set, arguments.seconds, not arguments.streamed_only,
+    print(bench(arguments.preset, arguments.set, arguments.then, arguments.seconds, not arguments.streamed_only,
                 arguments.json,
                 lambda what: print(f"{what} ...", file=sys.stderr)))
     return 0
@@ -142,6 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="ceilings of this machine, then the engine's throughput against them")
     bench.add_argument("preset", nargs="?", type=Path, help="YAML preset, trained from random weights on random tokens")
     bench.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
+    bench.add_argument("--then", action="append", default=[], metavar='"a.b=v c.d=w"',
+                       help="and once more with these settings changed, on the same weights")
     bench.add_argument("--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up")
     bench.add_argument("--streamed-only", action="store_true", help="do not train with all states on the device beside it")
     bench.add_argument("--json", action="store_true")

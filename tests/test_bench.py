@@ -14,8 +14,9 @@ import launch
 from engine.backend import CpuBackend
 from engine.bench.resident import _accumulate, _split, train_resident
 from engine.bench.steps import random_rows
-from engine.config import ModelConfig
+from engine.config import ModelConfig, TrainConfig
 from engine.errors import FitError
+from engine.rates import rates_file, store_rates, stored_rates
 from tests.folders import make_config
 from tests.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
 
@@ -40,7 +41,8 @@ def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
     assert "Measuring the bus" in err and "Traceback" not in err
     for name, value in found["ceilings"].items():
         assert all(rate > 0 for rate in (value.values() if isinstance(value, dict) else [value])), name
-    streamed, resident = found["streamed"], found["resident"]
+    (training,) = found["trainings"]
+    streamed, resident = training["streamed"], training["resident"]
     assert len(streamed["losses"]) == len(streamed["seconds_by_step"]) >= 4
     assert streamed["seconds"] == pytest.approx(np.mean(streamed["seconds_by_step"][-streamed["steps"]:]))
     assert streamed["tflops"]["parameters"] == pytest.approx(
@@ -63,13 +65,42 @@ def test_the_table_says_what_was_measured(preset, capsys):
 
 def test_without_a_preset_only_the_machine_is_measured(capsys):
     assert launch.main(["bench", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"machine", "ceilings"}
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"machine", "ceilings", "trainings"} and found["trainings"] == []
+
+
+def test_the_rates_are_kept_for_plans(capsys):
+    assert launch.main(["bench", "--json"]) == 0
+    ceilings, rates = json.loads(capsys.readouterr().out)["ceilings"], stored_rates("CPU")
+    assert rates.h2d == ceilings["h2d_with_d2h"] and rates.matmul == ceilings["matmul"]
+    assert rates.adamw == max(ceilings["adamw"].values()) and stored_rates("another card") is None
+    rates_file().write_text("{}{", encoding="utf-8")
+    assert stored_rates("CPU") is None
+    store_rates("CPU", rates)
+    assert stored_rates("CPU") == rates
+    rates_file().write_text(json.dumps({key: values | {"h2d": "nan"} for key, values in
+                                        json.loads(rates_file().read_text(encoding="utf-8")).items()}), encoding="utf-8")
+    assert stored_rates("CPU") is None
+
+
+def test_several_trainings_on_the_same_weights(preset, capsys):
+    assert launch.main(["bench", str(preset), "--seconds", "0", "--streamed-only", "--json", "--then",
+                        "train.batch_size=2 train.micro_batch_size=1", "--then", "data.max_seq_len=32"]) == 0
+    first, second, third = (training["streamed"] for training in json.loads(capsys.readouterr().out)["trainings"])
+    assert first["tokens_per_step"] == 2 * second["tokens_per_step"] and second["choices"]["micro_batch_size"] == 1
+    assert third["tokens_per_step"] == first["tokens_per_step"] * 32 // make_length(preset)
+
+
+def make_length(preset) -> int:
+    return TrainConfig.load(preset).data.max_seq_len
 
 
 def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
     for arguments, says in ((["bench", str(tmp_path / "none.yaml")], "there is no such preset"),
                             (["bench", str(preset), "--set", "train.batch=3"], "there is no such setting"),
                             (["bench", str(preset), "--set", "engine.device=cuda"], "no CUDA GPU"),
+                            (["bench", str(preset), "--then", "model.dtype=bfloat16"], "changes the model"),
+                            (["bench", "--then", "train.steps=3"], "no first training"),
                             (["bench", str(preset), "--set", "model.source=nothing/here"], "nothing/here")):
         if says.startswith("no CUDA") and torch.cuda.is_available():
             continue

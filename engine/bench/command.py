@@ -20,7 +20,7 @@ from engine.choose import Chosen, choose
 from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
 from engine.data.rows import micro_batch_bounds
-from engine.errors import FitError
+from engine.errors import ConfigError, FitError
 from engine.fit import DOES_NOT_FIT, estimate
 from engine.library import errors_only
 from engine.machine import read_machine, sample_host_memory
@@ -42,46 +42,65 @@ BOUNDS = {"h2d": "the bus to the device", "d2h": "the bus from the device", "opt
           "other": "Python, which launches the work"}
 
 
-def bench(preset: str | Path | None, overrides: Sequence[str], seconds: float, compare: bool, as_json: bool,
-          say: Callable[[str], None]) -> str:
-    """What the command line asks for, as text or JSON: without preset and overrides the ceilings alone. seconds: that each
-    training runs, its first half to warm up. compare: also train with all states on the device. `say` is told what is
-    measured meanwhile. Raises RamstreamError for bad input and for what does not fit."""
-    config = None
+def bench(preset: str | Path | None, overrides: Sequence[str], then: Sequence[str], seconds: float, compare: bool,
+          as_json: bool, say: Callable[[str], None]) -> str:
+    """What the command line asks for, as text or JSON: without preset and overrides the ceilings alone. then: further
+    overrides, several in one string, each trained as well on the planes of the same model. seconds: that each training
+    runs, its first half to warm up. compare: also train with all states on the device. `say` is told what is measured
+    meanwhile. Raises RamstreamError for bad input and for what does not fit."""
+    configs = []
     if preset is not None:
-        config = TrainConfig.load(preset, overrides)
+        configs = [TrainConfig.load(preset, overrides)]
     elif overrides:
-        config = TrainConfig().with_overrides([*_RANDOM, *overrides])
-    if config is not None:
+        configs = [TrainConfig().with_overrides([*_RANDOM, *overrides])]
+    for more in then:
+        if not configs:
+            raise ConfigError("--then", "there is no first training that it could change; give a preset or --set.")
+        configs.append(configs[0].with_overrides(more.split()))
+        if configs[-1].model != configs[0].model or configs[-1].engine.device != configs[0].engine.device:
+            raise ConfigError("--then", f"{more!r} changes the model or the device; measure that by itself.")
+    for config in configs:
         _refuse_what_does_not_fit(config)
-    backend = open_backend(config.engine.device if config is not None else "auto")
+    backend = open_backend(configs[0].engine.device if configs else "auto")
     try:
-        result = measured(config, backend, seconds, say, compare)
+        result = measured(configs, backend, seconds, say, compare)
     finally:
         backend.close()
     return json.dumps(result, indent=2) if as_json else as_text(result)
 
 
-def measured(config: TrainConfig | None, backend: Backend, seconds: float, say: Callable[[str], None],
+def measured(configs: Sequence[TrainConfig], backend: Backend, seconds: float, say: Callable[[str], None],
              compare: bool = True) -> dict[str, Any]:
-    """All figures as plain data; those of training only with a configuration."""
+    """All figures as plain data: of the machine, and of one training for each configuration, all of the same model."""
     machine = read_machine()
     ceilings = measure(backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}"))
     store_rates(backend.device_name, ceilings.rates())
     result: dict[str, Any] = {"machine": machine.to_dict() | {"device": backend.device_name},
-                              "ceilings": ceilings.to_dict()}
-    if config is None:
+                              "ceilings": ceilings.to_dict(), "trainings": []}
+    if not configs:
         return result
+    free = sample_host_memory()[1]
     with errors_only():
-        training, shape, chosen = _streamed(config, backend, ceilings, seconds, say)
-        result["streamed"] = training
-        say(streamed_as_text(training))
-        result["resident"] = {"ways": [], "why_not": "not asked for"}
-        if compare:
-            result["resident"] = _resident(config, backend, shape, chosen, seconds, say)
-    ways = [way["seconds"] for way in result["resident"]["ways"]]
-    result["resident"]["ratio"] = min(ways) / training["seconds"] if ways else None
+        say("Filling the planes with random weights")
+        model = configs[0].model
+        planes = Planes.open(load_config(model.source), backend, model.dtype, attention=model.attention)
+        try:
+            for config in configs:
+                result["trainings"].append(_training(config, planes, ceilings, free, seconds, say, compare))
+        finally:
+            planes.close()
     return result
+
+
+def _training(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int, seconds: float,
+              say: Callable[[str], None], compare: bool) -> dict[str, Any]:
+    streamed, shape, chosen = _streamed(config, planes, ceilings, free, seconds, say)
+    say(streamed_as_text(streamed))
+    resident = {"ways": [], "why_not": "not asked for"}
+    if compare:
+        resident = _resident(config, planes.backend, shape, chosen, seconds, say)
+    ways = [way["seconds"] for way in resident["ways"]]
+    return {"streamed": streamed, "resident": resident | {"ratio": min(ways) / streamed["seconds"] if ways else None}}
 
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
@@ -92,21 +111,18 @@ def _refuse_what_does_not_fit(config: TrainConfig) -> None:
 
 # ---------------------------------------------------------------------- streamed
 
-def _streamed(config: TrainConfig, backend: Backend, ceilings: Ceilings, seconds: float,
+def _streamed(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int, seconds: float,
               say: Callable[[str], None]) -> tuple[dict[str, Any], ModelShape, Chosen]:
-    say("Filling the planes with random weights")
-    limit = None
+    """free: bytes of RAM that there were before the planes."""
+    limit, backend = None, planes.backend
     if backend.device.type == "cuda":
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
         if config.engine.gpu_memory_gib is not None:
             limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
-    free = sample_host_memory()[1]
-    planes = Planes.open(load_config(config.model.source), backend, config.model.dtype, attention=config.model.attention)
+    shape = shape_of(planes.model, config.model.source)
+    length, rows = config.data.max_seq_len, config.train.batch_size
+    chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length, rates=ceilings.rates())
     try:
-        shape = shape_of(planes.model, config.model.source)
-        length, rows = config.data.max_seq_len, config.train.batch_size
-        chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length,
-                        rates=ceilings.rates())
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         sizes = [stop - start for start, stop in micro_batch_bounds(rows, chosen.micro_batch_size)]
@@ -115,7 +131,6 @@ def _streamed(config: TrainConfig, backend: Backend, ceilings: Ceilings, seconds
         run = run_steps(planes, chosen.choices, batches, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds)
         rss = sample_host_memory()[0]
     finally:
-        planes.close()
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
     return _as_figures(run, shape, chosen, ceilings, backend, rows, length, rss), shape, chosen

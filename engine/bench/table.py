@@ -10,8 +10,8 @@ GIB = 2**30
 def as_text(result: dict[str, Any]) -> str:
     """result: what `engine.bench.command.measured` gives."""
     machine, parts = result["machine"], [_ceilings(result["ceilings"])]
-    if "streamed" in result:
-        parts += [streamed_as_text(result["streamed"]), _resident(result["resident"], result["streamed"])]
+    for training in result["trainings"]:
+        parts += [streamed_as_text(training["streamed"]), _resident(training["resident"], training["streamed"])]
     head = f"{machine['device']}; {machine['cpu_name']}, {machine['cpu_cores']} cores"
     return "\n\n".join([head, *parts])
 
