@@ -8,6 +8,7 @@ and what attention keeps; norms, rotary embeddings, activations and residual sum
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,9 @@ def set_up_compiler() -> None:
     if getattr(_this_thread, "set_up", False):
         return
     _this_thread.set_up = True
+    # In this process: helpers would be forked from one that holds the planes. By the environment, since autograd compiles
+    # backward in threads of its own.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
@@ -43,7 +47,6 @@ def set_up_compiler() -> None:
     # first norm gives is kept as the input of the next one.
     if hasattr(torch._dynamo.config, "nested_graph_breaks"):
         torch._dynamo.config.nested_graph_breaks = True
-    # In this process: helpers would be forked from one that holds the planes.
     torch._inductor.config.compile_threads = 1
     leave_uncompiled()
 
@@ -76,24 +79,41 @@ class CompiledBlock:
 
     def give_up(self, error: Exception) -> None:
         """Run the block as it is from now on. Backward is compiled when it first runs, and may be what fails."""
-        self.problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        self.problem = _first_line(error)
+
+
+class CompiledFunction:
+    """A function that is compiled for each shape that it is called with, or once for all (`dynamic`). Where that fails it is
+    run as it is, and `problem` says why."""
+
+    def __init__(self, function: Callable[..., Any], dynamic: bool):
+        self._function, self._compiled = function, torch.compile(function, dynamic=dynamic)
+        self.problem = ""
+        self.ran = False
+        """It was compiled, for some shape."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        set_up_compiler()
+        if not self.problem:
+            try:
+                out = self._compiled(*args, **kwargs)
+                self.ran = True
+                return out
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # as for blocks; nothing was changed in place before the kernels were there
+                self.give_up(error)
+        return self._function(*args, **kwargs)
+
+    def give_up(self, error: Exception) -> None:
+        self.problem = _first_line(error)
 
 
 @functools.cache
-def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> Callable[..., Any]:
-    """`function`, compiled for each shape that it is called with, or once for all (`dynamic`); as it is, where that fails."""
-    compiled = torch.compile(function, dynamic=dynamic)
+def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> CompiledFunction:
+    """One for the process, so that a second run finds what the first one compiled."""
+    return CompiledFunction(function, dynamic)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal compiled
-        set_up_compiler()
-        try:
-            return compiled(*args, **kwargs)
-        except Exception as error:
-            if type(error).__name__ != "BackendCompilerFailed":  # of a module that takes a second to import
-                raise
-            compiled = function
-            return function(*args, **kwargs)
 
-    return call
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,8 +12,8 @@ import torch
 from engine.compiled import compiled_function
 
 _SMALLEST_NORMAL = 2.0**-126
-_UNCOMPILED = 1 << 24
-"""Elements at once where nothing is compiled: a quarter of a GiB of temporaries."""
+_UNCOMPILED = 1 << 22
+"""Elements at once where nothing is compiled: some 150 MiB of temporaries."""
 
 
 def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
@@ -36,14 +36,17 @@ def update(planes: Mapping[str, torch.Tensor], grad: torch.Tensor, clip: torch.T
     """
     function = _update_split if "weight_low" in planes else _update_float
     whole = grad.numel()
-    size = whole if compiled else _UNCOMPILED
     run = compiled_function(function, dynamic=True) if compiled else function
     undecayed = scalars.clone()
     undecayed[-1] = 1.0
     for begin, end, given in ((0, decayed, scalars), (decayed, whole, undecayed)):
-        for start in range(begin, end, size):
+        start = begin
+        while start < end:
+            # A first call that finds out that it cannot be compiled must not find itself with a whole piece, either.
+            size = _UNCOMPILED if not compiled or run.problem or not run.ran else whole
             stop = min(start + size, end)
             run(grad[start:stop], *(plane[start:stop] for plane in planes.values()), clip, given)
+            start = stop
 
 
 def _moments(grad: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, clip: torch.Tensor,

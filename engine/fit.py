@@ -13,6 +13,7 @@ from typing import Any
 from engine.choose import Chosen, choose
 from engine.sizes import Item
 from engine.config import AUTO, TrainConfig
+from engine.cost import Rates
 from engine.errors import ConfigError
 from engine.layout import PLANE_ITEM_BYTES
 from engine.machine import Machine
@@ -102,12 +103,13 @@ class FitReport:
 
 
 def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
-             rounding: Mapping[str, Any] | None = None) -> FitReport:
-    """The report for `config` on `machine`; `rounding` as for `choose`. Raises ModelError or ConfigError for what no
+             rounding: Mapping[str, Any] | None = None, rates: Rates | None = None) -> FitReport:
+    """The report for `config` on `machine`; `rounding` and `rates` as for `choose`, the latter those that are kept if none
+    are given. Raises ModelError or ConfigError for what no
     machine could run."""
     if shape is None:
         shape = shape_from_source(config.model)
-    sizes = _Sizes(config, machine, shape, rounding)
+    sizes = _Sizes(config, machine, shape, rounding, rates)
     tokens = config.train.batch_size * config.data.max_seq_len
     verdict = sizes.verdict()
     remedies = tuple(_remedies(config, machine, shape, sizes)) if verdict != FITS else ()
@@ -136,7 +138,7 @@ class _Sizes:
     """Items of host, GPU and disk for one configuration, and the plan that they belong to."""
 
     def __init__(self, config: TrainConfig, machine: Machine, shape: ModelShape,
-                 rounding: Mapping[str, Any] | None = None):
+                 rounding: Mapping[str, Any] | None = None, rates: Rates | None = None):
         self.config, self.machine = config, machine
         self.shape = shape if shape.dtype == config.model.dtype else shape.in_dtype(config.model.dtype)
         self.device = _device(config, machine)
@@ -145,7 +147,8 @@ class _Sizes:
         if limit is not None and self.cap is not None:
             limit = min(limit, round(self.cap * GIB))
         # Those of a machine that is only asked about are not known.
-        self.rates = stored_rates(machine.gpus[0].name) if self.device == "cuda" and machine.disk_path else None
+        here = self.device == "cuda" and bool(machine.disk_path)
+        self.rates = rates or (stored_rates(machine.gpus[0].name) if here else None)
         self.chosen: Chosen = choose(self.shape, config, self.device, limit, machine.ram_available,
                                      config.data.max_seq_len, rounding, self.rates)
         self.parts = {"host": Part(self._host(), machine.ram_available)}

@@ -12,8 +12,11 @@ from engine.compiled import compiled_function
 from engine.skeleton import Skeleton
 
 
-SHAPES = 128
-"""Compiled chunks have a multiple of so many positions."""
+SHAPES = 16
+"""Compiled chunks have one of so many sizes at most: kernels are made for each."""
+UNCOMPILED = 4
+"""Logits of a loss that is not compiled take so many times the memory: a chunk that was planned for a compiled one is as
+much smaller."""
 IGNORED = -100
 """Label that torch's cross-entropy leaves out."""
 
@@ -34,32 +37,47 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
     selected = flat.index_select(0, index)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     if accumulate is None:
+        chunk = max(1, chunk // UNCOMPILED) if compiled else chunk
         with torch.no_grad():
             for start in range(0, len(index), chunk):
                 logits = skeleton.logits(selected[start:start + chunk])
                 total += cross_entropy(logits, labels[start:start + chunk])
         return total * scale, None
-    loss_of, positions = cross_entropy, len(index)
+    loss_of, positions = compiled_function(cross_entropy) if compiled else cross_entropy, len(index)
+    if compiled and loss_of.problem:
+        loss_of, compiled, chunk = cross_entropy, False, max(1, chunk // UNCOMPILED)
     if compiled and positions:
-        # A kernel for each shape: so only few shapes, and positions that count for nothing fill the last chunk.
-        loss_of, pieces = compiled_function(cross_entropy), -(-positions // chunk)
-        step = min(SHAPES, chunk)
+        # Positions that count for nothing fill the last chunk.
+        pieces, step = -(-positions // chunk), -(-chunk // SHAPES)
         chunk = min(chunk, -(-positions // (pieces * step)) * step)
         selected = F.pad(selected, (0, 0, 0, pieces * chunk - positions))
         labels = F.pad(labels, (0, pieces * chunk - positions), value=IGNORED)
     gradient = torch.zeros_like(flat)
     for start in range(0, positions, chunk):
         piece = selected[start:start + chunk].detach().requires_grad_()
-        with torch.enable_grad():
-            logits = skeleton.logits(piece)
-            loss = loss_of(logits, labels[start:start + chunk]) * scale
-        piece_gradient, *parameter_gradients = torch.autograd.grad(loss, [piece, *parameters], allow_unused=True)
-        del logits
+        targets = labels[start:start + chunk]
+        try:
+            loss, piece_gradient, *parameter_gradients = _gradients(skeleton, piece, targets, scale, parameters, loss_of)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if not compiled:
+                raise
+            loss_of.give_up(error)  # backward is compiled when it first runs; an error of another kind comes again
+            loss, piece_gradient, *parameter_gradients = _gradients(skeleton, piece, targets, scale, parameters, loss_of)
         total += loss.detach()
         of = index[start:start + chunk]
         gradient.index_copy_(0, of, piece_gradient[:len(of)])
         accumulate(tuple(parameter_gradients))
     return total, gradient.view_as(hidden)
+
+
+def _gradients(skeleton: Skeleton, piece: torch.Tensor, labels: torch.Tensor, scale: float,
+               parameters: list[nn.Parameter], loss_of: Callable[..., torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The scaled loss of a chunk, and its gradients with respect to `piece` and to each parameter."""
+    with torch.enable_grad():
+        loss = loss_of(skeleton.logits(piece), labels) * scale
+    return loss, *torch.autograd.grad(loss, [piece, *parameters], allow_unused=True)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend, open_backend
@@ -19,7 +22,7 @@ from engine.cost import Rates
 from engine.data import PreparedData, prepare_data
 from engine.data.rows import padded_length
 from engine.engine import StreamingEngine
-from engine.errors import CheckpointError, FitError, RunError
+from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
 from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt
 from engine.fit import estimate
 from engine.host_store import HostStore
@@ -143,6 +146,8 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
 def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
           backend: Backend, state: dict[str, Any] | None, check: Callable[[], None]) -> tuple[Chosen, float | None]:
     """The choices, and how long a step is predicted to take."""
+    if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
+        backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * 2**30) - CUDA_CONTEXT_BYTES))
     rates = _measured(backend, recorder, check)
     shape = shape_of(model)
     rounding = state.get("rounding") if state is not None else None
@@ -151,7 +156,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     # What an earlier session left on the disk is replaced as this one saves.
     machine = replace(machine, disk_free=machine.disk_free + _bytes_under(folder.checkpoints_path)
                       + _bytes_under(folder.export_path))
-    report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding)
+    report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding, rates)
     recorder.emit(FitReported(report.to_dict()))
     if report.verdict == "does_not_fit":
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -178,8 +183,15 @@ def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]
         return None
     rates = stored_rates(backend.device_name)
     if rates is None:
-        recorder.emit(LogLine("info", "Measuring the bus, the device and the host once: plans are made with their rates."))
-        rates = measure(backend, PROBE_SECONDS, lambda what: check(), by_threads=False).rates()
+        recorder.emit(LogLine("info", "Measuring the bus, the device and the host once: plans are made with their rates. "
+                                      "`launch.py bench` measures them again."))
+        try:
+            rates = measure(backend, PROBE_SECONDS, lambda what: check(), by_threads=False).rates()
+        except (torch.OutOfMemoryError, GpuMemoryError, FitError):  # the plan is made with typical rates then
+            return None
+        finally:
+            gc.collect()
+            backend.reset_peak()
         store_rates(backend.device_name, rates)
     return rates
 

@@ -118,6 +118,8 @@ class Trainer:
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded("discarded", f"Stopped at step {step}; its checkpoints were deleted as asked.")
         finally:
+            if not self._compiling_told:
+                self._tell_compiling()
             if self._gpu is not None:
                 self._gpu.close()
 
@@ -171,7 +173,8 @@ class Trainer:
         if seconds:
             self.recorder.emit(LogLine("info", f"Compiling the blocks took {seconds:.0f} s of the first step."))
         for problem in problems:
-            self.recorder.emit(LogLine("warning", f"A block could not be compiled and runs as it is, more slowly ({problem})."))
+            self.recorder.emit(LogLine("warning", f"A block could not be compiled and runs as it is, more slowly and with more "
+                                                  f"memory ({problem}); with engine.kernels at eager the plan counts on that."))
 
     def _sample_memory(self, step: int) -> None:
         rss, available = self._watch.look()

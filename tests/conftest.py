@@ -10,6 +10,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for models this small, threads only wait for each other
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
 

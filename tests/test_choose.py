@@ -212,13 +212,12 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
 
 
 @pytest.mark.parametrize("gib", [24, 48, 139])
-def test_of_all_that_fits_the_fastest_is_taken(monkeypatch, either, gib):
+def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     chosen, seen = with_candidates(monkeypatch, gib)
     limit = COMFORTABLE["cuda"] * gib * GIB
     assert all(sizer.total(size, choices) <= limit for _, size, choices, sizer in seen)
-    ours = next(seconds for seconds, size, choices, _ in seen
-                if (size, choices) == (chosen.micro_batch_size, chosen.choices))
-    assert ours <= 1.002 * min(seconds for seconds, *_ in seen)
+    best = sorted(seen, key=lambda way: way[0])[:choosing.SIMULATED]  # of which the simulation takes the fastest
+    assert (chosen.micro_batch_size, chosen.choices) in [(size, choices) for _, size, choices, _ in best]
     for _, size, choices, sizer in seen:
         kept, resident = choices.kept_blocks, choices.resident_blocks
         room = dataclasses.replace(choices, device_homes=("embed",) if choices.update_buffers else ())
@@ -407,3 +406,12 @@ def test_rows_beyond_a_table_of_positions_are_refused():
     choose(table, config(), "cpu", None, 8 * GIB, 64)
     with pytest.raises(ConfigError, match="data.max_seq_len.*64 positions"):
         choose(table, config(), "cpu", None, 8 * GIB, 65)
+
+
+def test_boundaries_that_the_host_has_no_room_for_are_not_chosen_for_speed():
+    """With these rates rounds with boundaries on the host are a little faster; there is RAM for them in one case."""
+    def boundaries(ram: int) -> int:
+        asked = config(train__batch_size=256)
+        return choose(big_shape(), asked, "cuda", 48 * GIB, ram * GIB, 1024, rates=QUICK).host_boundary_bytes
+
+    assert boundaries(125) <= 125 * GIB - big_shape().host_bytes

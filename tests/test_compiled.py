@@ -12,7 +12,7 @@ import torch
 
 from engine import activations, attention, compiled, loss
 from engine.activations import count_activations
-from engine.compiled import CompiledBlock, set_up_compiler
+from engine.compiled import CompiledBlock, CompiledFunction, set_up_compiler
 from engine.config import ModelConfig
 from engine.layout import DOCUMENTS
 from engine.library import transformers
@@ -72,6 +72,14 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype
             assert not torch.equal(ours["master"], before["master"])
 
 
+def lambda_of(function):
+    """`function` as a compiled one, which is what it is."""
+    call = CompiledFunction.__new__(CompiledFunction)
+    call._function = call._compiled = function
+    call.problem, call.ran = "", False
+    return call
+
+
 class _Breaks(torch.autograd.Function):
     """What stands for a backward that cannot be compiled."""
 
@@ -96,7 +104,7 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
             self._compiled = lambda hidden, *args, **kwargs: _Breaks.apply(block(hidden, *args, **kwargs))
 
     monkeypatch.setattr("engine.device_state.CompiledBlock", Broken)
-    monkeypatch.setattr("engine.loss.compiled_function", lambda function: function)
+    monkeypatch.setattr("engine.loss.compiled_function", lambda function: lambda_of(function))
     choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
     for ours, theirs in zip(planes_after(choices), planes_after(BASE)):  # positions are padded, so sums differ in their bits
         assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
@@ -157,6 +165,7 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
             shapes.append(len(logits))
             assert len(logits) == len(targets)
             return function(logits, targets)
+        call.problem = ""
         return call
 
     monkeypatch.setattr(loss, "compiled_function", watched)
@@ -175,12 +184,40 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
     assert not shapes
     for ours, theirs in zip(run(True), plain):
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
-    step = min(loss.SHAPES, chunk)
+    step = -(-chunk // loss.SHAPES)
     assert len(set(shapes)) == 1 and shapes[0] % step == 0 and shapes[0] <= chunk
     assert len(shapes) == -(-positions // chunk) and sum(shapes) - positions < step * len(shapes)
     nowhere = torch.ones(700, dtype=torch.bool)
     nowhere[index] = False
     assert not plain[1].view(700, 32)[nowhere].any()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(monkeypatch, tail, where):
+    skeleton, parameters = tail
+    hidden, index, labels = torch.randn(1, 64, 32), torch.arange(64), torch.randint(0, 97, (64,))
+    sizes = []
+
+    def refused(logits, targets):
+        if where == "forward":
+            raise RuntimeError("no such kernel")
+        return _Breaks.apply(loss.cross_entropy(logits, targets))
+
+    function = lambda_of(loss.cross_entropy)
+    function._compiled = refused
+    monkeypatch.setattr(loss, "compiled_function", lambda _: function)
+    logits_of = skeleton.logits
+    monkeypatch.setattr(skeleton, "logits", lambda piece: (sizes.append(len(piece)), logits_of(piece))[1])
+
+    def run(compile_it: bool):
+        return chunked_loss(skeleton, hidden, index, labels, 0.01, 32, parameters, lambda gradients: None, compile_it)
+
+    plain = run(False)
+    for _ in range(2):
+        sizes.clear()
+        for ours, theirs in zip(run(True), plain):
+            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert function.problem == "no such kernel" and max(sizes) == 32 // loss.UNCOMPILED
 
 
 def test_a_micro_batch_without_loss_has_none(monkeypatch, tail):

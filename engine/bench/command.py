@@ -4,6 +4,7 @@ the same shape with all states on the device.
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -115,6 +116,8 @@ def _streamed(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int
               say: Callable[[str], None]) -> tuple[dict[str, Any], ModelShape, Chosen]:
     """free: bytes of RAM that there were before the planes."""
     limit, backend = None, planes.backend
+    gc.collect()
+    backend.reset_peak()  # what was measured or trained before has left memory behind
     if backend.device.type == "cuda":
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
         if config.engine.gpu_memory_gib is not None:
