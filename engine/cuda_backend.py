@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
-from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, UPDATES, Op
+from engine.plan import COMPUTE, HOST, LANES, UPDATES, Op
 
 # Growing segments leave no gaps when micro-batch shapes vary; read when CUDA starts, a user's own setting wins.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
