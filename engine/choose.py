@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.config import AUTO, TrainConfig
-from engine.cost import TYPICAL, Rates, choose_homes, op_seconds, step_seconds
+from engine.cost import TYPICAL, Rates, choose_homes, step_seconds
 from engine.errors import ConfigError
-from engine.layout import PLANE_ITEM_BYTES
 from engine.machine import compiler_problem
 from engine.plan import EMBED
-from engine.planner import PlanChoices, build_step_plan
+from engine.planner import PlanChoices
+from engine.predict import predicted_seconds
 from engine.shape import ModelShape
-from engine.simulate import simulate
 from engine.sizes import COMFORTABLE, GIB, Item, Sizer, host_boundary_bytes
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
@@ -138,13 +137,10 @@ class _Planner:
 
     def _simulated(self, size: int, choices: PlanChoices, seconds: float) -> float:
         """The simulated time of a step, or `seconds` where the plan is so long that a form would wait for it."""
-        shape = self.sizer.shape
-        if choices.micro_batches * len(shape.blocks) > SIMULATED_USES:
+        sizer = self.sizer
+        if choices.micro_batches * len(sizer.shape.blocks) > SIMULATED_USES:
             return seconds
-        plan = build_step_plan([unit.name for unit in shape.blocks], shape.tied, choices,
-                               {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[shape.dtype].values()))
-        costs = op_seconds(plan, shape, self.rates, size, self.sizer.row_length)
-        return simulate(plan, costs, inline=self.sizer.device == "cpu").seconds
+        return predicted_seconds(sizer.shape, choices, self.rates, size, sizer.row_length, sizer.device)
 
     def _with_homes(self, size: int, choices: PlanChoices) -> PlanChoices:
         if self.sizer.rounding:  # the optimizers stay where they were

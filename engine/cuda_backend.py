@@ -1,7 +1,8 @@
 """The lanes on a CUDA GPU: streams and a host thread, ordered by events and by nothing else.
 
 COMPUTE ops are launched from the caller's thread on the default stream. The lanes of copies and of the optimizer on the
-device have a stream and a thread each, because a prefetch must wait for a host update without holding up the launches of COMPUTE. HOST ops run on a thread of their own.
+device have a stream and a thread each, because a prefetch must wait for a host update without holding up the launches of
+COMPUTE. HOST ops run on a thread of their own.
 This is the only file that speaks of CUDA.
 """
 

@@ -164,7 +164,8 @@ class _Sizes:
         """As the plan's simulation predicts it, where this machine was measured."""
         if self.rates is None:
             return None
-        return predicted_seconds(self.shape, self.chosen, self.rates, self.config.data.max_seq_len, self.device)
+        return predicted_seconds(self.shape, self.chosen.choices, self.rates, self.chosen.micro_batch_size,
+                                 self.config.data.max_seq_len, self.device)
 
     def _host(self) -> tuple[Item, ...]:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]

@@ -173,8 +173,9 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
             backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
     chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
-    seconds = predicted_seconds(shape, chosen, rates, longest, device) if rates is not None else None
-    return chosen, seconds
+    if rates is None:
+        return chosen, None
+    return chosen, predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, longest, device)
 
 
 def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]) -> Rates | None:

@@ -147,7 +147,8 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
     flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
-    predicted = predicted_seconds(shape, chosen, ceilings.rates(), length, backend.device.type)
+    predicted = predicted_seconds(shape, choices, ceilings.rates(), chosen.micro_batch_size, length,
+                                  backend.device.type)
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count, "tokens_per_step": rows * length, "steps": len(steady), "seconds": took,

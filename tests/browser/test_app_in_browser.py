@@ -310,6 +310,24 @@ def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, wi
     context.close()
 
 
+def test_charts_follow_a_window_that_becomes_narrow(browser, server):
+    config = TrainConfig.from_dict({"name": "Shown", "model": {"source": "m"}, "data": {"source": "d"}})
+    folder = create_run(server.runs, config)
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(20):
+        recorder.emit(event)
+    recorder.close()
+    context = browser.new_context(viewport={"width": 1440, "height": 2600})
+    page = context.new_page()
+    page.goto(f"{server.address}/?run={folder.id}&tab=live")
+    page.wait_for_selector("[data-figure=timeline] .main-svg", timeout=WAIT_MILLISECONDS)
+    page.set_viewport_size({"width": 800, "height": 2600})
+    page.wait_for_function("document.documentElement.scrollWidth <= 800 && [...document.querySelectorAll('.rs-plot')]"
+                           ".every(node => node.querySelector('.main-svg').clientWidth === node.clientWidth)",
+                           timeout=WAIT_MILLISECONDS)
+    context.close()
+
+
 def test_an_unknown_run_in_the_address_is_told(page, server):
     page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
     expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("There is no run nothing-like-this")
