@@ -23,7 +23,7 @@ from engine.recorder import RunRecorder, replay
 from engine.runs import (COMMANDS, CommandReader, RunFolder, create_run, delete_run, list_runs, open_run, send_command,
                          shown_state)
 from engine.snapshot import RunSnapshot
-from tests.test_recorder import random_run
+from tests.test_snapshot import random_run
 
 CONFIG = TrainConfig.from_dict({"name": "My Run!", "model": {"source": "models/m"}, "data": {"source": "d.jsonl"}})
 
