@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.layout import PLANE_ITEM_BYTES
 from engine.plan import EMBED, HEAD, Op, StepPlan
+from engine.plan_updates import LEAD
 from engine.planner import PlanChoices
 from engine.shape import ModelShape, UnitShape
 
@@ -38,7 +39,7 @@ class Rates:
         return cls(**{name: float(values[name]) for name in cls.__dataclass_fields__})
 
 
-BUS_SHARE = 0.8
+BUS_SHARE = 0.9
 """What the states of optimizers get of the bus: prefetches use it as well."""
 
 HALF_SPEED_TOKENS = 300
@@ -141,15 +142,15 @@ class _Homes:
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
         self._piece = max(unit.numel for unit in shape.blocks)
         passes = choices.micro_batches // choices.rounds
-        # When each buffer is free, and when the lanes of the bus are.
-        state = ([0.0] * buffers, 0, 0.0, 0.0, 0.0)
+        self._free = self._buffers_free(buffers, choices.gradient_sum == "device", passes)
+        lanes = _Lanes()
         host = now = self.waited = 0.0
         homes = []
         for unit in shape.units:
             on_host = host + unit.numel / adamw + unit.numel * shape.item_bytes / rates.h2d
-            ready, after = self._on_device(unit, *state) if buffers else (math.inf, state)
+            ready, after = self._on_device(unit, lanes) if buffers else (math.inf, lanes)
             if ready < on_host:
-                state = after
+                lanes = after
                 homes.append(unit.name)
             else:
                 host, ready = host + unit.numel / adamw, on_host
@@ -157,31 +158,69 @@ class _Homes:
             now = max(now, ready) + (passes * cost.forward(unit.name) if unit.name not in (EMBED, HEAD) else 0.0)
         self.units = tuple(homes)
 
-    def _on_device(self, unit: UnitShape, buffers: list[float], used: int, h2d: float, d2h: float,
-                   owed: float) -> tuple[float, tuple]:
-        """When the unit's weights are there, and the clocks afterwards; owed: seconds of states that are still to be sent."""
-        cost, buffers, ready = self._cost, list(buffers), 0.0
+    def _buffers_free(self, buffers: int, over_sums: bool, passes: int) -> list[float]:
+        """When the first states can be fetched into each buffer: those that lie over fp32 sums wait for backward."""
+        free = [-math.inf] * buffers
+        if over_sums:
+            time = -passes * sum(self._cost.backward(unit.name) for unit in self._shape.blocks)
+            done, end, size = 0, 0, self._piece * self._cost.state_bytes
+            blocks = list(reversed(self._shape.blocks))
+            for buffer in range(buffers):
+                while end < (buffer + 1) * size and done < len(blocks):
+                    time += passes * self._cost.backward(blocks[done].name)
+                    end += 4 * blocks[done].numel
+                    done += 1
+                free[buffer] = time
+        return free
+
+    def _on_device(self, unit: UnitShape, lanes: _Lanes) -> tuple[float, _Lanes]:
+        """When the unit's weights are there, and the clocks afterwards."""
+        cost, lanes, ready, buffers = self._cost, lanes.copy(), 0.0, len(self._free)
         placed = unit.name in self._placed
         for start in range(0, unit.numel, self._piece):
-            size, buffer = min(self._piece, unit.numel - start), used % len(buffers)
-            if used >= len(buffers):  # the first ones are there before the gradients are
-                h2d = max(h2d, buffers[buffer]) + cost.carried("fetch_states", size)
+            size, number = min(self._piece, unit.numel - start), len(lanes.updated)
+            earlier = number - buffers
+            while earlier >= 0 and lanes.sent < earlier + min(LEAD, buffers):
+                lanes.send_states()
+            free = self._free[number] if earlier < 0 else lanes.freed[earlier]
+            lanes.inward = max(lanes.inward, free) + cost.carried("fetch_states", size)
             if unit.name not in self._staged:
-                h2d += cost.carried("fetch_gradient", size)
-            updated = h2d + size * 2 * cost.state_bytes / self._rates.device_memory
-            # Weights that a prefetch waits for are sent before anything else of the pieces that were there first.
-            d2h = max(d2h, updated) + (0.0 if placed else cost.carried("offload_weights", size))
-            there = updated if placed else d2h + size * self._shape.item_bytes / self._rates.h2d
-            ready = max(ready, there)
-            rest = cost.carried("offload_states", size) + (cost.carried("offload_weights", size) if placed else 0.0)
-            if used < len(buffers):
-                owed += rest
-                buffers[buffer] = d2h + owed
+                lanes.inward += cost.carried("fetch_gradient", size)
+            updated = max(0.0, lanes.inward) + size * 2 * cost.state_bytes / self._rates.device_memory
+            lanes.updated.append(updated)
+            lanes.owed.append(cost.carried("offload_states", size))
+            if placed:
+                lanes.owed[-1] += cost.carried("offload_weights", size)
+                ready = max(ready, updated)
             else:
-                d2h, owed = d2h + owed + rest, 0.0
-                buffers[buffer] = d2h
-            used += 1
-        return ready, (buffers, used, h2d, d2h, owed)
+                lanes.outward = max(lanes.outward, updated) + cost.carried("offload_weights", size)
+                ready = max(ready, lanes.outward + size * self._shape.item_bytes / self._rates.h2d)
+        return ready, lanes
+
+
+@dataclass
+class _Lanes:
+    """What the lanes of optimizers on the device have done so far: `plan_updates` in seconds."""
+
+    inward: float = -math.inf
+    outward: float = 0.0
+    updated: list[float] = field(default_factory=list)
+    """When each piece was updated."""
+    owed: list[float] = field(default_factory=list)
+    """How long the rest of each piece takes to send."""
+    freed: list[float] = field(default_factory=list)
+    """When each piece that was sent left its buffer."""
+
+    @property
+    def sent(self) -> int:
+        return len(self.freed)
+
+    def send_states(self) -> None:
+        self.outward = max(self.outward, self.updated[self.sent]) + self.owed[self.sent]
+        self.freed.append(self.outward)
+
+    def copy(self) -> _Lanes:
+        return _Lanes(self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
 
 
 class _Cost:

@@ -46,12 +46,11 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
     loss_of, positions = compiled_function(cross_entropy) if compiled else cross_entropy, len(index)
     if compiled and loss_of.problem:
         loss_of, compiled, chunk = cross_entropy, False, max(1, chunk // UNCOMPILED)
-    if compiled and positions:
-        # Positions that count for nothing fill the last chunk.
-        pieces, step = -(-positions // chunk), -(-chunk // SHAPES)
-        chunk = min(chunk, -(-positions // (pieces * step)) * step)
-        selected = F.pad(selected, (0, 0, 0, pieces * chunk - positions))
-        labels = F.pad(labels, (0, pieces * chunk - positions), value=IGNORED)
+    if compiled:
+        # Positions that count for nothing fill the last chunk, so that it has one of few sizes.
+        step = -(-chunk // SHAPES)
+        missing = min(chunk, -(-(positions % chunk) // step) * step) - positions % chunk
+        selected, labels = F.pad(selected, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=IGNORED)
     gradient = torch.zeros_like(flat)
     for start in range(0, positions, chunk):
         piece = selected[start:start + chunk].detach().requires_grad_()

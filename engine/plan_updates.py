@@ -14,6 +14,9 @@ from engine.plan import EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
 Piece = tuple[str, int]
 """A unit and which of its pieces."""
 
+LEAD = 2
+"""Pieces whose states leave their buffers before the weights of the first piece that is fetched into one of these."""
+
 
 class DeviceUpdates:
     """Writes the ops of `homes`, the units at home on the device, into a plan.
@@ -107,18 +110,26 @@ class DeviceUpdates:
                 self._fetch_gradient(piece)
 
     def write(self) -> None:
-        """After the summary: fetch what is missing, update, send back."""
+        """After the summary: update, send back, fetch what is missing.
+
+        A piece that was not among the first waits for the buffer of an earlier one. Its weights go out before states that no
+        fetch waits for yet; `LEAD` pieces' states go before them, in the time that its own take to arrive.
+        """
         first, rest = self._pieces[:len(self.buffers)], self._pieces[len(self.buffers):]
         for piece in first:
             self._update(piece)
-        for piece in sorted(first, key=lambda piece: self.placed(piece[0]) is not None):  # what a prefetch waits for goes first
-            self._send(piece, "weight")
         for piece in first:
+            if self.placed(piece[0]) is None:
+                self._send(piece, "weight")
+        lead = min(LEAD, len(self.buffers))
+        for sent, piece in enumerate(self._pieces, start=1):
+            if self.placed(piece[0]) is not None:  # no prefetch waits for its weights
+                self._send(piece, "weight")
             self._send(piece, "states")
-        for piece in rest:
-            self._update(piece)
-            self._send(piece, "weight")
-            self._send(piece, "states")
+            if lead <= sent < lead + len(rest):
+                self._update(rest[sent - lead])
+                if self.placed(rest[sent - lead][0]) is None:
+                    self._send(rest[sent - lead], "weight")
 
     def home(self) -> dict[str, str]:
         """What is ready when all pieces are home."""

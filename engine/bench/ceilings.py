@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numba import njit
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend
@@ -46,6 +47,9 @@ class Ceilings:
     adamw: dict[int, float]
     adamw_with_copies: float
     """With as many threads as a run has, while the bus is busy both ways."""
+    sweep: float
+    """Parameters a second of the same traffic in place with next to no arithmetic, with as many threads; 0 if not asked
+    for."""
 
     def rates(self) -> Rates:
         """What the engine can count on while everything runs at once."""
@@ -61,7 +65,7 @@ class Ceilings:
 
 def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_threads: bool = True) -> Ceilings:
     """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under a lasting load.
-    by_threads: the host's figures with fewer threads than a run has, too. Raises FitError where the memory is not there."""
+    by_threads: the host's figures with fewer threads than a run has, too, and the sweep. Raises FitError where the memory is not there."""
     device = backend.device
     numel = PARAMETERS[device.type]
     with _planes(backend, numel) as store, torch.no_grad():
@@ -87,7 +91,8 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_thr
         copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
         busy = _adamw(backend, store, threads[-1], seconds, {H2D: (h2d, one_way[0]), D2H: (d2h, one_way[1])})
-    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy)
+        sweep = _sweep(backend, store, threads[-1], seconds) if by_threads else 0.0
+    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy, sweep)
 
 
 @contextmanager
@@ -186,3 +191,31 @@ def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float,
         return calls * numel / _timed(backend, {HOST: (update, calls), **copies})[HOST]
     finally:
         adamw.close()
+
+
+def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
+    """Parameters a second of a pass over the planes that AdamW reads and writes, in the chunks that it takes."""
+    planes = [store.array(UNIT, name) for name in ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")]
+    touch, workers, numel = _touch(), Workers(threads, "sweep"), store.layouts[UNIT].numel
+
+    def run(start: int, stop: int) -> None:
+        touch(*(plane[start:stop] for plane in planes))
+
+    try:
+        return _rates(backend, {HOST: (lambda: workers.run(run, workers.chunks(0, numel)), numel)}, seconds)[HOST]
+    finally:
+        workers.close()
+
+
+def _touch() -> Callable[..., None]:
+    """Reads its five arrays and writes the last four."""
+
+    @njit("void(u2[::1], u2[::1], i2[::1], f4[::1], f4[::1])", nogil=True)
+    def touch(grad, high, low, exp_avg, exp_avg_sq):
+        for i in range(grad.size):
+            high[i] ^= grad[i]
+            low[i] = ~low[i]
+            exp_avg[i] = -exp_avg[i]
+            exp_avg_sq[i] = -exp_avg_sq[i]
+
+    return touch

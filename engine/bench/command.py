@@ -86,16 +86,18 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, seconds: float, s
         model = configs[0].model
         planes = Planes.open(load_config(model.source), backend, model.dtype, attention=model.attention)
         try:
+            # Before the first training, which moves parts of the model to the device.
+            shape = replace(shape_of(planes.model, model.source), packs=False)
             for config in configs:
-                result["trainings"].append(_training(config, planes, ceilings, free, seconds, say, compare))
+                result["trainings"].append(_training(config, planes, shape, ceilings, free, seconds, say, compare))
         finally:
             planes.close()
     return result
 
 
-def _training(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int, seconds: float,
+def _training(config: TrainConfig, planes: Planes, shape: ModelShape, ceilings: Ceilings, free: int, seconds: float,
               say: Callable[[str], None], compare: bool) -> dict[str, Any]:
-    streamed, shape, chosen = _streamed(config, planes, ceilings, free, seconds, say)
+    streamed, chosen = _streamed(config, planes, shape, ceilings, free, seconds, say)
     say(streamed_as_text(streamed))
     resident = {"ways": [], "why_not": "not asked for"}
     if compare:
@@ -112,8 +114,8 @@ def _refuse_what_does_not_fit(config: TrainConfig) -> None:
 
 # ---------------------------------------------------------------------- streamed
 
-def _streamed(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int, seconds: float,
-              say: Callable[[str], None]) -> tuple[dict[str, Any], ModelShape, Chosen]:
+def _streamed(config: TrainConfig, planes: Planes, shape: ModelShape, ceilings: Ceilings, free: int, seconds: float,
+              say: Callable[[str], None]) -> tuple[dict[str, Any], Chosen]:
     """free: bytes of RAM that there were before the planes."""
     limit, backend = None, planes.backend
     gc.collect()
@@ -122,9 +124,8 @@ def _streamed(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
         if config.engine.gpu_memory_gib is not None:
             limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
-    shape = shape_of(planes.model, config.model.source)
     length, rows = config.data.max_seq_len, config.train.batch_size
-    chosen = choose(replace(shape, packs=False), config, backend.device.type, limit, free, length, rates=ceilings.rates())
+    chosen = choose(shape, config, backend.device.type, limit, free, length, rates=ceilings.rates())
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -136,7 +137,7 @@ def _streamed(config: TrainConfig, planes: Planes, ceilings: Ceilings, free: int
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    return _as_figures(run, shape, chosen, ceilings, backend, rows, length, rss), shape, chosen
+    return _as_figures(run, shape, chosen, ceilings, backend, rows, length, rss), chosen
 
 
 def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ceilings, backend: Backend, rows: int,
@@ -160,7 +161,7 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
         "bound": "compute" if share <= HIDDEN else BOUNDS[max(exposed, key=exposed.get)],
         "busy": _mean(steady, "busy"), "by_kind": _mean(steady, "by_kind"), "overlap": _mean(steady, "overlap"),
         "adamw_parameters_per_second": adamw,
-        "adamw_of_ceiling": adamw / max(ceilings.adamw.values()),
+        "adamw_of_sweep": adamw / ceilings.sweep, "launch_seconds": statistics.fmean(run.launches[len(run.launches) // 2:]),
         "choices": choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
         "gaps": steady[-1].gaps, "allocator_retries": [step.retries for step in run.steps],
         "peak_device_bytes": run.peak, "peak_reserved_bytes": run.reserved, "planned_device_bytes": chosen.gpu_bytes, "host_rss_bytes": rss,

@@ -110,6 +110,8 @@ class RunFigures:
     fixed: int = 0
     """Bytes of the plan's own buffers."""
     host_boundaries: int = 0
+    launches: list[float] = field(default_factory=list)
+    """Seconds of processor time, by step, of the thread that launches the ops of COMPUTE."""
 
 
 def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch], steps: int, rate: float,
@@ -148,7 +150,9 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     try:
         number = first
         while number < first + steps or time.perf_counter() - began < seconds:
+            before = time.thread_time()
             engine.train_step(number, batches, rate, on_home)
+            figures.launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
         figures.timeline = as_records([span for spans in last_two for span in spans])

@@ -33,6 +33,7 @@ def _ceilings(c: dict[str, Any]) -> str:
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
         ("AdamW while the bus is busy", f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s"),
+        ("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"),
     ])
 
 
@@ -53,7 +54,8 @@ def streamed_as_text(s: dict[str, Any]) -> str:
         ("exposed", f"{_percent(s['exposed_share'])} of the step: {exposed}"),
         ("busy", busy),
         ("AdamW in the step", f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, "
-                              f"{_percent(s['adamw_of_ceiling'])} of its rate alone"),
+                              f"{_percent(s['adamw_of_sweep'])} of a sweep in place"),
+        ("Python", f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time"),
         ("plan", f"{c['micro_batches']} x {c['micro_batch_size']} rows, rounds {c['rounds']}, {c['resident_blocks']} blocks "
                  f"resident, {kept} keep activations, boundaries {boundaries}"),
         *([("memory of the device", f"peak {s['peak_device_bytes'] / GIB:,.2f} GiB allocated, planned "
