@@ -25,7 +25,8 @@ BLUE, GREEN, AMBER, VIOLET, ORANGE, RED, GREY, TEAL, PINK = (
 
 OP_GROUPS = {
     "Weights in": (BLUE, ("prefetch",)),
-    "Boundaries, sums": (GREY, ("store_boundary", "fetch_boundary", "fetch_grad", "reduce", "summary", "clip")),
+    "Boundaries, sums": (GREY, ("store_boundary", "fetch_boundary", "fetch_grad", "reduce", "summary", "clip", "lend",
+                                "reclaim")),
     "Forward": (GREEN, ("embed", "forward", "loss")),
     "Recompute": (AMBER, ("recompute",)),
     "Backward": (VIOLET, ("backward", "embed_backward")),
@@ -42,7 +43,8 @@ OP_WORDS = {"prefetch": "weights in", "offload": "gradients out", "update": "opt
             "fetch_grad": "gradient sum from host", "reduce": "norm of the gradient", "clip": "clip factor",
             "fetch_states": "optimizer states in", "fetch_gradient": "gradient in",
             "device_update": "optimizer on the GPU", "offload_weights": "updated weights out",
-            "offload_states": "optimizer states out", "home": "everything updated is home"}
+            "offload_states": "optimizer states out", "home": "everything updated is home",
+            "lend": "memory of activations for states", "reclaim": "memory of states for activations"}
 
 LANE_WORDS = {H2D: "H2D", STATES_IN: "States in", COMPUTE: "Compute", UPDATE: "Update", D2H: "D2H",
               STATES_OUT: "States out", HOST: "Host"}

@@ -306,6 +306,12 @@ class BlockOps:
         self.state.clip.copy_(clip_of(self.state.norms, step.max_grad_norm))
         self.summary.copy_(self.state.norms, non_blocking=True)
 
+    def _lend(self, op: Op, step: StepContext) -> None:
+        self.state.lend()
+
+    def _reclaim(self, op: Op, step: StepContext) -> None:
+        self.state.reclaim()
+
     # ------------------------------------------------------------------ UPDATE
 
     def _fetch_states(self, op: Op, step: StepContext) -> None:

@@ -29,6 +29,9 @@ SIMULATED, SIMULATED_USES = 5, 250
 LEAST_TOKENS, MOST_ROUNDS = 4096, 32
 """Of a round in which activations are kept, and rounds of a step."""
 
+SPARE_BUFFERS = 4
+"""That take the place of activations between two steps: more would not be sent back before the forward pass needs it."""
+
 CPU_SHARE = 0.25
 """On the CPU, blocks stay resident and keep their activations while all device memory is below this share of the free
 RAM."""
@@ -147,7 +150,8 @@ class _Planner:
             return choices
         if choices.update_buffers:
             homes, _ = choose_homes(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
-            return replace(choices, device_homes=homes, update_buffers=choices.update_buffers if homes else 0)
+            return replace(choices, device_homes=homes) if homes else replace(
+                choices, device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0)
         return choices
 
     def _seconds(self, size: int, choices: PlanChoices) -> float:
@@ -231,6 +235,10 @@ class _Planner:
                 place = self._most(size, place, [{"resident_blocks": k} for k in counts if k >= place.resident_blocks],
                                    sizer.keeping)
             yield place
+            blocks_needed = sizer.spare_blocks(size, place, SPARE_BUFFERS) if buffers > 1 else None
+            if blocks_needed is not None:
+                yield replace(place, update_buffers=buffers + SPARE_BUFFERS, spare_buffers=SPARE_BUFFERS,
+                              spare_blocks=blocks_needed)
 
     def _most(self, size: int, choices: PlanChoices, changes: Iterable[dict[str, Any]], limit: float) -> PlanChoices:
         """`choices` with the first of `changes` that fits, most memory first; as they are where none does."""

@@ -30,6 +30,9 @@ class Rates:
     adamw: float
     adamw_busy: float
     """While the bus is busy both ways."""
+    h2d_busy: float
+    d2h_busy: float
+    """The bus both ways while AdamW runs on the host."""
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -40,12 +43,13 @@ class Rates:
 
 
 BUS_SHARE = 0.9
-"""What the states of optimizers get of the bus: prefetches use it as well."""
+"""What the states of optimizers get of the bus to the device: prefetches use it as well."""
 
 HALF_SPEED_TOKENS = 300
 """Tokens at which matrix products of a block reach half of their speed, about."""
 
-TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9), "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8)}
+TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10),
+           "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10)}
 """What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and two cores."""
 
 
@@ -142,8 +146,10 @@ class _Homes:
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
         self._piece = max(unit.numel for unit in shape.blocks)
         passes = choices.micro_batches // choices.rounds
-        self._free = self._buffers_free(buffers, choices.gradient_sum == "device", passes)
-        lanes = _Lanes()
+        self._own = buffers - choices.spare_buffers
+        self._free = self._buffers_free(choices, buffers, passes)
+        lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name if choices.spare_blocks else None
+        lanes = _Lanes(choices.spare_buffers)
         host = now = self.waited = 0.0
         homes = []
         for unit in shape.units:
@@ -154,33 +160,37 @@ class _Homes:
                 homes.append(unit.name)
             else:
                 host, ready = host + unit.numel / adamw, on_host
+            if unit.name == lender and buffers:
+                ready = max(ready, lanes.spares_sent())
             self.waited += max(0.0, ready - now)
             now = max(now, ready) + (passes * cost.forward(unit.name) if unit.name not in (EMBED, HEAD) else 0.0)
         self.units = tuple(homes)
 
-    def _buffers_free(self, buffers: int, over_sums: bool, passes: int) -> list[float]:
-        """When the first states can be fetched into each buffer: those that lie over fp32 sums wait for backward."""
-        free = [-math.inf] * buffers
-        if over_sums:
-            time = -passes * sum(self._cost.backward(unit.name) for unit in self._shape.blocks)
-            done, end, size = 0, 0, self._piece * self._cost.state_bytes
-            blocks = list(reversed(self._shape.blocks))
-            for buffer in range(buffers):
-                while end < (buffer + 1) * size and done < len(blocks):
-                    time += passes * self._cost.backward(blocks[done].name)
-                    end += 4 * blocks[done].numel
-                    done += 1
-                free[buffer] = time
+    def _buffers_free(self, choices: PlanChoices, buffers: int, passes: int) -> list[float]:
+        """When the first states can be fetched into each buffer: those that are made from activations, and those that lie
+        over fp32 sums, wait for backward."""
+        blocks, ends = list(reversed(self._shape.blocks)), []
+        time = -passes * sum(self._cost.backward(unit.name) for unit in blocks)
+        for unit in blocks:
+            time += passes * self._cost.backward(unit.name)
+            ends.append(time)
+        free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
+        done, end, size = 0, 0, self._piece * self._cost.state_bytes
+        for own in range(buffers - len(free)):
+            while choices.gradient_sum == "device" and end < (own + 1) * size and done < len(blocks):
+                end += 4 * blocks[done].numel
+                done += 1
+            free.append(ends[done - 1] if done else -math.inf)
         return free
 
     def _on_device(self, unit: UnitShape, lanes: _Lanes) -> tuple[float, _Lanes]:
         """When the unit's weights are there, and the clocks afterwards."""
-        cost, lanes, ready, buffers = self._cost, lanes.copy(), 0.0, len(self._free)
+        cost, lanes, ready = self._cost, lanes.copy(), 0.0
         placed = unit.name in self._placed
         for start in range(0, unit.numel, self._piece):
             size, number = min(self._piece, unit.numel - start), len(lanes.updated)
-            earlier = number - buffers
-            while earlier >= 0 and lanes.sent < earlier + min(LEAD, buffers):
+            earlier = number - len(self._free)
+            while earlier >= 0 and len(lanes.freed) < earlier + min(LEAD, self._own):
                 lanes.send_states()
             free = self._free[number] if earlier < 0 else lanes.freed[earlier]
             lanes.inward = max(lanes.inward, free) + cost.carried("fetch_states", size)
@@ -202,6 +212,8 @@ class _Homes:
 class _Lanes:
     """What the lanes of optimizers on the device have done so far: `plan_updates` in seconds."""
 
+    spare: int
+    """Pieces, the first, in spare buffers."""
     inward: float = -math.inf
     outward: float = 0.0
     updated: list[float] = field(default_factory=list)
@@ -209,18 +221,32 @@ class _Lanes:
     owed: list[float] = field(default_factory=list)
     """How long the rest of each piece takes to send."""
     freed: list[float] = field(default_factory=list)
-    """When each piece that was sent left its buffer."""
-
-    @property
-    def sent(self) -> int:
-        return len(self.freed)
+    """When each piece that was sent left its buffer, spare ones left out: one of those is sent between two others."""
 
     def send_states(self) -> None:
-        self.outward = max(self.outward, self.updated[self.sent]) + self.owed[self.sent]
+        if self.freed:
+            self._send_spare(len(self.freed) - 1)
+        self._send(self.spare + len(self.freed))
         self.freed.append(self.outward)
 
+    def spares_sent(self) -> float:
+        """When all spare buffers can be given back."""
+        lanes = self.copy()
+        while len(lanes.freed) < min(self.spare, len(self.updated) - self.spare):
+            lanes.send_states()
+        for piece in range(max(0, len(lanes.freed) - 1), self.spare):
+            lanes._send_spare(piece)
+        return lanes.outward
+
     def copy(self) -> _Lanes:
-        return _Lanes(self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
+        return _Lanes(self.spare, self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
+
+    def _send(self, piece: int) -> None:
+        self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]
+
+    def _send_spare(self, piece: int) -> None:
+        if piece < min(self.spare, len(self.updated)):
+            self._send(piece)
 
 
 class _Cost:
@@ -259,12 +285,12 @@ class _Cost:
         weight, grad = item["weight_high"], item["grad"]
         match kind:
             case "fetch_states":
-                return numel * (self.state_bytes - grad) / (BUS_SHARE * self.rates.h2d)
+                return numel * (self.state_bytes - grad) / (BUS_SHARE * self.rates.h2d_busy)
             case "fetch_gradient":
-                return numel * grad / (BUS_SHARE * self.rates.h2d)
+                return numel * grad / (BUS_SHARE * self.rates.h2d_busy)
             case "offload_weights":
-                return numel * weight / (BUS_SHARE * self.rates.d2h)
-        return numel * (self.state_bytes - grad - weight) / (BUS_SHARE * self.rates.d2h)
+                return numel * weight / self.rates.d2h_busy
+        return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
     def gradient(self, unit: str, touches: int) -> float:
         """Of a unit's fp32 sum and its rounding: bytes touched per element."""

@@ -32,7 +32,9 @@ class DeviceState:
         sums = {name: max(self._units[unit].layout.numel for unit in units) for name, units in plan.grads.items()}
         self._shared = set(plan.arena)
         shared = [f"grad {unit}" for unit in plan.arena]
-        self._arena = torch.zeros(max(4 * sum(sums[name] for name in shared), len(plan.update_buffers) * buffer_bytes),
+        self._spare, self._piece_numel = plan.spare_buffers, plan.piece_numel
+        own = len(plan.update_buffers) - len(self._spare)
+        self._arena = torch.zeros(max(4 * sum(sums[name] for name in shared), own * buffer_bytes),
                                   dtype=torch.uint8, device=device)
         self.grads, start = {}, 0
         for name in shared:
@@ -43,8 +45,8 @@ class DeviceState:
         self.stagings = {name: self._flat(units, self.dtype) for name, units in plan.stagings.items()}
         self.rings = {name: torch.empty(boundary_numel, dtype=self.dtype, device=device) for name in plan.rings}
         self.states = {buffer: self._states(self._arena[k * buffer_bytes:(k + 1) * buffer_bytes], plan.piece_numel)
-                       for k, buffer in enumerate(plan.update_buffers)}
-        """In each update buffer, one piece of each plane."""
+                       for k, buffer in enumerate(plan.update_buffers[len(self._spare):])}
+        """In each update buffer that is there, one piece of each plane."""
         self.clip = torch.zeros(2, dtype=torch.float32, device=device)
         """Clip factor of the step, and 1 where it may be applied."""
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
@@ -63,14 +65,27 @@ class DeviceState:
 
     def _states(self, memory: torch.Tensor, numel: int) -> dict[str, torch.Tensor]:
         """One plane of each kind of `numel` elements in a buffer's `memory`, a flat tensor of bytes."""
-        dtypes = {"weight_high": self.dtype, "weight_low": torch.int16, "grad": self.dtype}
         planes, start = {}, 0
         for plane, item in PLANE_ITEM_BYTES[self.model.dtype].items():
-            view = memory[start:start + item * numel].view(dtypes.get(plane, torch.float32))
+            view = memory[start:start + item * numel].view(self._plane_dtype(plane))
             # A tensor of its own on the same memory: torch does not compile what changes views of different dtypes.
             planes[plane] = torch.from_dlpack(view) if numel else view
             start += item * numel
         return planes
+
+    def _plane_dtype(self, plane: str) -> torch.dtype:
+        return {"weight_high": self.dtype, "weight_low": torch.int16, "grad": self.dtype}.get(plane, torch.float32)
+
+    def lend(self) -> None:
+        """Make the spare buffers, from memory that activations have left: on COMPUTE, whose allocator knows when that is."""
+        for buffer in self._spare:
+            self.states[buffer] = {plane: torch.empty(self._piece_numel, dtype=self._plane_dtype(plane), device=self.device)
+                                   for plane in PLANE_ITEM_BYTES[self.model.dtype]}
+
+    def reclaim(self) -> None:
+        """Give them back; nothing may use them any more."""
+        for buffer in self._spare:
+            self.states.pop(buffer, None)
 
     def _flat(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
         numel = max(self._units[unit].layout.numel for unit in units)

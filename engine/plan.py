@@ -37,6 +37,8 @@ class Op:
       fetch_grad       H2D      host grad plane -> staging buffer (sum over rounds on the host)
       reduce           COMPUTE  squared norm of the fp32 sum; rounds it into staging buffer `staging`
       offload          D2H      staging buffer -> host grad plane
+      lend             COMPUTE  memory of activations becomes update buffers
+      reclaim          COMPUTE  and the other way round
       summary          COMPUTE  clip factor on the device; loss and norms to pinned memory
       clip             HOST     clip factor; a non-finite loss or norm stops the run here
       update           HOST     AdamW on the planes of `unit`
@@ -104,6 +106,8 @@ class StepPlan:
     """(unit, slot) of those of them whose weights are in a slot when a step ends: they are fetched before the first step
     after everything was home, and updated there from then on."""
     update_buffers: tuple[str, ...] = ()
+    spare_buffers: tuple[str, ...] = ()
+    """Those of them that are made from memory of activations, from `lend` to the next step's `reclaim`."""
     piece_numel: int = 0
     """Elements of each plane in one of them."""
     arena: tuple[str, ...] = ()

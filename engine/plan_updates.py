@@ -2,14 +2,16 @@
 
 A unit's planes travel in pieces: fetched into a buffer on STATES IN, updated there on UPDATE, sent back on STATES OUT, each
 lane in the order in which the next forward pass needs the weights. As many pieces as there are buffers are fetched before
-the gradients are complete.
+the gradients are complete. Between two steps most of the device's memory is of no other use: buffers lie over fp32 sums, and
+spare ones take the place of activations.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 
-from engine.plan import EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
+from engine.plan import COMPUTE, EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
 
 Piece = tuple[str, int]
 """A unit and which of its pieces."""
@@ -24,12 +26,13 @@ class DeviceUpdates:
     blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel: elements of each unit's planes.
     state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
     between the end of a step and the first backward of the next. gradient: the resource that holds a unit's gradient on the
-    host, and its tag.
+    host, and its tag. spare: so many of the buffers, the first, exist only while the activations of the last `spare_blocks`
+    blocks do not.
     """
 
     def __init__(self, builder: PlanBuilder, blocks: list[str], slots: Mapping[str, str], homes: Collection[str],
                  buffers: int, numel: Mapping[str, int], state_bytes: int, share_sums: bool,
-                 gradient: Callable[[str], dict[str, str]]):
+                 gradient: Callable[[str], dict[str, str]], spare: int = 0, spare_blocks: int = 0):
         self._builder, self._homes, self._gradient = builder, homes, gradient
         self._slots = {EMBED: EMBED, HEAD: HEAD} | dict(slots)
         self.piece_numel = max(numel[block] for block in blocks) if homes else 0
@@ -38,7 +41,12 @@ class DeviceUpdates:
                                for start in range(0, numel[unit], self.piece_numel)] for unit in homes}
         self._pieces = [(unit, k) for unit in (EMBED, *blocks, HEAD) if unit in homes
                         for k in range(len(self._bounds[unit]))]
-        self._buffer = {piece: self.buffers[k % buffers] for k, piece in enumerate(self._pieces)}
+        self.spare = self.buffers[:spare]
+        own = self.buffers[spare:]
+        # What is fetched later finds no room in a spare buffer: that would be needed again before it was sent back.
+        self._buffer = {piece: self.buffers[k] if k < spare else own[(k - spare) % len(own)]
+                        for k, piece in enumerate(self._pieces)}
+        self.lenders = blocks[len(blocks) - spare_blocks:] if self.spare else []
         # No other gradient takes their place in the staging buffers before the step ends.
         self._staged = {EMBED, *blocks[:2]}
         self.arena: list[str] = []
@@ -51,6 +59,7 @@ class DeviceUpdates:
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
         self._staging: dict[str, str] = {}
+        self._lent = False
 
     def _share_sums(self, blocks: list[str], numel: Mapping[str, int], buffer_bytes: int) -> None:
         """The order of the blocks' sums in one stretch of memory, with the buffers at its front: that in which backward has
@@ -60,7 +69,7 @@ class DeviceUpdates:
         for block in self.arena:
             spans.append((block, end, end + 4 * numel[block]))
             end = spans[-1][2]
-        for k, buffer in enumerate(self.buffers):
+        for k, buffer in enumerate(self.buffers[len(self.spare):]):
             self._sums_of[buffer] = [block for block, start, end in spans
                                      if start < (k + 1) * buffer_bytes and end > k * buffer_bytes]
 
@@ -90,6 +99,10 @@ class DeviceUpdates:
         """Parts of the arena that the block's sum lies in, while sums are in them."""
         return {f"sums {buffer}": "sums" for buffer, blocks in self._sums_of.items() if block in blocks}
 
+    def room(self, block: str) -> dict[str, str]:
+        """The memory of the block's activations, while they are there."""
+        return {"room": "activations"} if block in self.lenders else {}
+
     def keep_staged(self, unit: str, staging: str) -> bool:
         """Whether the unit's complete gradient is updated from its staging buffer, and so need not leave the device."""
         if unit in self._homes and unit in self._staged:
@@ -99,9 +112,18 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ ops
 
+    def lend(self) -> None:
+        """Activations of the lenders are no longer there."""
+        self._lent = True
+        self._builder.emit("lend", COMPUTE, "step", writes={"room": "lent"})
+
+    def reclaim(self) -> None:
+        self._builder.emit("reclaim", COMPUTE, "step", writes={"room": "activations"})
+
     def fetch_first(self, finished: Collection[str]) -> None:
         """Fetch what there are free buffers for. finished: blocks whose gradients are complete."""
-        for piece in self._pieces[:len(self.buffers)]:
+        lent, others = self._first()
+        for piece in [*(lent if self._lent else ()), *others]:
             if piece not in self._fetched:
                 if not set(self._sums_of.get(self._buffer[piece], ())) <= set(finished):
                     return
@@ -109,27 +131,40 @@ class DeviceUpdates:
             if piece not in self._with_gradient and piece[0] in finished:
                 self._fetch_gradient(piece)
 
+    def _first(self) -> tuple[list[Piece], list[Piece]]:
+        """What is fetched before the gradients are complete, into spare buffers and into others."""
+        return self._pieces[:len(self.spare)], self._pieces[len(self.spare):len(self.buffers)]
+
     def write(self) -> None:
         """After the summary: update, send back, fetch what is missing.
 
         A piece that was not among the first waits for the buffer of an earlier one. Its weights go out before states that no
-        fetch waits for yet; `LEAD` pieces' states go before them, in the time that its own take to arrive.
+        fetch waits for yet: those of `LEAD` pieces go before them, in the time that its own take to arrive. Spare buffers,
+        which the forward pass needs back, are sent in between.
         """
-        first, rest = self._pieces[:len(self.buffers)], self._pieces[len(self.buffers):]
-        for piece in first:
+        lent, others = self._first()
+        rest = self._pieces[len(self.buffers):]
+        for piece in (*lent, *others):
             self._update(piece)
-        for piece in first:
+        for piece in (*lent, *others):
             if self.placed(piece[0]) is None:
                 self._send(piece, "weight")
-        lead = min(LEAD, len(self.buffers))
-        for sent, piece in enumerate(self._pieces, start=1):
-            if self.placed(piece[0]) is not None:  # no prefetch waits for its weights
-                self._send(piece, "weight")
-            self._send(piece, "states")
+        lead = min(LEAD, len(self.buffers) - len(self.spare))
+        for sent, (other, spare) in enumerate(itertools.zip_longest((*others, *rest), lent), start=1):
+            if other is not None:
+                self._send_all(other)
             if lead <= sent < lead + len(rest):
                 self._update(rest[sent - lead])
                 if self.placed(rest[sent - lead][0]) is None:
                     self._send(rest[sent - lead], "weight")
+            if spare is not None:
+                self._send_all(spare)
+
+    def _send_all(self, piece: Piece) -> None:
+        """What was not sent yet; of a unit that is placed, no prefetch waits for the weights."""
+        if self.placed(piece[0]) is not None:
+            self._send(piece, "weight")
+        self._send(piece, "states")
 
     def home(self) -> dict[str, str]:
         """What is ready when all pieces are home."""
@@ -144,10 +179,13 @@ class DeviceUpdates:
         """The buffer's part of the arena, while states are in it."""
         return {f"sums {buffer}": "states"} if self._sums_of.get(buffer) else {}
 
+    def _room(self, buffer: str) -> dict[str, str]:
+        return {"room": "lent"} if buffer in self.spare else {}
+
     def _fetch(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._fetched.add(piece)
-        self._emit("fetch_states", STATES_IN, piece, {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")},
+        self._emit("fetch_states", STATES_IN, piece, {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")} | self._room(buffer),
                    {buffer: f"{unit} {k} fetched"} | self._over(buffer))
 
     def _fetch_gradient(self, piece: Piece) -> None:
@@ -162,7 +200,7 @@ class DeviceUpdates:
             self._fetch(piece)
         if piece not in self._with_gradient:
             self._fetch_gradient(piece)
-        reads = {buffer: f"{unit} {k} fetched", "summary": "ready"}
+        reads = {buffer: f"{unit} {k} fetched", "summary": "ready"} | self._room(buffer)
         staging = self._staging.get(unit)
         reads |= {staging: f"{unit} sum"} if staging is not None else {f"gradient of {buffer}": f"{unit} {k}"}
         writes, slot = {buffer: f"{unit} {k} updated"}, self.placed(unit)
@@ -173,4 +211,4 @@ class DeviceUpdates:
     def _send(self, piece: Piece, what: str) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._emit("offload_weights" if what == "weight" else "offload_states", STATES_OUT, piece,
-                   {buffer: f"{unit} {k} updated"} | self._over(buffer), {f"plane:{what} {unit} {k}": "ready"})
+                   {buffer: f"{unit} {k} updated"} | self._over(buffer) | self._room(buffer), {f"plane:{what} {unit} {k}": "ready"})

@@ -38,6 +38,10 @@ class PlanChoices:
     """Units whose optimizer runs on the device, on states that are streamed there; all others' runs on the host."""
     update_buffers: int = 0
     """Pieces of states that are on the device at once; 0 without such units."""
+    spare_buffers: int = 0
+    """Of those, so many are made from the memory of activations while there are none; not all of them."""
+    spare_blocks: int = 0
+    """Of so many blocks, counted from the last, which must be among those that keep them."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,6 +64,9 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices,
         raise ValueError(f"{c.kept_blocks} of {len(blocks)} blocks cannot keep their activations")
     if not set(c.device_homes) <= {EMBED, *blocks, HEAD} or (c.device_homes and c.update_buffers < 1):
         raise ValueError(f"{c.update_buffers} buffers for the optimizers of {c.device_homes}")
+    if c.spare_buffers and not (c.spare_buffers < c.update_buffers and 0 < c.spare_blocks <= c.kept_blocks):
+        raise ValueError(f"{c.spare_buffers} of {c.update_buffers} buffers in the place of {c.spare_blocks} blocks of "
+                         f"{c.kept_blocks}")
     writer = _StepWriter(blocks, tied, c, numel or {}, state_bytes)
     # The first pass leaves behind who touched each buffer last; the second is the steady-state step.
     writer.write()
@@ -71,7 +78,7 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices,
                     micro_batches=c.micro_batches, gradient_sum=c.gradient_sum, compiled=c.compiled,
                     device_homes=c.device_homes,
                     placed=tuple((unit, slot) for unit in c.device_homes if (slot := writer.updates.placed(unit))),
-                    update_buffers=tuple(writer.updates.buffers), piece_numel=writer.updates.piece_numel,
+                    update_buffers=tuple(writer.updates.buffers), spare_buffers=tuple(writer.updates.spare), piece_numel=writer.updates.piece_numel,
                     arena=tuple(writer.updates.arena))
 
 
@@ -111,7 +118,8 @@ class _StepWriter:
         lasting = {unit: unit for unit in self.resident} | {unit: f"slot {k}" for k, unit in
                                                             enumerate(self.streamed[:choices.slots])}
         self.updates = DeviceUpdates(self.builder, blocks, lasting, choices.device_homes, choices.update_buffers,
-                                     numel or {}, state_bytes, choices.gradient_sum == "device", self._host_gradient)
+                                     numel or {}, state_bytes, choices.gradient_sum == "device", self._host_gradient,
+                                     choices.spare_buffers, choices.spare_blocks)
 
     # ------------------------------------------------------------------ buffers
 
@@ -174,6 +182,8 @@ class _StepWriter:
                 if round_ == 0 and block == self.blocks[-1] and not self.updates.placed(HEAD):
                     # Not earlier: the head's update comes last, and a prefetch that waits holds the lane up.
                     self._prefetch(HEAD, HEAD)
+                if training and round_ == 0 and self.updates.lenders[:1] == [block]:
+                    self.updates.reclaim()
                 for mb in batches:
                     self._forward(block, mb, round_, self.uses[use], training)
                 use += 1
@@ -192,6 +202,8 @@ class _StepWriter:
                 self._finish_gradient(block, round_)
                 finished.add(block)
                 if round_ == c.rounds - 1:
+                    if self.updates.lenders[:1] == [block]:
+                        self.updates.lend()
                     self.updates.fetch_first(finished)
             for mb in batches:
                 self._embed_backward(mb, round_, mb == batches[0])
@@ -240,7 +252,7 @@ class _StepWriter:
 
     def _forward(self, block: str, mb: int, round_: int, use: _Use, training: bool) -> None:
         source = f"in {round_}" if block == self.blocks[0] else f"{self.blocks[self.blocks.index(block) - 1]} {round_}"
-        reads = self._weights(block, use.slot) | {f"hidden {mb}": source}
+        reads = self._weights(block, use.slot) | {f"hidden {mb}": source} | (self.updates.room(block) if training else {})
         writes = {f"hidden {mb}": f"{block} {round_}"}
         store = training and self.c.host_boundaries and block not in self.kept
         ring = self._next_ring("store") if store else None
@@ -285,7 +297,8 @@ class _StepWriter:
         for mb in [m for _, m in zip(range(max(1, self.c.boundary_rings - 1)), ahead)]:
             fetch(mb)
         for mb in batches:
-            reads = self._weights(block, use.slot) | {f"hidden {mb}": f"gradient {above} {round_}"}
+            reads = self._weights(block, use.slot) | {f"hidden {mb}": f"gradient {above} {round_}"} | \
+                self.updates.room(block)
             if fetched:
                 reads[f"ring {rings[mb]}"] = f"{block} {mb}"
             else:

@@ -56,7 +56,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         sums, sums_note = sum(outer) + largest, "embed, head and the largest block"
     else:
         sums, sums_note = max(outer) + largest, "embed or head, and the largest block"
-    pieces = c.update_buffers * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values()) if c.device_homes else 0
+    pieces = (c.update_buffers - c.spare_buffers) * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values()) if c.device_homes else 0
     if c.gradient_sum == "device":  # they share the memory of the blocks' sums
         pieces = max(0, pieces - 4 * sum(unit.numel for unit in blocks))
     rings = 2 * c.boundary_rings if c.host_boundaries else 0
@@ -67,7 +67,8 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         Item("Gradient sums", 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
         Item("Gradient staging", (2 * largest + max(outer)) * item, "rounded gradients on their way to the host"),
         Item("Optimizer states", pieces,
-             f"pieces of {len(c.device_homes)} units, {c.update_buffers} at a time, that are updated on the device"),
+             f"pieces of {len(c.device_homes)} units, {c.update_buffers - c.spare_buffers} at a time, that are updated on the "
+             "device"),
         Item("Boundary rings", rings * boundary_numel * item, f"{rings} buffers for boundaries on the host"),
     )
 
@@ -158,6 +159,17 @@ class Sizer:
         if block >= max(loss, embed):
             return block, f"backward of one block on {tokens:,} tokens"
         return max(loss, embed), f"logits of {min(self.loss_chunk, tokens):,} positions and the head's gradient"
+
+    def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
+        """Of so many of the last blocks, activations make room for `buffers` pieces of states, and one more for gaps. None
+        where too few keep them."""
+        needed = buffers * max(unit.numel for unit in self.shape.blocks) * sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+        activations, together = self._blocks(size)[0], choices.micro_batches // choices.rounds
+        for count in range(1, choices.kept_blocks):
+            needed -= together * activations[-count]
+            if needed <= 0:
+                return count + 1
+        return None
 
     def total(self, size: int, choices: PlanChoices) -> int:
         return sum(item.bytes for item in self.items(size, choices))

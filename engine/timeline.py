@@ -1,7 +1,8 @@
 """From the spans of a step to what a person asks: how long did compute wait, and for what? Pure functions.
 
 A gap is time in which the COMPUTE lane had ended one op and not begun the next. Its cause is read off the plan: the op
-that the next one waited for and that ended last, then what that op waited for in turn, back to the start of the gap.
+that the next one waited for, by the plan or because it was before it on its lane, and that ended last, then what that op
+waited for in turn, back to the start of the gap.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inli
     after a stop. inline: all lanes ran on one thread, so whatever ran in a gap is its cause.
     """
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", "other"], 0.0)
+    earlier = None if previous is None else _Step(previous, None)
+    step = _Step(spans, earlier)
     others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE), key=lambda s: s.start)
     last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
     for span in spans:
@@ -31,21 +34,42 @@ def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inli
             if inline:
                 _blame_inline(exposed, last_end, span.start, others)
             else:
-                _blame_waits(exposed, last_end, span, spans, previous)
+                _blame_waits(exposed, last_end, span, step)
         last_end = span.end if last_end is None else max(last_end, span.end)
     return exposed
 
 
-def _blame_waits(exposed: dict[str, float], begin: float, span: Span, spans: Sequence[Span],
-                 previous: Sequence[Span] | None) -> None:
-    end, current, steps = span.start, span, (spans, previous)
+class _Step:
+    """The spans of a step, and what each had to wait for."""
+
+    def __init__(self, spans: Sequence[Span], before: _Step | None):
+        self.spans, self.before = spans, before
+        self.last: dict[str, Span] = {}
+        self._preceding: list[Span | None] = []
+        for span in spans:
+            self._preceding.append(self.last.get(span.op.lane))
+            self.last[span.op.lane] = span
+
+    def waits(self, span: Span) -> list[tuple[Span, _Step]]:
+        """With the step that each belongs to."""
+        found = [(self.spans[k], self) for k in span.op.waits]
+        preceding = self._preceding[span.op.index]
+        if preceding is not None:
+            found.append((preceding, self))
+        if self.before is not None:
+            found += [(self.before.spans[k], self.before) for k in span.op.waits_previous]
+            if preceding is None and span.op.lane in self.before.last:
+                found.append((self.before.last[span.op.lane], self.before))
+        return found
+
+
+def _blame_waits(exposed: dict[str, float], begin: float, span: Span, step: _Step) -> None:
+    end, current = span.start, span
     while end > begin:
-        own, before = steps  # the spans of `current`'s step and of the step before it
-        waits = [(own[k], steps) for k in current.op.waits]
-        waits += [(before[k], (before, None)) for k in current.op.waits_previous if before]
+        waits = step.waits(current)
         if not waits:
             break
-        limiting, steps = max(waits, key=lambda wait: wait[0].end)
+        limiting, step = max(waits, key=lambda wait: wait[0].end)
         if limiting.end <= begin:
             break
         # Between the end of what was waited for and the next op's start lies only launch overhead. Clocks of host and

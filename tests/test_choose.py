@@ -152,7 +152,7 @@ def test_planning_needs_no_torch():
 # ---------------------------------------------------------------------- policy
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
-QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9)
+QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9)
 """Of a machine with a large GPU."""
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
 

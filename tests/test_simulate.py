@@ -100,6 +100,11 @@ def only(**rates: float) -> Rates:
     return Rates(**{name: rates.get(name, FAST) for name in Rates.__dataclass_fields__})
 
 
+def bus(rate: float) -> dict[str, float]:
+    """As fast whatever runs beside it."""
+    return dict.fromkeys(("h2d", "d2h", "h2d_busy", "d2h_busy"), rate)
+
+
 def test_ops_take_what_their_bytes_and_products_take(shape):
     block, blocks = shape.blocks[0], [unit.name for unit in shape.blocks]
     plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, host_boundaries=True))
@@ -144,13 +149,13 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
     for unit in homes:
-        assert of("fetch_states", unit, h2d=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
-        assert of("offload_weights", unit, d2h=1.0) == pytest.approx(weight * numel[unit] / BUS_SHARE)
-        assert of("offload_states", unit, d2h=1.0) == pytest.approx(states * numel[unit] / BUS_SHARE)
+        assert of("fetch_states", unit, h2d_busy=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
+        assert of("offload_weights", unit, d2h_busy=1.0) == pytest.approx(weight * numel[unit])
+        assert of("offload_states", unit, d2h_busy=1.0) == pytest.approx(states * numel[unit])
         assert of("device_update", unit, device_memory=1.0) == pytest.approx(2 * (2 * weight + states) * numel[unit])
         assert of("update", unit, adamw_busy=1.0) == 0
-    assert of("fetch_gradient", "block 2", h2d=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
-    assert of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0  # they never left
+    assert of("fetch_gradient", "block 2", h2d_busy=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
+    assert of("fetch_gradient", "embed", h2d_busy=1.0) == of("fetch_gradient", "block 1", h2d_busy=1.0) == 0  # they never left
     assert of("update", "block 0", adamw_busy=1.0) == numel["block 0"] and of("update", "block 0", adamw=1.0) < 1e-9
 
 
@@ -186,7 +191,7 @@ def test_a_mixture_counts_the_experts_that_a_token_uses():
 
 def test_ops_without_a_duration_take_none(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices())
-    seconds = op_seconds(plan, shape, Rates(1, 1, 1, 1, 1, 1, 1), 1, 8)
+    seconds = op_seconds(plan, shape, Rates(*[1] * len(Rates.__dataclass_fields__)), 1, 8)
     assert {op.kind for op in plan.ops if seconds(op) == 0.0} == {"summary", "clip"}
     assert isinstance(plan.ops[0], Op)
 
@@ -202,17 +207,17 @@ def test_optimizers_run_where_weights_are_ready_first(shape):
     slow_host = only(adamw=1.0, adamw_busy=1.0)
     assert homes_of(shape, slow_host)[0] == everything
     assert homes_of(shape, slow_host, buffers=0) == ((), pytest.approx(shape.plane_numel))
-    assert homes_of(shape, only(h2d=1.0, d2h=1.0)) == homes_of(shape, only(h2d=1.0, d2h=1.0), buffers=0)
+    assert homes_of(shape, only(**bus(1.0))) == homes_of(shape, only(**bus(1.0)), buffers=0)
     # Neither is fast: both work, and are done sooner than the host alone.
-    both = only(h2d=100.0, d2h=100.0, adamw=10.0, adamw_busy=8.0)
+    both = only(**bus(100.0), adamw=10.0, adamw_busy=8.0)
     homes, waited = homes_of(shape, both)
     assert 0 < len(homes) < len(everything) and waited < homes_of(shape, both, buffers=0)[1]
 
 
 def test_a_host_that_the_bus_slows_down_is_left_alone(shape):
     """Homes on the device would gain less than the host loses."""
-    assert homes_of(shape, only(h2d=20.0, d2h=20.0, adamw=10.0, adamw_busy=0.1)) == homes_of(
-        shape, only(h2d=20.0, d2h=20.0, adamw=10.0, adamw_busy=0.1), buffers=0)
+    assert homes_of(shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1)) == homes_of(
+        shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1), buffers=0)
 
 
 def test_what_the_first_pass_hides_is_not_waited_for(shape):

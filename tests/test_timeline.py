@@ -36,6 +36,16 @@ def test_a_transfer_that_ended_before_the_gap_is_not_blamed():
     assert exposed_seconds(step, None, inline=False) == pytest.approx({"h2d": 0, "d2h": 0, "optimizer": 0, "other": 0.5})
 
 
+def test_what_was_before_it_on_its_lane_is_a_cause_too():
+    """A weight comes late because its update came late, and that because another's came first."""
+    before = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, HOST, "update"), 1.0, 4.0), Span(op(2, HOST, "update"), 4.0, 6.0)]
+    step = [Span(op(0, H2D, "prefetch", previous=(2,)), 6.0, 7.0), Span(op(1, COMPUTE, "forward", (0,)), 7.0, 8.0)]
+    assert exposed_seconds(step, before, inline=False) == pytest.approx({"h2d": 1.0, "d2h": 0, "optimizer": 5.0, "other": 0})
+    step = [Span(op(0, H2D, "prefetch", previous=(1,)), 4.0, 7.0), Span(op(1, H2D, "prefetch"), 7.0, 9.0),
+            Span(op(2, COMPUTE, "forward", (1,)), 9.0, 9.5)]
+    assert exposed_seconds(step, before, inline=False) == pytest.approx({"h2d": 5.0, "d2h": 0, "optimizer": 3.0, "other": 0})
+
+
 def test_compute_that_waits_for_a_staging_buffer_waits_for_d2h():
     step = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, D2H, waits=(0,)), 1.0, 4.0), Span(op(2, COMPUTE, waits=(1,)), 4.0, 5.0)]
     assert exposed_seconds(step, None, inline=False)["d2h"] == pytest.approx(3.0)

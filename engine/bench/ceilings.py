@@ -47,6 +47,9 @@ class Ceilings:
     adamw: dict[int, float]
     adamw_with_copies: float
     """With as many threads as a run has, while the bus is busy both ways."""
+    h2d_with_all: float
+    d2h_with_all: float
+    """The bus both ways while that AdamW runs."""
     sweep: float
     """Parameters a second of the same traffic in place with next to no arithmetic, with as many threads; 0 if not asked
     for."""
@@ -57,7 +60,7 @@ class Ceilings:
         fastest = max(self.adamw.values())
         attention = 3.5 / (1 / self.attention_forward + 2.5 / self.attention_backward)
         return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.device_memory,
-                     fastest, (fastest + self.adamw_with_copies) / 2)
+                     fastest, (fastest + self.adamw_with_copies) / 2, self.h2d_with_all, self.d2h_with_all)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,9 +93,10 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_thr
         threads = sorted(fewer | {default_threads()})
         copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
-        busy = _adamw(backend, store, threads[-1], seconds, {H2D: (h2d, one_way[0]), D2H: (d2h, one_way[1])})
+        busy = _all_at_once(backend, store, adamw[threads[-1]], seconds, {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
         sweep = _sweep(backend, store, threads[-1], seconds) if by_threads else 0.0
-    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy, sweep)
+    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy[HOST], busy[H2D],
+                    busy[D2H], sweep)
 
 
 @contextmanager
@@ -172,25 +176,36 @@ def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float)
         workers.close()
 
 
-def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float,
-           beside: dict[str, tuple[Callable[[], Any], float]] | None = None) -> float:
-    """Parameters a second; `beside` goes on at the same time: copies of a plane, with their bytes a second alone."""
-    adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads)
-    numel = store.layouts[UNIT].numel
-
-    def update() -> None:
-        adamw.update(UNIT, 1, 1e-5, 1.0)
-
+def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
+    """Parameters a second."""
+    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads), store.layouts[UNIT].numel
     try:
-        alone = _rates(backend, {HOST: (update, numel)}, seconds)[HOST]
-        if not beside:
-            return alone
-        calls = max(2, round(seconds * alone / numel))
-        # Copies that last longer than the updates: some more than half of their speed is left to them.
-        copies = {lane: (work, max(2, round(2 * seconds * rate / (2 * numel)))) for lane, (work, rate) in beside.items()}
-        return calls * numel / _timed(backend, {HOST: (update, calls), **copies})[HOST]
+        return _rates(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), numel)}, seconds)[HOST]
     finally:
         adamw.close()
+
+
+def _all_at_once(backend: Backend, store: HostStore, alone: float, seconds: float,
+                 copies: dict[str, tuple[Callable[[], Any], float]]) -> dict[str, float]:
+    """AdamW, `alone` parameters a second by itself, beside copies of a plane both ways, of `copies[lane][1]` bytes a second
+    without it: the rate of each while all three run."""
+    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01), store.layouts[UNIT].numel
+    calls = max(2, round(seconds * alone / numel))
+    # Copies that last longer than the updates: some more than half of their speed is left to both.
+    counts = {lane: max(2, round(2 * seconds * rate / (2 * numel))) for lane, (_, rate) in copies.items()}
+    try:
+        took = _timed(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), calls)}
+                      | {lane: (work, counts[lane]) for lane, (work, _) in copies.items()})
+    finally:
+        adamw.close()
+    found = {HOST: calls * numel / took[HOST]}
+    for lane, (_, rate) in copies.items():
+        after = max(0.0, took[lane] - took[HOST])
+        beside = counts[lane] * 2 * numel - rate * after
+        # Where copies were over first, or timers are too coarse to tell, the whole time counts.
+        found[lane] = beside / took[HOST] if after and 0 < beside < rate * took[HOST] else \
+            counts[lane] * 2 * numel / took[lane]
+    return found
 
 
 def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:

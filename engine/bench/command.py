@@ -39,7 +39,7 @@ HIDDEN = 0.05
 """Exposed share of a step up to which compute is what bounds it."""
 RESIDENT_SHARE = 0.9
 """Of the free device memory, that states on the device may take: activations come on top."""
-BOUNDS = {"h2d": "the bus to the device", "d2h": "the bus from the device", "optimizer": "the optimizer on the host",
+BOUNDS = {"h2d": "the bus to the device", "d2h": "the bus from the device", "optimizer": "the optimizer",
           "other": "Python, which launches the work"}
 
 

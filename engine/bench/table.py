@@ -32,7 +32,8 @@ def _ceilings(c: dict[str, Any]) -> str:
         ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
-        ("AdamW while the bus is busy", f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s"),
+        ("AdamW while the bus is busy", f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
+                                        f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device"),
         ("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"),
     ])
 
