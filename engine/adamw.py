@@ -44,14 +44,7 @@ class HostAdamW:
         planes = [self._store.array(unit, plane) for plane in self._planes]
         *scalars, keep = self.scalars(step, learning_rate)
         clip = np.float32(clip_factor)
-
-        def apply(start: int, stop: int, keep: np.float32) -> None:
-            self._kernel(*(plane[start:stop] for plane in planes), clip, keep, *scalars)
-
-        chunks = [(start, stop, keep) for start, stop in self._workers.chunks(0, layout.decay_numel)]
-        chunks += [(start, stop, np.float32(1.0)) for start, stop in
-                   self._workers.chunks(layout.decay_numel, layout.numel)]
-        self._workers.run(apply, chunks)
+        self._workers.share(self._kernel, layout.numel, layout.decay_numel, *planes, clip, keep, *scalars)
 
     def close(self) -> None:
         """Ends the threads; the planes are the store's."""

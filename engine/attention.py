@@ -27,7 +27,7 @@ from engine.errors import ModelError
 from engine.layout import DOCUMENTS
 from engine.library import transformers
 
-_KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Of torch's fused attention on a GPU, the one wanted most first."""
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
@@ -226,7 +226,7 @@ def _fused_attention(module: nn.Module, query: torch.Tensor, *args: Any, **given
     attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
     if not query.is_cuda or torch.are_deterministic_algorithms_enabled():
         return attend(module, query, *args, **given)
-    with sdpa_kernel(_KERNELS, set_priority=True):
+    with sdpa_kernel(KERNELS, set_priority=True):
         return attend(module, query, *args, **given)
 
 

@@ -43,7 +43,7 @@ class Rates:
 
 
 BUS_SHARE = 0.9
-"""What the states of optimizers get of the bus to the device: prefetches use it as well."""
+"""Of the bus to the device, what the copies of states reach: their parts make room for prefetches."""
 
 HALF_SPEED_TOKENS = 300
 """Tokens at which matrix products of a block reach half of their speed, about."""
@@ -153,13 +153,14 @@ class _Homes:
         host = now = self.waited = 0.0
         homes = []
         for unit in shape.units:
-            on_host = host + unit.numel / adamw + unit.numel * shape.item_bytes / rates.h2d
+            on_host = host + unit.numel / adamw + self._prefetch(unit)
             ready, after = self._on_device(unit, lanes) if buffers else (math.inf, lanes)
             if ready < on_host:
                 lanes = after
                 homes.append(unit.name)
             else:
                 host, ready = host + unit.numel / adamw, on_host
+                lanes.inward = max(0.0, lanes.inward) + self._prefetch(unit)
             if unit.name == lender and buffers:
                 ready = max(ready, lanes.spares_sent())
             self.waited += max(0.0, ready - now)
@@ -204,8 +205,15 @@ class _Homes:
                 ready = max(ready, updated)
             else:
                 lanes.outward = max(lanes.outward, updated) + cost.carried("offload_weights", size)
-                ready = max(ready, lanes.outward + size * self._shape.item_bytes / self._rates.h2d)
-        return ready, lanes
+                ready = max(ready, lanes.outward)
+        if placed:
+            return ready, lanes
+        # On the same bus as the states that come after it.
+        lanes.inward = max(0.0, lanes.inward) + self._prefetch(unit)
+        return ready + self._prefetch(unit), lanes
+
+    def _prefetch(self, unit: UnitShape) -> float:
+        return unit.numel * self._shape.item_bytes / self._rates.h2d_busy
 
 
 @dataclass

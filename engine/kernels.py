@@ -1,6 +1,6 @@
 """Host kernels at memory speed: AdamW on planes, and splitting fp32 values into two 16-bit planes and joining them.
 
-Each kernel is serial and releases the GIL; `Workers` runs it on chunks of fixed bounds, so bits do not depend on how
+Each kernel is serial and releases the GIL; several threads run it on chunks of fixed bounds, so bits do not depend on how
 many threads there are. An fp32 value is its bf16 rounding (`high`, half away from zero) and a signed 16-bit rest
 (`low`): ``bits == (high << 16) + low``. Two kinds of values are changed by the split, so that `high` alone tells the
 truth: NaNs become the quiet NaN, and finite values that would round to infinity become the largest that does not.
@@ -23,9 +23,9 @@ from numba.extending import intrinsic
 from engine.machine import usable_cores
 
 CHUNK = 1 << 20
-"""Least elements that a worker takes at once: some milliseconds of work, and a multiple of every vector width."""
-TURNS = 4
-"""Chunks of a worker in one call: enough to even out, and few, since each asks for the interpreter's lock."""
+"""Elements that a worker takes at once: some milliseconds of work, and a multiple of every vector width."""
+SHARE = 1 << 18
+"""The same where a kernel itself takes the next ones, without the interpreter's lock."""
 
 MAX_THREADS = 32
 FREE_CORES = 2
@@ -58,10 +58,11 @@ class Workers:
         if errors:
             raise errors[0]
 
-    def chunks(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """Bounds of chunks of a range, as many as the threads share well."""
-        size = -(-(stop - start) // (self.threads * TURNS * CHUNK)) * CHUNK
-        return ranges(start, stop, max(CHUNK, size))
+    def share(self, kernel: Callable[..., None], numel: int, *arguments: Any) -> None:
+        """Call ``kernel(next, SHARE, *arguments)`` in every thread: a kernel for `numel` elements that takes its chunks from
+        the counter ``next`` itself, so that no thread waits for the interpreter's lock between two of them."""
+        counter = np.zeros(1, np.int64)
+        self.run(kernel, [(counter, SHARE, *arguments)] * min(self.threads, -(-numel // SHARE)))
 
     def close(self) -> None:
         if self._pool is not None:
@@ -143,6 +144,7 @@ def _low(typing_context, bits):
 
 _HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
 _SCALARS = (types.float32,) * 9
+_CHUNKS = (types.int64[::1], types.int64, types.int64)
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 # Subnormal moments would cost 6 to 18 times a step's time, and for ever: decay rounds them back to themselves. Rows of
@@ -162,7 +164,20 @@ def _join(high, low, target):
         target[i] = _joined(high[i], low[i])
 
 
-def _adamw_split(grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
+@intrinsic
+def _take(typing_context, counter):
+    def generate(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.atomic_rmw("add", array.data, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(types.int64[::1]), generate
+
+
+_OPTIONS = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+
+
+@njit(**_OPTIONS)
+def _update_split(grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
     for i in range(grad.size):
         g = _widen(grad[i]) * clip
         m = exp_avg[i]
@@ -177,7 +192,8 @@ def _adamw_split(grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2,
         low[i] = _low(bits)
 
 
-def _adamw_float(grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
+@njit(**_OPTIONS)
+def _update_float(grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias):
     for i in range(grad.size):
         g = grad[i] * clip
         m = exp_avg[i]
@@ -189,22 +205,52 @@ def _adamw_float(grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, ta
         exp_avg_sq[i] = v
 
 
+@njit(**_OPTIONS)
+def _next_chunk(counter, chunk, decayed, numel):
+    """Start, where weight decay ends, and stop; start is `numel` or more when all are taken."""
+    start = _take(counter) * chunk
+    stop = min(start + chunk, numel)
+    return start, min(max(start, decayed), stop), stop
+
+
+def _adamw_split(counter, chunk, decayed, grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size,
+                 root2, eps, bias):
+    while True:
+        start, middle, stop = _next_chunk(counter, chunk, decayed, grad.size)
+        if start >= grad.size:
+            return
+        for a, b, left in ((start, middle, keep), (middle, stop, np.float32(1))):
+            _update_split(grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip, left, take1, beta2, take2,
+                          step_size, root2, eps, bias)
+
+
+def _adamw_float(counter, chunk, decayed, grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size,
+                 root2, eps, bias):
+    while True:
+        start, middle, stop = _next_chunk(counter, chunk, decayed, grad.size)
+        if start >= grad.size:
+            return
+        for a, b, left in ((start, middle, keep), (middle, stop, np.float32(1))):
+            _update_float(grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip, left, take1, beta2, take2, step_size,
+                          root2, eps, bias)
+
+
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
     "split": (_split, types.void(_FLOAT, _HALF, _REST)),
     "join": (_join, types.void(_HALF, _REST, _FLOAT)),
-    "adamw_split": (_adamw_split, types.void(_HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS)),
-    "adamw_float": (_adamw_float, types.void(_FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS)),
+    "adamw_split": (_adamw_split, types.void(*_CHUNKS, _HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS)),
+    "adamw_float": (_adamw_float, types.void(*_CHUNKS, _FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS)),
 }
 
 
 @functools.cache
 def kernel(name: str) -> Callable[..., None]:
-    """The compiled kernel: `split(source, high, low)`, `join(high, low, target)`, `adamw_split(grad, high, low,
-    exp_avg, exp_avg_sq, *scalars)` or `adamw_float(grad, weight, exp_avg, exp_avg_sq, *scalars)`, all on flat
-    contiguous arrays of equal length. The first call in a process compiles it or reads it from numba's cache."""
+    """The compiled kernel, on flat contiguous arrays of equal length: `split(source, high, low)`, `join(high, low, target)`,
+    or, for `Workers.share` and with so many `decayed` elements at the front, `adamw_split(next, chunk, decayed, grad, high,
+    low, exp_avg, exp_avg_sq, *scalars)` and `adamw_float(next, chunk, decayed, grad, weight, exp_avg, exp_avg_sq,
+    *scalars)`. The first call in a process compiles it or reads it from numba's cache."""
     function, signature = _SIGNATURES[name]
-    options = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
     try:
-        return njit(signature, cache=True, **options)(function)
+        return njit(signature, cache=True, **_OPTIONS)(function)
     except (RuntimeError, OSError):  # no folder that the cache can be written to
-        return njit(signature, **options)(function)
+        return njit(signature, **_OPTIONS)(function)

@@ -118,14 +118,12 @@ def run_steps(dtype: str, shapes, threads: int) -> list[bytes]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "CHUNK", 256)
-    monkeypatch.setattr(kernels, "TURNS", 1)
-    assert [len(kernels.Workers(threads, "test").chunks(0, 37 * 41)) for threads in (1, 2, 5)] == [1, 2, 3]
+    monkeypatch.setattr(kernels, "SHARE", 256)
     one = run_steps(dtype, SHAPES, 1)
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
 
 
-@pytest.mark.parametrize("columns", [kernels.CHUNK - 64, kernels.CHUNK - 1, kernels.CHUNK, kernels.CHUNK + 1])
+@pytest.mark.parametrize("columns", [kernels.SHARE - 64, kernels.SHARE - 1, kernels.SHARE, kernels.SHARE + 1])
 def test_sizes_around_the_chunk(columns):
     shapes = {"proj.weight": (1, columns), "norm.weight": (1,)}
     store = make_store("bfloat16", shapes)
@@ -216,18 +214,20 @@ def test_an_error_in_a_chunk_reaches_the_caller(threads):
     workers.close()
 
 
-@pytest.mark.parametrize("threads", [1, 3, 14, 32])
-def test_chunks_are_few_even_and_cover_the_range(threads):
+@pytest.mark.parametrize("threads", [1, 3, 14])
+@pytest.mark.parametrize("numel", [1, kernels.SHARE, kernels.SHARE + 1, 9 * kernels.SHARE + 5])
+def test_threads_share_every_element_once(threads, numel):
+    """More than that would move a weight twice, fewer would leave one where it is."""
+    decayed = numel // 3
+    planes = [np.full(numel, value, np.float32) for value in (1.0, 1.0, 0.0, 0.0)]
+    scalars = np.array([1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.125, 1.0, 0.0, 0.0], np.float32)
+    clip, keep, take1, beta2, take2, step_size, root2, eps, bias = scalars[[0, 1, 2, 3, 4, 6, 5, 7, 8]]
     workers = kernels.Workers(threads, "test")
-    for start, stop in ((0, 0), (0, 1), (64, kernels.CHUNK + 64), (128, 233057792), (0, 5 * kernels.CHUNK), (7, 544997376)):
-        chunks = workers.chunks(start, stop)
-        assert [end for _, end in chunks[:-1]] == [begin for begin, _ in chunks[1:]]
-        assert not chunks or (chunks[0][0], chunks[-1][1]) == (start, stop)
-        assert len(chunks) <= threads * kernels.TURNS and bool(chunks) == (stop > start)
-        sizes = {end - begin for begin, end in chunks[:-1]}
-        assert len(sizes) <= 1 and all(size % kernels.CHUNK == 0 for size in sizes)
-        assert not chunks or chunks[-1][1] - chunks[-1][0] <= max(sizes, default=kernels.CHUNK)
+    workers.share(kernels.kernel("adamw_float"), numel, decayed, *planes, clip, keep, take1, beta2, take2, step_size, root2,
+                  eps, bias)
     workers.close()
+    assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (planes[1][decayed:] == 1.0 - 0.0625).all()
+    assert (planes[2] == 1.0).all() and (planes[3] == 1.0).all()
 
 
 @pytest.mark.parametrize("cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)])

@@ -56,11 +56,9 @@ class Ceilings:
 
     def rates(self) -> Rates:
         """What the engine can count on while everything runs at once."""
-        # In a step the bus is busy for some of the time.
-        fastest = max(self.adamw.values())
         attention = 3.5 / (1 / self.attention_forward + 2.5 / self.attention_backward)
         return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.device_memory,
-                     fastest, (fastest + self.adamw_with_copies) / 2, self.h2d_with_all, self.d2h_with_all)
+                     max(self.adamw.values()), self.adamw_with_copies, self.h2d_with_all, self.d2h_with_all)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -217,7 +215,7 @@ def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> 
         touch(*(plane[start:stop] for plane in planes))
 
     try:
-        return _rates(backend, {HOST: (lambda: workers.run(run, workers.chunks(0, numel)), numel)}, seconds)[HOST]
+        return _rates(backend, {HOST: (lambda: workers.run(run, ranges(0, numel)), numel)}, seconds)[HOST]
     finally:
         workers.close()
 

@@ -181,6 +181,8 @@ def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: 
     """Both ways of training with all states on the device, where they fit, each with its largest micro-batch."""
     rows, length = config.train.batch_size, config.data.max_seq_len
     on_device = backend.device.type == "cuda"
+    gc.collect()
+    backend.reset_peak()  # what was streamed before has left memory behind
     free = backend.memory()["free"] if on_device else sample_host_memory()[1]
     needed = resident_bytes(shape.parameter_count, shape.dtype)
     if needed > RESIDENT_SHARE * free:

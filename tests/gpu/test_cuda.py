@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
 
+from engine.attention import KERNELS
 from engine.bench.steps import Planes, random_rows, run_steps
 from engine.cuda_backend import CudaBackend
 from engine.errors import FitError
@@ -77,7 +79,8 @@ def plain_gradients(model: torch.nn.Module, batches, forward=torch.nn.Module.__c
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for batch in batches:
-        logits = forward(model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits.float()
+        with sdpa_kernel(KERNELS, set_priority=True):  # the same attention as the engine's
+            logits = forward(model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits.float()
         labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
         part = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
         part.backward()
@@ -112,6 +115,9 @@ def streamed_against_resident(backend, **changes) -> None:
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
     resident = plain_model(config, torch.bfloat16).to(device)  # not `.bfloat16()`, which rounds rotary frequencies too
     resident.load_state_dict(masters.state_dict())
+    if changes.get("compiled"):
+        for layer in resident.model.layers:
+            layer.compile()
     optimizer = torch.optim.AdamW(
         [{"params": [p for n, p in masters.named_parameters() if places[n][1].decay], "weight_decay": 0.1},
          {"params": [p for n, p in masters.named_parameters() if not places[n][1].decay], "weight_decay": 0.0}],
