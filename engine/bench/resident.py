@@ -60,7 +60,9 @@ def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: S
         try:
             trained = _random_model(config, model, backend.device, compiled)
             if recompute:
-                trained.activation_checkpointing_enable({"use_reentrant": False})
+                # The new name came with transformers 5.2x, the old one goes with 6.
+                enable = getattr(trained, "activation_checkpointing_enable", None) or trained.gradient_checkpointing_enable
+                enable({"use_reentrant": False})
             optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
             taken = _steps(trained, optimizer, backend, _split(batches, size), loss_chunk, seconds, compiled)
             steady = taken[len(taken) // 2:]
