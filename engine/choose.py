@@ -29,8 +29,8 @@ SIMULATED, SIMULATED_USES = 5, 250
 LEAST_TOKENS, MOST_ROUNDS = 4096, 32
 """Of a round in which activations are kept, and rounds of a step."""
 
-SPARE_BUFFERS = 4
-"""That take the place of activations between two steps: more would not be sent back before the forward pass needs it."""
+UPDATE_BUFFERS, SPARE_BUFFERS = (2, 4, 8), (4, 8)
+"""Numbers that are tried, beside as many as lie over fp32 sums; spare ones take the place of activations between two steps."""
 
 CPU_SHARE = 0.25
 """On the CPU, blocks stay resident and keep their activations while all device memory is below this share of the free
@@ -218,7 +218,10 @@ class _Planner:
                 places.append(choices)
         counts = range(blocks, -1, -1) if sizer.device == "cuda" else (blocks, 0)
         given = sizer.rounding
-        numbers = (1, 2, 4, 8) if lean.device_homes else (0,) if given or sizer.device == "cpu" else (0, 2, 4, 8)
+        numbers = (1, *UPDATE_BUFFERS) if lean.device_homes else (0,) if given or sizer.device == "cpu" else (0, *UPDATE_BUFFERS)
+        free = sizer.buffers_over_sums()
+        if numbers[-1] and choices.gradient_sum == "device" and free > numbers[-1]:
+            numbers = (*numbers, free)
         for place, buffers in itertools.product(places, numbers):
             # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.
             homes = lean.device_homes if given else (EMBED,) if buffers else ()
@@ -235,10 +238,10 @@ class _Planner:
                 place = self._most(size, place, [{"resident_blocks": k} for k in counts if k >= place.resident_blocks],
                                    sizer.keeping)
             yield place
-            blocks_needed = sizer.spare_blocks(size, place, SPARE_BUFFERS) if buffers > 1 else None
-            if blocks_needed is not None:
-                yield replace(place, update_buffers=buffers + SPARE_BUFFERS, spare_buffers=SPARE_BUFFERS,
-                              spare_blocks=blocks_needed)
+            for spare in SPARE_BUFFERS if buffers > 2 else ():
+                lenders = sizer.spare_blocks(size, place, spare)
+                if lenders is not None:
+                    yield replace(place, update_buffers=buffers + spare, spare_buffers=spare, spare_blocks=lenders)
 
     def _most(self, size: int, choices: PlanChoices, changes: Iterable[dict[str, Any]], limit: float) -> PlanChoices:
         """`choices` with the first of `changes` that fits, most memory first; as they are where none does."""

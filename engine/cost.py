@@ -63,6 +63,8 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
     """
     sizes = {unit.name: unit for unit in shape.units}
     cost = _Cost(shape, rates, rows, row_length, plan.compiled)
+    summary = next((op.index for op in plan.ops if op.kind == "summary"), 0)
+    adamw = host_rate(rates, sum(op.kind == "fetch_states" for op in plan.ops), len(plan.update_buffers))
 
     def seconds(op: Op) -> float:
         match op.kind:
@@ -71,7 +73,7 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
             case "offload":
                 return sizes[op.unit].numel * shape.item_bytes / rates.d2h
             case "fetch_states" | "offload_states" | "offload_weights" | "fetch_gradient":
-                return cost.carried(op.kind, op.piece[1] - op.piece[0])
+                return cost.carried(op.kind, op.piece[1] - op.piece[0], early=op.index < summary)
             case "device_update":
                 return (op.piece[1] - op.piece[0]) * 2 * cost.state_bytes / rates.device_memory
             case "store_boundary":
@@ -79,7 +81,7 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
             case "fetch_boundary":
                 return cost.hidden_bytes / rates.h2d
             case "update":
-                return sizes[op.unit].numel / (rates.adamw_busy if plan.device_homes else rates.adamw)
+                return sizes[op.unit].numel / adamw
             case "forward":
                 return cost.forward(op.unit)
             case "backward":
@@ -121,22 +123,31 @@ def choose_homes(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: in
     """Which units' optimizers run on the device, and about how long the first forward pass waits for updates then.
 
     In the order in which the forward pass needs them, each unit goes to where its weights are ready first: the host, or the
-    device, to which states are streamed through `choices.update_buffers` buffers. None do where the host alone, which the
-    busy bus slows down, is faster.
+    device, to which states are streamed through `choices.update_buffers` buffers. Where the host, which the busy bus slows
+    down, is faster without, only those are updated on the device whose states are there before the gradients are complete, or
+    none.
     """
-    nowhere = _Homes(shape, choices, rates, rates.adamw, rows, row_length, 0)
-    if not choices.update_buffers:
-        return nowhere.units, nowhere.waited
-    some = _Homes(shape, choices, rates, rates.adamw_busy, rows, row_length, choices.update_buffers)
-    best = min(nowhere, some, key=lambda homes: homes.waited)
+    ways = [_Homes(shape, choices, rates, rows, row_length, 0, False)]
+    if choices.update_buffers:
+        ways += [_Homes(shape, choices, rates, rows, row_length, choices.update_buffers, later) for later in (False, True)]
+    best = min(ways, key=lambda homes: homes.waited)
     return best.units, best.waited
+
+
+def host_rate(rates: Rates, pieces: int, buffers: int) -> float:
+    """Parameters a second of AdamW on the host, beside so many pieces of states: all the time, or sending the first ones."""
+    if not pieces:
+        return rates.adamw
+    return rates.adamw_busy if pieces > buffers else (rates.adamw + rates.adamw_busy) / 2
 
 
 class _Homes:
     """One pass over the units; the seconds that each clock shows count from the end of the step's backward."""
 
-    def __init__(self, shape: ModelShape, choices: PlanChoices, rates: Rates, adamw: float, rows: int, row_length: int,
-                 buffers: int):
+    def __init__(self, shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int, buffers: int,
+                 later: bool):
+        """later: fetch more pieces than there are buffers, each into one that has become free."""
+        self._later, adamw = later, host_rate(rates, buffers, 0 if later else buffers)
         self._cost = cost = _Cost(shape, rates, rows, row_length, choices.compiled)
         self._rates, self._shape = rates, shape
         streamed = shape.blocks[:len(shape.blocks) - choices.resident_blocks]
@@ -191,12 +202,16 @@ class _Homes:
         for start in range(0, unit.numel, self._piece):
             size, number = min(self._piece, unit.numel - start), len(lanes.updated)
             earlier = number - len(self._free)
+            if earlier >= 0 and not self._later:
+                return math.inf, lanes
             while earlier >= 0 and len(lanes.freed) < earlier + min(LEAD, self._own):
                 lanes.send_states()
             free = self._free[number] if earlier < 0 else lanes.freed[earlier]
-            lanes.inward = max(lanes.inward, free) + cost.carried("fetch_states", size)
+            lanes.inward = max(lanes.inward, free)
+            early = lanes.inward < 0
+            lanes.inward += cost.carried("fetch_states", size, early)
             if unit.name not in self._staged:
-                lanes.inward += cost.carried("fetch_gradient", size)
+                lanes.inward += cost.carried("fetch_gradient", size, early)
             updated = max(0.0, lanes.inward) + size * 2 * cost.state_bytes / self._rates.device_memory
             lanes.updated.append(updated)
             lanes.owed.append(cost.carried("offload_states", size))
@@ -287,15 +302,16 @@ class _Cost:
         """Of a parameter: everything that its optimizer needs."""
         return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
 
-    def carried(self, kind: str, numel: int) -> float:
-        """Copies of states, which share the bus with others."""
+    def carried(self, kind: str, numel: int, early: bool = False) -> float:
+        """Copies of states, which share the bus with others. early: while nothing is updated yet."""
         item = PLANE_ITEM_BYTES[self.shape.dtype]
         weight, grad = item["weight_high"], item["grad"]
+        h2d = BUS_SHARE * (self.rates.h2d if early else self.rates.h2d_busy)
         match kind:
             case "fetch_states":
-                return numel * (self.state_bytes - grad) / (BUS_SHARE * self.rates.h2d_busy)
+                return numel * (self.state_bytes - grad) / h2d
             case "fetch_gradient":
-                return numel * grad / (BUS_SHARE * self.rates.h2d_busy)
+                return numel * grad / h2d
             case "offload_weights":
                 return numel * weight / self.rates.d2h_busy
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy

@@ -160,10 +160,18 @@ class Sizer:
             return block, f"backward of one block on {tokens:,} tokens"
         return max(loss, embed), f"logits of {min(self.loss_chunk, tokens):,} positions and the head's gradient"
 
+    def buffers_over_sums(self) -> int:
+        """Pieces of states that the fp32 sums of the blocks have room for."""
+        return 4 * sum(unit.numel for unit in self.shape.blocks) // self._piece_bytes
+
+    @property
+    def _piece_bytes(self) -> int:
+        return max(unit.numel for unit in self.shape.blocks) * sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
         """Of so many of the last blocks, activations make room for `buffers` pieces of states, and one more for gaps. None
         where too few keep them."""
-        needed = buffers * max(unit.numel for unit in self.shape.blocks) * sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
+        needed = buffers * self._piece_bytes
         activations, together = self._blocks(size)[0], choices.micro_batches // choices.rounds
         for count in range(1, choices.kept_blocks):
             needed -= together * activations[-count]

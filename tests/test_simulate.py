@@ -149,13 +149,13 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
     for unit in homes:
-        assert of("fetch_states", unit, h2d_busy=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
+        assert of("fetch_states", unit, h2d=1.0, h2d_busy=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
         assert of("offload_weights", unit, d2h_busy=1.0) == pytest.approx(weight * numel[unit])
         assert of("offload_states", unit, d2h_busy=1.0) == pytest.approx(states * numel[unit])
         assert of("device_update", unit, device_memory=1.0) == pytest.approx(2 * (2 * weight + states) * numel[unit])
         assert of("update", unit, adamw_busy=1.0) == 0
-    assert of("fetch_gradient", "block 2", h2d_busy=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
-    assert of("fetch_gradient", "embed", h2d_busy=1.0) == of("fetch_gradient", "block 1", h2d_busy=1.0) == 0  # they never left
+    assert of("fetch_gradient", "block 2", h2d=1.0, h2d_busy=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
+    assert of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0  # they never left
     assert of("update", "block 0", adamw_busy=1.0) == numel["block 0"] and of("update", "block 0", adamw=1.0) < 1e-9
 
 

@@ -115,9 +115,6 @@ def streamed_against_resident(backend, **changes) -> None:
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
     resident = plain_model(config, torch.bfloat16).to(device)  # not `.bfloat16()`, which rounds rotary frequencies too
     resident.load_state_dict(masters.state_dict())
-    if changes.get("compiled"):
-        for layer in resident.model.layers:
-            layer.compile()
     optimizer = torch.optim.AdamW(
         [{"params": [p for n, p in masters.named_parameters() if places[n][1].decay], "weight_decay": 0.1},
          {"params": [p for n, p in masters.named_parameters() if not places[n][1].decay], "weight_decay": 0.0}],
@@ -134,7 +131,8 @@ def streamed_against_resident(backend, **changes) -> None:
         assert homes[0].grad_norm == pytest.approx(norm, rel=1e-2)
         if step == 1:
             _, exact = plain_gradients(truth, batches)
-            assert distance(ours, gradients) < 5e-3
+            if not changes.get("compiled"):  # fused kernels round less often, so that only the truth can judge them
+                assert distance(ours, gradients) < 5e-3
             assert distance(ours, exact) < 1.1 * distance(gradients, exact)
         scale = min(1.0, 1.0 / (norm + 1e-6))
         for name, parameter in masters.named_parameters():
