@@ -45,6 +45,10 @@ class Rates:
 BUS_SHARE = 0.9
 """Of the bus to the device, what the copies of states reach: their parts make room for prefetches."""
 
+GRADIENT_BYTES = 27
+"""Of the device's memory, in the time that a backward takes for each parameter beside what grows with its tokens: the
+gradient is written, read and added to an fp32 sum (measured: docs/performance.md)."""
+
 HALF_SPEED_TOKENS = 300
 """Tokens at which matrix products of a block reach half of their speed, about."""
 
@@ -58,13 +62,13 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
     """Seconds of each op of `plan`, for micro-batches of `rows` full rows.
 
     An op of COMPUTE takes the time of its matrix products, of its attention and of its other traffic: every byte that
-    autograd keeps of a block is written once and read once in a pass over it, and twice that in a backward. loss_share:
-    tokens that carry loss, of all.
+    autograd keeps of a block is written once and read once in a pass over it, and twice that in a backward; compiled, half of
+    that. loss_share: tokens that carry loss, of all.
     """
     sizes = {unit.name: unit for unit in shape.units}
     cost = _Cost(shape, rates, rows, row_length, plan.compiled)
     summary = next((op.index for op in plan.ops if op.kind == "summary"), 0)
-    adamw = host_rate(rates, sum(op.kind == "fetch_states" for op in plan.ops), len(plan.update_buffers))
+    adamw = host_rate(rates, bool(plan.device_homes))
 
     def seconds(op: Op) -> float:
         match op.kind:
@@ -86,7 +90,7 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
                 return cost.forward(op.unit)
             case "backward":
                 again = 0.0 if op.unit in plan.kept_units else cost.forward(op.unit)
-                return again + cost.backward(op.unit) + cost.gradient(op.unit, 8 + shape.item_bytes)
+                return again + cost.backward(op.unit) + cost.gradient(op.unit, GRADIENT_BYTES)
             case "loss":
                 return cost.loss(loss_share, op.grad is not None)
             case "embed":
@@ -106,7 +110,7 @@ def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: in
     forward = sum(cost.forward(unit.name) for unit in shape.blocks)
     backward = sum(cost.backward(unit.name) for unit in shape.blocks)
     again = sum(cost.forward(unit.name) for unit in shape.blocks[:len(shape.blocks) - choices.kept_blocks])
-    sums = sum(cost.gradient(unit.name, 8 + shape.item_bytes) for unit in shape.blocks)
+    sums = sum(cost.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
     compute = choices.micro_batches * (forward + backward + again + sums + cost.loss(1.0, True))
     streamed = sum(unit.numel for unit in shape.blocks[:len(shape.blocks) - choices.resident_blocks])
     carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
@@ -123,31 +127,25 @@ def choose_homes(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: in
     """Which units' optimizers run on the device, and about how long the first forward pass waits for updates then.
 
     In the order in which the forward pass needs them, each unit goes to where its weights are ready first: the host, or the
-    device, to which states are streamed through `choices.update_buffers` buffers. Where the host, which the busy bus slows
-    down, is faster without, only those are updated on the device whose states are there before the gradients are complete, or
-    none.
+    device, to which states are streamed through `choices.update_buffers` buffers. None do where the host alone, which the
+    busy bus slows down, is faster.
     """
-    ways = [_Homes(shape, choices, rates, rows, row_length, 0, False)]
-    if choices.update_buffers:
-        ways += [_Homes(shape, choices, rates, rows, row_length, choices.update_buffers, later) for later in (False, True)]
+    ways = [_Homes(shape, choices, rates, rows, row_length, buffers) for buffers in {0, choices.update_buffers}]
     best = min(ways, key=lambda homes: homes.waited)
     return best.units, best.waited
 
 
-def host_rate(rates: Rates, pieces: int, buffers: int) -> float:
-    """Parameters a second of AdamW on the host, beside so many pieces of states: all the time, or sending the first ones."""
-    if not pieces:
-        return rates.adamw
-    return rates.adamw_busy if pieces > buffers else (rates.adamw + rates.adamw_busy) / 2
+def host_rate(rates: Rates, beside_states: bool) -> float:
+    """Parameters a second of AdamW on the host. Beside states on the bus it has the bus for itself about half of the time
+    (measured: docs/performance.md)."""
+    return 2 / (1 / rates.adamw + 1 / rates.adamw_busy) if beside_states else rates.adamw
 
 
 class _Homes:
     """One pass over the units; the seconds that each clock shows count from the end of the step's backward."""
 
-    def __init__(self, shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int, buffers: int,
-                 later: bool):
-        """later: fetch more pieces than there are buffers, each into one that has become free."""
-        self._later, adamw = later, host_rate(rates, buffers, 0 if later else buffers)
+    def __init__(self, shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int, buffers: int):
+        adamw = host_rate(rates, buffers > 0)
         self._cost = cost = _Cost(shape, rates, rows, row_length, choices.compiled)
         self._rates, self._shape = rates, shape
         streamed = shape.blocks[:len(shape.blocks) - choices.resident_blocks]
@@ -160,7 +158,7 @@ class _Homes:
         self._own = buffers - choices.spare_buffers
         self._free = self._buffers_free(choices, buffers, passes)
         lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name if choices.spare_blocks else None
-        lanes = _Lanes(choices.spare_buffers)
+        lanes = _Lanes(choices.spare_buffers, self._own)
         host = now = self.waited = 0.0
         homes = []
         for unit in shape.units:
@@ -202,8 +200,6 @@ class _Homes:
         for start in range(0, unit.numel, self._piece):
             size, number = min(self._piece, unit.numel - start), len(lanes.updated)
             earlier = number - len(self._free)
-            if earlier >= 0 and not self._later:
-                return math.inf, lanes
             while earlier >= 0 and len(lanes.freed) < earlier + min(LEAD, self._own):
                 lanes.send_states()
             free = self._free[number] if earlier < 0 else lanes.freed[earlier]
@@ -237,6 +233,8 @@ class _Lanes:
 
     spare: int
     """Pieces, the first, in spare buffers."""
+    first: int
+    """Pieces after them that are fetched before the gradients are complete."""
     inward: float = -math.inf
     outward: float = 0.0
     updated: list[float] = field(default_factory=list)
@@ -247,22 +245,27 @@ class _Lanes:
     """When each piece that was sent left its buffer, spare ones left out: one of those is sent between two others."""
 
     def send_states(self) -> None:
-        if self.freed:
-            self._send_spare(len(self.freed) - 1)
-        self._send(self.spare + len(self.freed))
+        """Of the next piece that is not in a spare buffer."""
+        before = len(self.freed)
+        # Spare ones go out between those that were there first, and all of them before others.
+        if 0 < before <= self.first:
+            for spare in range(before - 1, self.spare if before == self.first else before):
+                self._send_spare(spare)
+        self._send(self.spare + before)
         self.freed.append(self.outward)
 
     def spares_sent(self) -> float:
         """When all spare buffers can be given back."""
         lanes = self.copy()
-        while len(lanes.freed) < min(self.spare, len(self.updated) - self.spare):
+        while len(lanes.freed) < min(lanes.first, len(self.updated) - self.spare):
             lanes.send_states()
-        for piece in range(max(0, len(lanes.freed) - 1), self.spare):
-            lanes._send_spare(piece)
+        if len(lanes.freed) <= lanes.first:
+            for spare in range(max(0, len(lanes.freed) - 1), self.spare):
+                lanes._send_spare(spare)
         return lanes.outward
 
     def copy(self) -> _Lanes:
-        return _Lanes(self.spare, self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
+        return _Lanes(self.spare, self.first, self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
 
     def _send(self, piece: int) -> None:
         self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]
@@ -294,8 +297,10 @@ class _Cost:
         size = self._sizes[unit]
         matmul = self.rates.matmul * self.tokens / (self.tokens + HALF_SPEED_TOKENS)
         kept = (size.compiled_activations if self.compiled else size.activations).of(self.rows, self.row_length)
+        # Written and read; compiled, what is computed again from it is neither.
+        touched = times * (1 if self.compiled else 2) * kept
         return (times * 2 * size.parameter_count * self._share * self.tokens / matmul
-                + attention_times * self._attention / self.rates.attention + times * 2 * kept / self.rates.device_memory)
+                + attention_times * self._attention / self.rates.attention + touched / self.rates.device_memory)
 
     @property
     def state_bytes(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -53,6 +54,8 @@ class HostStore:
         self._arrays: dict[tuple[str, str], np.ndarray] = {}
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
         self._registered: dict[int, int] = {}
+        if unregister is not None:  # a store that was never closed: its addresses will be another's
+            weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
 
     # ------------------------------------------------------------------ memory
 
@@ -219,6 +222,11 @@ class HostStore:
                     region.close()
                 except BufferError:
                     pass
+
+
+def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None]) -> None:
+    while registered:
+        unregister(registered.popitem()[0])
 
 
 def _touch(address: int, size: int, what: str, total: int) -> None:

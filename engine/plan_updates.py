@@ -9,7 +9,7 @@ spare ones take the place of activations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from engine.plan import COMPUTE, EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
 
@@ -150,15 +150,24 @@ class DeviceUpdates:
             if self.placed(piece[0]) is None:
                 self._send(piece, "weight")
         lead = min(LEAD, len(self.buffers) - len(self.spare))
-        for sent, (other, spare) in enumerate(itertools.zip_longest((*others, *rest), lent), start=1):
+        fetched = iter(rest)
+        for sent, (other, spare) in enumerate(itertools.zip_longest(others, lent), start=1):
             if other is not None:
                 self._send_all(other)
-            if lead <= sent < lead + len(rest):
-                self._update(rest[sent - lead])
-                if self.placed(rest[sent - lead][0]) is None:
-                    self._send(rest[sent - lead], "weight")
+                if sent >= lead:
+                    self._fetch_late(fetched)
             if spare is not None:
                 self._send_all(spare)
+        for piece in rest:
+            self._send_all(piece)
+            self._fetch_late(fetched)
+
+    def _fetch_late(self, fetched: Iterator[Piece]) -> None:
+        """The next of the pieces that were not among the first, into the buffer of one that was sent."""
+        for piece in itertools.islice(fetched, 1):
+            self._update(piece)
+            if self.placed(piece[0]) is None:
+                self._send(piece, "weight")
 
     def _send_all(self, piece: Piece) -> None:
         """What was not sent yet; of a unit that is placed, no prefetch waits for the weights."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.plan import COMPUTE, D2H, EMBED, H2D, HEAD, HOST, PlanBuilder, StepPlan
@@ -104,6 +104,14 @@ class _Use:
     fetch: bool = False
 
 
+@dataclass
+class _Boundaries:
+    """Of one block on the host: micro-batches whose boundaries are not fetched yet, and the rings of the others."""
+
+    ahead: Iterator[int]
+    rings: dict[int, str] = field(default_factory=dict)
+
+
 class _StepWriter:
     """Writes one step's ops in program order."""
 
@@ -194,9 +202,13 @@ class _StepWriter:
                 continue
             self._finish_gradient(HEAD, round_)
             finished: set[str] = set()
-            for block in reversed(self.blocks):
+            boundaries = self._fetch_boundaries(self.blocks[-1], batches, round_)
+            for block, following in zip(reversed(self.blocks), [*reversed(self.blocks[:-1]), None]):
                 self._fetch_ahead(use)
-                self._backward_unit(block, batches, round_, self.uses[use])
+                self._backward_unit(block, batches, round_, self.uses[use], boundaries)
+                if following is not None:
+                    # Before the next prefetch, which waits for a slot: its first backward would have to wait for both.
+                    boundaries = self._fetch_boundaries(following, batches, round_)
                 use += 1
                 self._fetch_ahead(use)
                 self._finish_gradient(block, round_)
@@ -282,24 +294,27 @@ class _StepWriter:
     def _starts_sum(self, round_: int) -> bool:
         return round_ == 0 or self.c.gradient_sum != "device"
 
-    def _backward_unit(self, block: str, batches: list[int], round_: int, use: _Use) -> None:
-        above = self.blocks[self.blocks.index(block) + 1] if block != self.blocks[-1] else HEAD
-        fetched = self.c.host_boundaries and block not in self.kept
-        rings: dict[int, str] = {}
+    def _fetch_boundaries(self, block: str, batches: list[int], round_: int) -> _Boundaries:
+        """The first of the block's boundaries on the host; the others follow one by one as rings become free."""
+        found = _Boundaries(iter(batches if self.c.host_boundaries and block not in self.kept else []))
+        for _ in range(max(1, self.c.boundary_rings - 1)):
+            self._fetch_boundary(block, round_, found)
+        return found
 
-        def fetch(mb: int) -> None:
-            rings[mb] = self._next_ring("fetch")
+    def _fetch_boundary(self, block: str, round_: int, boundaries: _Boundaries) -> None:
+        mb = next(boundaries.ahead, None)
+        if mb is not None:
+            ring = boundaries.rings[mb] = self._next_ring("fetch")
             self.builder.emit("fetch_boundary", H2D, block, reads={f"host boundary {block} {mb}": f"round {round_}"},
-                              writes={f"ring {rings[mb]}": f"{block} {mb}"}, micro_batch=mb, round=round_,
-                              ring=rings[mb])
+                              writes={f"ring {ring}": f"{block} {mb}"}, micro_batch=mb, round=round_, ring=ring)
 
-        ahead = iter(batches if fetched else [])
-        for mb in [m for _, m in zip(range(max(1, self.c.boundary_rings - 1)), ahead)]:
-            fetch(mb)
+    def _backward_unit(self, block: str, batches: list[int], round_: int, use: _Use, boundaries: _Boundaries) -> None:
+        above = self.blocks[self.blocks.index(block) + 1] if block != self.blocks[-1] else HEAD
+        rings = boundaries.rings
         for mb in batches:
             reads = self._weights(block, use.slot) | {f"hidden {mb}": f"gradient {above} {round_}"} | \
                 self.updates.room(block)
-            if fetched:
+            if mb in rings:
                 reads[f"ring {rings[mb]}"] = f"{block} {mb}"
             else:
                 # What is kept points into the slot, so it must be the same one.
@@ -308,9 +323,7 @@ class _StepWriter:
             writes = {f"hidden {mb}": f"gradient {block} {round_}", f"grad:{self.grad_name(block)}": block}
             self._emit("backward", mb, block, reads=reads, writes=writes | (self.updates.sums_under(block) if first else {}),
                        round_=round_, slot=use.slot, grad=self.grad_name(block), ring=rings.get(mb), first=first)
-            following = next(ahead, None)
-            if following is not None:
-                fetch(following)
+            self._fetch_boundary(block, round_, boundaries)
 
     def _embed_backward(self, mb: int, round_: int, first: bool) -> None:
         self._emit("embed_backward", mb, EMBED, slot=EMBED, grad=self.grad_name(EMBED), round_=round_,

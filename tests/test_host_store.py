@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import re
 from pathlib import Path
 
@@ -142,6 +143,18 @@ def test_wrong_shape_and_quantised_weights_are_refused_by_name():
     with pytest.raises(ModelError, match=r"block\.0\.proj\.weight is stored as int8"):
         store.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
     store.close()
+
+
+def test_a_store_that_was_never_closed_leaves_nothing_registered():
+    """The next one may get the same addresses, and would be refused."""
+    known = {}
+    store = HostStore([layout("a"), layout("b")], "bfloat16", known.__setitem__, known.pop)
+    store.allocate_weights()
+    store.allocate_states()
+    assert known
+    del store
+    gc.collect()
+    assert not known
 
 
 def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_their_values():

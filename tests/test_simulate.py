@@ -8,7 +8,7 @@ import pytest
 
 from engine import cost
 from engine.config import ModelConfig
-from engine.cost import (BUS_SHARE, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds, step_flops,
+from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds, step_flops,
                          step_seconds)
 from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
@@ -129,9 +129,9 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     assert of("backward", kept_plan, attention=1.0) == pytest.approx(2.5 * attention)
     traffic = of("forward", device_memory=1.0)
     assert traffic == pytest.approx(2 * block.activations.of(2, 16))
-    assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(2 * traffic + 12 * block.numel)
+    assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(2 * traffic + GRADIENT_BYTES * block.numel)
     compiled = dataclasses.replace(plan, compiled=True)
-    assert of("forward", compiled, device_memory=1.0) == pytest.approx(2 * block.compiled_activations.of(2, 16))
+    assert of("forward", compiled, device_memory=1.0) == pytest.approx(block.compiled_activations.of(2, 16))
     assert block.compiled_activations.of(2, 16) < block.activations.of(2, 16)
 
 
@@ -156,7 +156,8 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         assert of("update", unit, adamw_busy=1.0) == 0
     assert of("fetch_gradient", "block 2", h2d=1.0, h2d_busy=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
     assert of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0  # they never left
-    assert of("update", "block 0", adamw_busy=1.0) == numel["block 0"] and of("update", "block 0", adamw=1.0) < 1e-9
+    # Half of the time beside them.
+    assert of("update", "block 0", adamw_busy=1.0) == of("update", "block 0", adamw=1.0) == numel["block 0"] / 2
 
 
 def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -97,10 +98,31 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
     return float((squares / sum(t.float().square().sum() for t in theirs.values())).sqrt())
 
 
+def decoupled_adamw(model: torch.nn.Module, places: dict) -> torch.optim.AdamW:
+    """torch's AdamW with weight decay where the engine's is."""
+    groups = [{"params": [p for n, p in model.named_parameters() if places[n][1].decay == decay], "weight_decay": rate}
+              for decay, rate in ((True, 0.1), (False, 0.0))]
+    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-5)
+
+
+def apply(optimizer: torch.optim.AdamW, model: torch.nn.Module, gradients: dict[str, torch.Tensor],
+          rounded: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """One step on `gradients`, clipped by their global norm."""
+    scale = min(1.0, 1.0 / (norm_of(gradients) + 1e-6))
+    for name, parameter in model.named_parameters():
+        parameter.grad = rounded(gradients[name]) * scale
+    optimizer.step()
+
+
+def norm_of(gradients: dict[str, torch.Tensor]) -> float:
+    return float(torch.stack([g.norm() for g in gradients.values()]).norm())
+
+
 def streamed_against_resident(backend, **changes) -> None:
-    """One step's gradients differ by 0.5 % of the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and are
-    no further from the truth in float32 than plain bf16 transformers is. Over five steps with fp32 masters both train
-    alike: losses to 0.2 %, updates to 3 % of their norm."""
+    """One step's gradients, and what five steps with fp32 masters change, are no further from training in float32 than
+    plain bf16 transformers is, and losses agree to 0.2 %. Run as it is, the same kernels round in the same places: gradients
+    differ from plain transformers' by 0.5 % of the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and updates
+    by 3 % of theirs. Fused kernels round less often, so that only float32 can judge them."""
     config = tiny_config("qwen2", hidden_size=256, intermediate_size=512, num_hidden_layers=4,
                          max_position_embeddings=256)
     masters = plain_model(config)
@@ -115,36 +137,31 @@ def streamed_against_resident(backend, **changes) -> None:
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
     resident = plain_model(config, torch.bfloat16).to(device)  # not `.bfloat16()`, which rounds rotary frequencies too
     resident.load_state_dict(masters.state_dict())
-    optimizer = torch.optim.AdamW(
-        [{"params": [p for n, p in masters.named_parameters() if places[n][1].decay], "weight_decay": 0.1},
-         {"params": [p for n, p in masters.named_parameters() if not places[n][1].decay], "weight_decay": 0.0}],
-        lr=1e-3, betas=(0.9, 0.999), eps=1e-5)
+    optimizer, exact_optimizer = decoupled_adamw(masters, places), decoupled_adamw(truth, places)
+    same_kernels = not changes.get("compiled")
     for step in range(1, 6):
         batches, homes = random_batches(2, rows=4, length=128, seed=step), []
         run.engine.train_step(step, batches, 1e-3, homes.append)
         run.engine.drain()
         loss, gradients = plain_gradients(resident, batches)
-        norm = float(torch.stack([g.norm() for g in gradients.values()]).norm())
+        _, exact = plain_gradients(truth, batches)
         ours = {n: run.store.tensor(u.name, "grad")[o:o + s.numel].view(s.shape).to(device)
                 for n, (u, s, o) in places.items()}
         assert homes[0].loss == pytest.approx(loss, rel=2e-3)
-        assert homes[0].grad_norm == pytest.approx(norm, rel=1e-2)
+        assert homes[0].grad_norm == pytest.approx(norm_of(gradients), rel=1e-2)
         if step == 1:
-            _, exact = plain_gradients(truth, batches)
-            if not changes.get("compiled"):  # fused kernels round less often, so that only the truth can judge them
-                assert distance(ours, gradients) < 5e-3
+            assert distance(ours, gradients) < 5e-3 or not same_kernels
             assert distance(ours, exact) < 1.1 * distance(gradients, exact)
-        scale = min(1.0, 1.0 / (norm + 1e-6))
-        for name, parameter in masters.named_parameters():
-            parameter.grad = gradients[name].bfloat16().float() * scale
-        optimizer.step()
+        apply(optimizer, masters, gradients, lambda gradient: gradient.bfloat16().float())
+        apply(exact_optimizer, truth, exact, lambda gradient: gradient)
         with torch.no_grad():
             for mine, master in zip(resident.parameters(), masters.parameters()):
                 mine.copy_(master)
     before = {n: p.detach().to(device) for n, p in start.named_parameters()}
-    theirs = {n: p.detach() - before[n] for n, p in masters.named_parameters()}
+    theirs, right = ({n: p.detach() - before[n] for n, p in model.named_parameters()} for model in (masters, truth))
     mine = {n: run.store.master(u.name, s.name).to(device) - before[n] for n, (u, s, _) in places.items()}
-    assert distance(mine, theirs) < 3e-2
+    assert distance(mine, right) < 1.1 * distance(theirs, right)
+    assert distance(mine, theirs) < 3e-2 or not same_kernels
     run.close()
 
 
