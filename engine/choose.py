@@ -241,7 +241,9 @@ class _Planner:
             for spare in SPARE_BUFFERS if buffers > 2 else ():
                 lenders = sizer.spare_blocks(size, place, spare)
                 if lenders is not None:
-                    yield replace(place, update_buffers=buffers + spare, spare_buffers=spare, spare_blocks=lenders)
+                    more = replace(place, update_buffers=buffers + spare, spare_buffers=spare, spare_blocks=lenders)
+                    if sizer.fits(size, more):
+                        yield more
 
     def _most(self, size: int, choices: PlanChoices, changes: Iterable[dict[str, Any]], limit: float) -> PlanChoices:
         """`choices` with the first of `changes` that fits, most memory first; as they are where none does."""

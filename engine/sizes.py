@@ -109,7 +109,8 @@ class Sizer:
         bounded = 0 if c.host_boundaries else len(shape.blocks) - c.kept_blocks
         activations, _ = self._blocks(size)
         kept = together * sum(activations[len(activations) - c.kept_blocks:])
-        working, what = self._working_set(size, hidden, kept, c)
+        # What spare buffers take of the kept activations' memory is not free for a recompute.
+        working, what = self._working_set(size, hidden, max(0, kept - c.spare_buffers * self._piece_bytes), c)
         masks = together * size * self.row_length**2 * shape.mask_kinds * (item if shape.attention == "eager" else 1)
         items = [
             *fixed_items(shape, c, tokens * shape.hidden_size),
@@ -143,15 +144,15 @@ class Sizer:
             return unit.masked_activations
         return unit.compiled_activations if self.compiled else unit.activations
 
-    def _working_set(self, size: int, hidden: int, kept: int, c: PlanChoices) -> tuple[int, str]:
+    def _working_set(self, size: int, hidden: int, freed: int, c: PlanChoices) -> tuple[int, str]:
         """The most that any one op needs on top of what is kept. Blocks that are recomputed come after those that are
-        kept have let go of theirs."""
+        kept have let go of theirs, `freed` bytes."""
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
         activations, backward = self._blocks(size)
         recomputed = len(backward) - c.kept_blocks
         recompute = max(map(add, activations[:recomputed], backward), default=0)
-        block = max(recompute - kept, max(backward[recomputed:], default=0))
+        block = max(recompute - freed, max(backward[recomputed:], default=0))
         tail = shape.head.numel + (shape.embed.numel if shape.tied else 0)
         chunk = min(self.loss_chunk, tokens) * self._position_bytes
         loss = chunk + tail * item + (3 if self.compiled else 2) * hidden

@@ -276,6 +276,25 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     assert asked.micro_batch_size == 4 and asked.choices.micro_batches == 37 and asked.choices.rounds in (1, 37)
 
 
+def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
+    _, seen = with_candidates(monkeypatch, 139)
+    sizer, size = next((sizer, size) for _, size, choices, sizer in seen if choices.spare_buffers)
+    base = PlanChoices(micro_batches=2, rounds=2, gradient_sum="device", kept_blocks=20, update_buffers=8, compiled=True,
+                       device_homes=("embed",))
+    piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
+    activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
+    for spare in (4, 8):
+        lenders = sizer.spare_blocks(size, base, spare)
+        assert (lenders - 1) * activations >= spare * piece > (lenders - 2) * activations
+        more = dataclasses.replace(base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders)
+        assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
+    few = dataclasses.replace(base, kept_blocks=lenders)
+    assert sizer.spare_blocks(size, dataclasses.replace(base, kept_blocks=lenders - 1), 8) is None
+    all_of_it = lenders * activations // piece
+    more = dataclasses.replace(few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders)
+    assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less room
+
+
 def test_explicit_settings_are_kept():
     asked = on_gpu(80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host").choices
     assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
