@@ -22,6 +22,7 @@ from engine.simulate import simulate
 from engine.sizes import COMFORTABLE, GIB, LOGITS_BYTES, SMALL_GPU_BYTES
 from tests.tiny import tiny_config
 
+
 def big_shape(dtype: str = "bfloat16") -> ModelShape:
     """Qwen2.5 7B as its configuration gives it, without building it."""
     block = UnitShape("block", 233057792, 233057792, 18944, Activations(225400.0), Activations(237688.0, 2.0),
