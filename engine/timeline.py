@@ -25,7 +25,7 @@ def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inli
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", "other"], 0.0)
     earlier = None if previous is None else _Step(previous, None)
     step = _Step(spans, earlier)
-    others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE), key=lambda s: s.start)
+    others = [s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE] if inline else []
     last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
     for span in spans:
         if span.op.lane != COMPUTE:
@@ -110,4 +110,9 @@ def overlap_seconds(spans: Sequence[Span], lane: str, other: str) -> float:
                 result.append((start, end))
         return result
 
-    return sum(max(0.0, min(b, d) - max(a, c)) for a, b in merged(lane) for c, d in merged(other))
+    first, second, total = merged(lane), merged(other), 0.0
+    while first and second:
+        (a, b), (c, d) = first[-1], second[-1]
+        total += max(0.0, min(b, d) - max(a, c))
+        (first if a > c else second).pop()  # from the end: the one that begins later meets no other
+    return total

@@ -61,6 +61,10 @@ def test_overlap_counts_shared_time_once():
     spans = [Span(op(0, COMPUTE), 0.0, 2.0), Span(op(1, COMPUTE), 1.0, 3.0), Span(op(2, H2D), 1.0, 5.0)]
     assert overlap_seconds(spans, COMPUTE, H2D) == pytest.approx(2.0)
     assert overlap_seconds(spans, COMPUTE, D2H) == 0.0
+    spans += [Span(op(k, H2D), start, end) for k, start, end in ((3, 6.0, 7.0), (4, 8.0, 12.0), (5, 8.5, 9.0))]
+    spans += [Span(op(k, COMPUTE), start, end) for k, start, end in ((6, 4.5, 6.25), (7, 6.5, 8.5), (8, 9.0, 9.5))]
+    assert overlap_seconds(spans, COMPUTE, H2D) == overlap_seconds(spans, H2D, COMPUTE) == pytest.approx(4.25)
+    assert overlap_seconds(spans, H2D, H2D) == pytest.approx(9.0)
 
 
 def test_records_count_from_the_first_span():

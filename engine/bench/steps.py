@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,8 +115,7 @@ class RunFigures:
 
 
 def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch], steps: int, rate: float,
-              loss_chunk: int = 1024, on_step: Callable[[StepFigures], None] | None = None, first: int = 1,
-              seconds: float = 0.0) -> RunFigures:
+              loss_chunk: int = 1024, first: int = 1, seconds: float = 0.0) -> RunFigures:
     """Train on one fixed batch, without a pause between steps: `steps` of them, and more until `seconds` are over.
     `first`: number of the first step."""
     tokens = max(b.input_ids.size for b in batches)
@@ -126,26 +125,14 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
     figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
     began = mark = time.perf_counter()
-    previous: list[Span] | None = None
-    last_two: list[list[Span]] = []
-    per_step = 6 * model.active_parameters * sum(b.tokens for b in batches)
+    homes: list[tuple[Home, float, int]] = []
 
     def on_home(home: Home) -> None:
-        nonlocal mark, previous
+        # No more than this: figures of thousands of spans would take the interpreter from the thread that launches.
+        nonlocal mark
         now = time.perf_counter()
-        took, mark = now - mark, now
-        figures.steps.append(StepFigures(
-            home.step, home.loss, home.grad_norm, took, per_step / took / 1e12,
-            exposed_seconds(home.spans, previous, inline=backend.device.type == "cpu"),
-            # The updates of the step before run under this one's forward.
-            overlaps([*(s for s in previous or () if s.op.lane == HOST), *home.spans]),
-            {lane: overlap_seconds(home.spans, lane, lane) for lane in LANES}, seconds_by_kind(home.spans),
-            longest_gaps(home.spans, previous), backend.memory()["retries"],
-            rates(home.spans, planes)))
-        last_two[:] = [*last_two[-1:], home.spans]
-        previous = home.spans
-        if on_step is not None:
-            on_step(figures.steps[-1])
+        homes.append((home, now - mark, backend.memory()["retries"]))
+        mark = now
 
     try:
         number = first
@@ -155,12 +142,27 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
             figures.launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
-        figures.timeline = as_records([span for spans in last_two for span in spans])
+        figures.timeline = as_records([span for home, *_ in homes[-2:] for span in home.spans])
+        tokens_per_step, previous = sum(b.tokens for b in batches), None
+        for home, took, retries in homes:
+            figures.steps.append(_step_figures(home, previous, took, retries, tokens_per_step, planes))
+            previous = home.spans
     finally:
         memory = backend.memory()
         figures.peak, figures.reserved = memory["peak"], memory["peak_reserved"]
         engine.close()
     return figures
+
+
+def _step_figures(home: Home, previous: list[Span] | None, took: float, retries: int, tokens: int,
+                  planes: Planes) -> StepFigures:
+    return StepFigures(
+        home.step, home.loss, home.grad_norm, took, 6 * planes.model.active_parameters * tokens / took / 1e12,
+        exposed_seconds(home.spans, previous, inline=planes.backend.device.type == "cpu"),
+        # The updates of the step before run under this one's forward.
+        overlaps([*(s for s in previous or () if s.op.lane == HOST), *home.spans]),
+        {lane: overlap_seconds(home.spans, lane, lane) for lane in LANES}, seconds_by_kind(home.spans),
+        longest_gaps(home.spans, previous), retries, rates(home.spans, planes))
 
 
 # ---------------------------------------------------------------------- what spans say

@@ -23,7 +23,7 @@ import psutil
 import torch
 
 from engine.backend import Backend, open_backend
-from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
+from engine.bench.steps import Planes, RunFigures, random_rows, run_steps
 from engine.engine import StreamingEngine
 from engine.machine import sample_host_memory
 from engine.planner import PlanChoices
@@ -137,11 +137,10 @@ def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: i
     choices = PlanChoices(micro_batches=args.rows // micro_batch, resident_blocks=resident, kept_blocks=kept)
     batches = random_rows([micro_batch] * choices.micro_batches, args.length, config.vocab_size)
 
-    def on_step(s: StepFigures) -> None:
+    run = run_steps(planes, choices, batches, steps, args.rate, loss_chunk, first)
+    for s in run.steps:
         say(f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, {s.tflops:.0f} TFLOPS; "
             f"exposed {joined(s.exposed, 3)}")
-
-    run = run_steps(planes, choices, batches, steps, args.rate, loss_chunk, on_step, first)
     last = run.steps[-1]
     say(f"    busy: {joined(last.busy)}; by kind: {joined(last.by_kind)}")
     say(f"    at once: {joined(last.overlap)}; {joined(last.rates, 1)}; peak {run.peak / GIB:.2f} GiB")
