@@ -186,10 +186,12 @@ def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
 def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, compiled):
     base = dataclasses.replace(BASE, rounds=2, gradient_sum="device", kept_blocks=3, compiled=compiled)
     homes = dataclasses.replace(base, device_homes=("embed", "block 0", "block 1", "head"), update_buffers=2)
-    host, device = (planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, homes))
+    spare = dataclasses.replace(homes, update_buffers=4, spare_buffers=2, spare_blocks=2)
+    host, device, spares = (planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, homes, spare))
     for k, (ours, theirs) in enumerate(zip(device, host)):
         if k % 4 != 3:  # gradients that are updated where they are do not come to the host
             assert float((ours - theirs).abs().max()) <= 2e-5 * float(theirs.abs().max())
+    assert_same_bits(spares, device)
 
 
 # ---------------------------------------------------------------------- law 2

@@ -117,20 +117,27 @@ def test_delays_in_any_lane_change_nothing(lanes, name):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
-@pytest.mark.parametrize("sums", [dict(), dict(rounds=2, gradient_sum="device", kept_blocks=3)], ids=["vertical", "device"])
-def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, sums):
-    """States travel through two buffers; summed over rounds, they lie where sums of blocks were."""
-    choices = dataclasses.replace(BASE, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2, **sums)
+SPARE = dict(kept_blocks=3, update_buffers=4, spare_buffers=2, spare_blocks=2)
+
+
+@pytest.mark.parametrize("changes", [dict(), dict(rounds=2, gradient_sum="device", kept_blocks=3), SPARE,
+                                     SPARE | dict(rounds=2, gradient_sum="device")],
+                         ids=["vertical", "device", "vertical, spare", "device, spare"])
+def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes):
+    """States travel through two buffers; summed over rounds, they lie where sums of blocks were. Spare ones lie where
+    activations were."""
+    homes = dict(device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2)
+    choices = dataclasses.replace(BASE, **homes | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
     for slow in (*((lane,) for lane in LANES), UPDATES, (H2D, STATES_OUT), (D2H, STATES_IN)):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
-def find_missing_waits(lanes, careless: str, slow: str) -> None:
+def find_missing_waits(lanes, careless: str, *slow: str) -> None:
     """The delays have teeth: without the waits of one lane they change the numbers, or break the run."""
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
     try:
-        planes = planes_after(BASE, lanes((slow,), (careless,)), dtype="bfloat16")
+        planes = planes_after(BASE, lanes(slow, (careless,)), dtype="bfloat16")
     except NonFiniteError:
         return
     except RuntimeError as error:
@@ -140,9 +147,11 @@ def find_missing_waits(lanes, careless: str, slow: str) -> None:
     assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
 
 
-@pytest.mark.parametrize("careless, slow", [(H2D, COMPUTE), (COMPUTE, H2D), (HOST, D2H)])
+@pytest.mark.parametrize("careless, slow", [(H2D, (COMPUTE, HOST)), (COMPUTE, (H2D,)), (HOST, (D2H,))],
+                         ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane))
 def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
-    find_missing_waits(lanes, careless, slow)
+    """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is found there."""
+    find_missing_waits(lanes, careless, *slow)
 
 
 @pytest.mark.parametrize("lanes", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
