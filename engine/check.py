@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.fit import DOES_NOT_FIT, FitReport, Part, estimate, in_gib
 from engine.machine import Machine, read_machine
 from engine.machines import named_machine, with_figures
+from engine.sizes import buffers_in_words
 
 TITLES = (("host", "RAM"), ("gpu", "GPU memory"), ("disk", "Disk"))
 
@@ -100,7 +101,7 @@ def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
     if not homes:
         return "all units are updated on the host"
     pieces = choices.get("update_buffers")
-    through = f", their states streamed through {counted(pieces, 'buffer')}" if pieces else ""
+    through = f", their states there in pieces, {buffers_in_words(pieces, choices.get('spare_buffers', 0))}" if pieces else ""
     return f"updated on the GPU: {homes} of {units} units{through}"
 
 

@@ -99,6 +99,15 @@ def kernels_compiled(shape: ModelShape, config: TrainConfig, device: str) -> boo
     return device == "cuda" and shape.dtype == "bfloat16" and not compiler_problem()
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A candidate, with the seconds that a step would take."""
+
+    seconds: float
+    size: int
+    choices: PlanChoices
+
+
 class _Planner:
     """Compares the ways to spread a step's rows over micro-batches and rounds, each with its memory used as well as it can
     be. host_room: bytes of RAM for boundaries that would also find room on the device."""
@@ -115,47 +124,54 @@ class _Planner:
             if self.sizer.fits(size, lean):
                 exact = not self.sizer.rounding and self.config.engine.rounds == AUTO
                 for choices in self._filled(size, lean):
-                    choices = self._with_homes(size, choices)
+                    choices, waited = self._with_homes(size, choices)
                     # A sum that is rounded once a round is only taken where it is asked for.
                     if not (exact and choices.gradient_sum == "host"):
-                        found.append((self._seconds(size, choices), size, choices))
+                        found.append(_Way(self._seconds(size, choices, waited), size, choices))
                 if self.sizer.device == "cpu":
                     break
-        found = [way for way in found if self._host_bytes(*way[1:]) <= self.host_room] or found
+        found = [way for way in found if self._host_bytes(way.size, way.choices) <= self.host_room] or found
         if found:
-            # The closed form is wrong by some per cent where the bus is the bound, so the best by it are simulated.
-            best = [(self._simulated(size, choices, seconds), size, choices) for seconds, size, choices in
-                    sorted(found, key=lambda way: way[0])[:SIMULATED]]
-            # Of ways that are equally fast, the one with fewer rounds.
-            least = min(seconds for seconds, _, _ in best)
-            equal = [(size, choices) for seconds, size, choices in best if seconds <= 1.002 * least]
-            return min(equal, key=lambda way: way[1].rounds)
+            return self._fastest(found)
         # More rounds would take less still, but round the sums once each, which nobody asked for.
         asked = [way for way in ways if way[2] == ways[0][2]]
         size, micro_batches, rounds = min(asked, key=lambda way: way[0])
         return size, self._leanest(micro_batches, rounds)
 
+    def _fastest(self, found: list[_Way]) -> tuple[int, PlanChoices]:
+        """The closed form is wrong by some per cent where the bus is the bound, so the best by it are simulated: first one
+        for each way to spread the rows, then how memory is used in the best of those."""
+        found = sorted(dict.fromkeys(found), key=lambda way: way.seconds)
+        spreads = list({(way.size, way.choices.rounds): way for way in reversed(found)}.values())
+        spreads = self._simulated(sorted(spreads, key=lambda way: way.seconds)[:SIMULATED])
+        # Of ways that are equally fast, the one with fewer rounds.
+        least = min(way.seconds for way in spreads)
+        best = min((way for way in spreads if way.seconds <= 1.002 * least), key=lambda way: way.choices.rounds)
+        alike = [way for way in found if (way.size, way.choices.rounds) == (best.size, best.choices.rounds)]
+        best = min(self._simulated(alike[:SIMULATED]), key=lambda way: way.seconds)
+        return best.size, best.choices
+
+    def _simulated(self, ways: list[_Way]) -> list[_Way]:
+        """With simulated times, or as they are where a plan is so long that a form would wait for it."""
+        sizer = self.sizer
+        if any(way.choices.micro_batches * len(sizer.shape.blocks) > SIMULATED_USES for way in ways):
+            return ways
+        return [replace(way, seconds=predicted_seconds(sizer.shape, way.choices, self.rates, way.size, sizer.row_length,
+                                                       sizer.device)) for way in ways]
+
     def _host_bytes(self, size: int, choices: PlanChoices) -> int:
         return host_boundary_bytes(self.sizer.shape, choices, size * self.sizer.row_length)
 
-    def _simulated(self, size: int, choices: PlanChoices, seconds: float) -> float:
-        """The simulated time of a step, or `seconds` where the plan is so long that a form would wait for it."""
-        sizer = self.sizer
-        if choices.micro_batches * len(sizer.shape.blocks) > SIMULATED_USES:
-            return seconds
-        return predicted_seconds(sizer.shape, choices, self.rates, size, sizer.row_length, sizer.device)
-
-    def _with_homes(self, size: int, choices: PlanChoices) -> PlanChoices:
-        if self.sizer.rounding:  # the optimizers stay where they were
-            return choices
-        if choices.update_buffers:
-            homes, _ = choose_homes(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
-            return replace(choices, device_homes=homes) if homes else replace(
+    def _with_homes(self, size: int, choices: PlanChoices) -> tuple[PlanChoices, float]:
+        """And how long the first forward pass waits for updates."""
+        homes, waited = choose_homes(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
+        if not self.sizer.rounding:  # otherwise the optimizers stay where they were
+            choices = replace(choices, device_homes=homes) if homes else replace(
                 choices, device_homes=(), update_buffers=0, spare_buffers=0, spare_blocks=0)
-        return choices
+        return choices, waited
 
-    def _seconds(self, size: int, choices: PlanChoices) -> float:
-        return step_seconds(self.sizer.shape, choices, self.rates, size, self.sizer.row_length)
+    def _seconds(self, size: int, choices: PlanChoices, waited: float) -> float:
+        return step_seconds(self.sizer.shape, choices, self.rates, size, self.sizer.row_length, waited)
 
     def _ways(self) -> Iterator[tuple[int, int, int]]:
         """(rows of a micro-batch, micro-batches, rounds) to try, fewer rounds first."""
@@ -218,10 +234,11 @@ class _Planner:
                 places.append(choices)
         counts = range(blocks, -1, -1) if sizer.device == "cuda" else (blocks, 0)
         given = sizer.rounding
-        numbers = (1, *UPDATE_BUFFERS) if lean.device_homes else (0,) if given or sizer.device == "cpu" else (0, *UPDATE_BUFFERS)
-        free = sizer.buffers_over_sums()
-        if numbers[-1] and choices.gradient_sum == "device" and free > numbers[-1]:
-            numbers = (*numbers, free)
+        numbers = (1 if lean.device_homes else 0, *UPDATE_BUFFERS)
+        if not lean.device_homes and (given or sizer.device == "cpu"):
+            numbers = (0,)
+        elif choices.gradient_sum == "device" and sizer.buffers_over_sums() > UPDATE_BUFFERS[-1]:
+            numbers = (*numbers, sizer.buffers_over_sums())
         for place, buffers in itertools.product(places, numbers):
             # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.
             homes = lean.device_homes if given else (EMBED,) if buffers else ()
@@ -234,6 +251,8 @@ class _Planner:
                 if sizer.device == "cpu" and e.residency == AUTO:  # what is resident is no copy to the same memory
                     kept = [change | {"resident_blocks": change["kept_blocks"]} for change in kept]
                 place = self._most(size, place, kept, sizer.keeping)
+            if place.kept_blocks == blocks:  # there are no boundaries
+                place = replace(place, host_boundaries=False)
             if e.residency == AUTO:
                 place = self._most(size, place, [{"resident_blocks": k} for k in counts if k >= place.resident_blocks],
                                    sizer.keeping)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engine.layout import PLANE_ITEM_BYTES
@@ -104,8 +104,10 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
     return seconds
 
 
-def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int) -> float:
-    """About how long a step takes, in closed form: fast enough to compare hundreds of choices. `simulate` is exact."""
+def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int,
+                 waited: float) -> float:
+    """About how long a step takes, in closed form: fast enough to compare hundreds of choices. `simulate` is exact. waited:
+    for updates, as `choose_homes` has it."""
     cost = _Cost(shape, rates, rows, row_length, choices.compiled)
     forward = sum(cost.forward(unit.name) for unit in shape.blocks)
     backward = sum(cost.backward(unit.name) for unit in shape.blocks)
@@ -118,8 +120,7 @@ def step_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: in
         carried += choices.micro_batches * (len(shape.blocks) - choices.kept_blocks) * cost.hidden_bytes
     gradients = choices.rounds if choices.gradient_sum == "host" else 1
     returned = gradients * shape.plane_numel * shape.item_bytes
-    return max(compute, carried / rates.h2d, returned / rates.d2h) + choose_homes(shape, choices, rates, rows,
-                                                                                  row_length)[1]
+    return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
 
 def choose_homes(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int,
@@ -159,8 +160,7 @@ class _Homes:
         self._free = self._buffers_free(choices, buffers, passes)
         lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name if choices.spare_blocks else None
         lanes = _Lanes(choices.spare_buffers, self._own)
-        host = now = self.waited = 0.0
-        homes = []
+        host, homes, ready_at = 0.0, [], {}
         for unit in shape.units:
             on_host = host + unit.numel / adamw + self._prefetch(unit)
             ready, after = self._on_device(unit, lanes) if buffers else (math.inf, lanes)
@@ -170,10 +170,15 @@ class _Homes:
             else:
                 host, ready = host + unit.numel / adamw, on_host
                 lanes.inward = max(0.0, lanes.inward) + self._prefetch(unit)
-            if unit.name == lender and buffers:
-                ready = max(ready, lanes.spares_sent())
-            self.waited += max(0.0, ready - now)
-            now = max(now, ready) + (passes * cost.forward(unit.name) if unit.name not in (EMBED, HEAD) else 0.0)
+            ready_at[unit.name] = ready
+        if lender is not None and buffers:
+            ready_at[lender] = max(ready_at[lender], lanes.spares_sent())
+        now = self.waited = 0.0
+        for unit in shape.units:
+            self.waited += max(0.0, ready_at[unit.name] - now)
+            now = max(now, ready_at[unit.name])
+            if unit.name not in (EMBED, HEAD):
+                now += passes * cost.forward(unit.name)
         self.units = tuple(homes)
 
     def _buffers_free(self, choices: PlanChoices, buffers: int, passes: int) -> list[float]:
@@ -217,6 +222,8 @@ class _Homes:
             else:
                 lanes.outward = max(lanes.outward, updated) + cost.carried("offload_weights", size)
                 ready = max(ready, lanes.outward)
+            if earlier < 0:
+                lanes.weights_sent = lanes.outward
         if placed:
             return ready, lanes
         # On the same bus as the states that come after it.
@@ -237,6 +244,8 @@ class _Lanes:
     """Pieces after them that are fetched before the gradients are complete."""
     inward: float = -math.inf
     outward: float = 0.0
+    weights_sent: float = 0.0
+    """When the weights of the pieces that were there first are on the host."""
     updated: list[float] = field(default_factory=list)
     """When each piece was updated."""
     owed: list[float] = field(default_factory=list)
@@ -245,34 +254,24 @@ class _Lanes:
     """When each piece that was sent left its buffer, spare ones left out: one of those is sent between two others."""
 
     def send_states(self) -> None:
-        """Of the next piece that is not in a spare buffer."""
-        before = len(self.freed)
-        # Spare ones go out between those that were there first, and all of them before others.
-        if 0 < before <= self.first:
-            for spare in range(before - 1, self.spare if before == self.first else before):
-                self._send_spare(spare)
-        self._send(self.spare + before)
+        """Of the next piece that is not in a spare buffer; one of those goes out between two others."""
+        if 0 < len(self.freed) <= self.spare:
+            self._send(len(self.freed) - 1)
+        self._send(self.spare + len(self.freed))
         self.freed.append(self.outward)
 
     def spares_sent(self) -> float:
-        """When all spare buffers can be given back."""
-        lanes = self.copy()
-        while len(lanes.freed) < min(lanes.first, len(self.updated) - self.spare):
-            lanes.send_states()
-        if len(lanes.freed) <= lanes.first:
-            for spare in range(max(0, len(lanes.freed) - 1), self.spare):
-                lanes._send_spare(spare)
-        return lanes.outward
+        """When all spare buffers can be given back: after the weights of all pieces that were there first, and as many
+        others as were fetched later."""
+        later = max(0, len(self.updated) - self.spare - self.first)
+        between = range(self.spare, self.spare + min(self.first, later, self.spare))
+        return self.weights_sent + sum(self.owed[piece] for piece in (*range(min(self.spare, len(self.owed))), *between))
 
     def copy(self) -> _Lanes:
-        return _Lanes(self.spare, self.first, self.inward, self.outward, [*self.updated], [*self.owed], [*self.freed])
+        return replace(self, updated=[*self.updated], owed=[*self.owed], freed=[*self.freed])
 
     def _send(self, piece: int) -> None:
         self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]
-
-    def _send_spare(self, piece: int) -> None:
-        if piece < min(self.spare, len(self.updated)):
-            self._send(piece)
 
 
 class _Cost:

@@ -20,8 +20,11 @@ import torch
 from engine.errors import FitError, GpuMemoryError, RamstreamError
 from engine.plan import COMPUTE, HOST, LANES, UPDATES, Op
 
-# Growing segments leave no gaps when micro-batch shapes vary; read when CUDA starts, a user's own setting wins.
-os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+# Growing segments leave no gaps when micro-batch shapes vary, and states find room where activations were; read when CUDA
+# starts, and a user's own settings stay.
+_settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+if "expandable_segments" not in _settings:
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(filter(None, (_settings, "expandable_segments:True")))
 # A queue of the hardware for each of our streams; the default is 8.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 

@@ -100,8 +100,10 @@ class StreamingEngine:
 
     def drain(self) -> None:
         """Return when every submitted step is home."""
-        self._train.drain()
-        self.state.reclaim()
+        try:
+            self._train.drain()
+        finally:
+            self.state.reclaim()
 
     def _upload(self, batches: Sequence) -> list[DeviceBatch]:
         """In one copy: each may have to wait for others on the bus, and the first op waits for all of them."""

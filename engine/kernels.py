@@ -144,7 +144,7 @@ def _low(typing_context, bits):
 
 _HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
 _SCALARS = (types.float32,) * 9
-_CHUNKS = (types.int64[::1], types.int64, types.int64)
+_CHUNKS = (types.int64[::1], types.int64)
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 
 # Subnormal moments would cost 6 to 18 times a step's time, and for ever: decay rounds them back to themselves. Rows of
@@ -235,11 +235,24 @@ def _adamw_float(counter, chunk, decayed, grad, weight, exp_avg, exp_avg_sq, cli
                           root2, eps, bias)
 
 
+def _touch(counter, chunk, grad, high, low, exp_avg, exp_avg_sq):
+    while True:
+        start, _, stop = _next_chunk(counter, chunk, 0, grad.size)
+        if start >= grad.size:
+            return
+        for i in range(start, stop):
+            high[i] ^= grad[i]
+            low[i] = ~low[i]
+            exp_avg[i] = -exp_avg[i]
+            exp_avg_sq[i] = -exp_avg_sq[i]
+
+
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
     "split": (_split, types.void(_FLOAT, _HALF, _REST)),
     "join": (_join, types.void(_HALF, _REST, _FLOAT)),
-    "adamw_split": (_adamw_split, types.void(*_CHUNKS, _HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS)),
-    "adamw_float": (_adamw_float, types.void(*_CHUNKS, _FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS)),
+    "adamw_split": (_adamw_split, types.void(*_CHUNKS, types.int64, _HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS)),
+    "adamw_float": (_adamw_float, types.void(*_CHUNKS, types.int64, _FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS)),
+    "touch": (_touch, types.void(*_CHUNKS, _HALF, _HALF, _REST, _FLOAT, _FLOAT)),
 }
 
 
@@ -248,7 +261,8 @@ def kernel(name: str) -> Callable[..., None]:
     """The compiled kernel, on flat contiguous arrays of equal length: `split(source, high, low)`, `join(high, low, target)`,
     or, for `Workers.share` and with so many `decayed` elements at the front, `adamw_split(next, chunk, decayed, grad, high,
     low, exp_avg, exp_avg_sq, *scalars)` and `adamw_float(next, chunk, decayed, grad, weight, exp_avg, exp_avg_sq,
-    *scalars)`. The first call in a process compiles it or reads it from numba's cache."""
+    *scalars)`; `touch(next, chunk, grad, high, low, exp_avg, exp_avg_sq)` moves the same bytes and computes next to nothing.
+    The first call in a process compiles it or reads it from numba's cache."""
     function, signature = _SIGNATURES[name]
     try:
         return njit(signature, cache=True, **_OPTIONS)(function)

@@ -9,7 +9,7 @@ spare ones take the place of activations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from engine.plan import COMPUTE, EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE, PlanBuilder
 
@@ -23,8 +23,8 @@ LEAD = 2
 class DeviceUpdates:
     """Writes the ops of `homes`, the units at home on the device, into a plan.
 
-    blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel: elements of each unit's planes.
-    state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
+    blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel:
+    elements of each unit's planes. state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
     between the end of a step and the first backward of the next. gradient: the resource that holds a unit's gradient on the
     host, and its tag. spare: so many of the buffers, the first, exist only while the activations of the last `spare_blocks`
     blocks do not.
@@ -138,9 +138,9 @@ class DeviceUpdates:
     def write(self) -> None:
         """After the summary: update, send back, fetch what is missing.
 
-        A piece that was not among the first waits for the buffer of an earlier one. Its weights go out before states that no
-        fetch waits for yet: those of `LEAD` pieces go before them, in the time that its own take to arrive. Spare buffers,
-        which the forward pass needs back, are sent in between.
+        A piece that was not among the first waits for the buffer of an earlier one, so those are sent first. Its weights go
+        out before states that no fetch waits for: those of `LEAD` pieces go before them, in the time that its own take to
+        arrive. Spare buffers, which the forward pass needs back, are sent in between, and what nothing waits for is last.
         """
         lent, others = self._first()
         rest = self._pieces[len(self.buffers):]
@@ -149,25 +149,20 @@ class DeviceUpdates:
         for piece in (*lent, *others):
             if self.placed(piece[0]) is None:
                 self._send(piece, "weight")
-        lead = min(LEAD, len(self.buffers) - len(self.spare))
-        fetched = iter(rest)
-        for sent, (other, spare) in enumerate(itertools.zip_longest(others, lent), start=1):
-            if other is not None:
-                self._send_all(other)
-                if sent >= lead:
-                    self._fetch_late(fetched)
-            if spare is not None:
-                self._send_all(spare)
-        for piece in rest:
+        lead, needed = min(LEAD, len(self.buffers) - len(self.spare)), others[:len(rest)]
+        between = [piece for pair in itertools.zip_longest(needed, lent) for piece in pair if piece is not None]
+        sent = late = 0
+        for piece in (*between, *others[len(needed):], *rest):
             self._send_all(piece)
-            self._fetch_late(fetched)
-
-    def _fetch_late(self, fetched: Iterator[Piece]) -> None:
-        """The next of the pieces that were not among the first, into the buffer of one that was sent."""
-        for piece in itertools.islice(fetched, 1):
-            self._update(piece)
-            if self.placed(piece[0]) is None:
-                self._send(piece, "weight")
+            if piece in lent:
+                continue
+            sent += 1
+            free = sent if sent >= len(needed) else sent - lead + 1
+            for following in rest[late:max(late, free)]:
+                self._update(following)
+                if self.placed(following[0]) is None:
+                    self._send(following, "weight")
+                late += 1
 
     def _send_all(self, piece: Piece) -> None:
         """What was not sent yet; of a unit that is placed, no prefetch waits for the weights."""
@@ -194,7 +189,8 @@ class DeviceUpdates:
     def _fetch(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._fetched.add(piece)
-        self._emit("fetch_states", STATES_IN, piece, {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")} | self._room(buffer),
+        planes = {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")}
+        self._emit("fetch_states", STATES_IN, piece, planes | self._room(buffer),
                    {buffer: f"{unit} {k} fetched"} | self._over(buffer))
 
     def _fetch_gradient(self, piece: Piece) -> None:
@@ -220,4 +216,5 @@ class DeviceUpdates:
     def _send(self, piece: Piece, what: str) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._emit("offload_weights" if what == "weight" else "offload_states", STATES_OUT, piece,
-                   {buffer: f"{unit} {k} updated"} | self._over(buffer) | self._room(buffer), {f"plane:{what} {unit} {k}": "ready"})
+                   {buffer: f"{unit} {k} updated"} | self._over(buffer) | self._room(buffer),
+                   {f"plane:{what} {unit} {k}": "ready"})

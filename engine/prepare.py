@@ -187,7 +187,7 @@ def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]
         recorder.emit(LogLine("info", "Measuring the bus, the device and the host once: plans are made with their rates. "
                                       "`launch.py bench` measures them again."))
         try:
-            rates = measure(backend, PROBE_SECONDS, lambda what: check(), by_threads=False).rates()
+            rates = measure(backend, PROBE_SECONDS, lambda what: check(), for_plans=True).rates()
         except (torch.OutOfMemoryError, GpuMemoryError, FitError):  # the plan is made with typical rates then
             return None
         finally:

@@ -39,6 +39,11 @@ class Item:
 
 # ---------------------------------------------------------------------- arithmetic of buffers
 
+def buffers_in_words(buffers: int, spare: int) -> str:
+    """How many pieces of states are on the device at once."""
+    return f"{buffers - spare} at a time" + (f" and {spare} more in the place of activations" if spare else "")
+
+
 def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
     """Buffers that live all run long: what DeviceState allocates, to the byte.
 
@@ -66,9 +71,8 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         Item("Resident blocks", sum(unit.numel for unit in resident) * item, f"the last {len(resident)} blocks"),
         Item("Gradient sums", 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
         Item("Gradient staging", (2 * largest + max(outer)) * item, "rounded gradients on their way to the host"),
-        Item("Optimizer states", pieces,
-             f"pieces of {len(c.device_homes)} units, {c.update_buffers - c.spare_buffers} at a time, that are updated on the "
-             "device"),
+        Item("Optimizer states", pieces, f"pieces of {len(c.device_homes)} units that are updated on the device, "
+                                         f"{buffers_in_words(c.update_buffers, c.spare_buffers)}"),
         Item("Boundary rings", rings * boundary_numel * item, f"{rings} buffers for boundaries on the host"),
     )
 

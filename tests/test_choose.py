@@ -77,8 +77,8 @@ def with_candidates(monkeypatch, gib: float, **changes):
     """What is chosen, and (seconds, rows of a micro-batch, choices, sizer) of everything that it was chosen from."""
     seen, seconds = [], choosing._Planner._seconds
 
-    def record(planner, size, choices):
-        seen.append((seconds(planner, size, choices), size, choices, planner.sizer))
+    def record(planner, size, choices, waited):
+        seen.append((seconds(planner, size, choices, waited), size, choices, planner.sizer))
         return seen[-1][0]
 
     with monkeypatch.context() as patch:
@@ -90,7 +90,8 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
     large, middle, small = on_gpu(139), on_gpu(80), on_gpu(24)
     for chosen in (large, middle):
         c = chosen.choices
-        assert c.rounds == c.micro_batches > 1 and c.gradient_sum == "device" and c.kept_blocks == 28
+        assert c.rounds == c.micro_batches > 1 and c.gradient_sum == "device"
+        assert c.kept_blocks == (28 if chosen is large else pytest.approx(26, abs=2))
         assert not c.host_boundaries and chosen.host_boundary_bytes == 0
         assert c.device_homes and c.update_buffers > 1
     assert large.micro_batch_size > middle.micro_batch_size
@@ -112,8 +113,7 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     chosen, seen = with_candidates(monkeypatch, gib)
     limit = COMFORTABLE["cuda"] * gib * GIB
     assert all(sizer.total(size, choices) <= limit for _, size, choices, sizer in seen)
-    best = sorted(seen, key=lambda way: way[0])[:choosing.SIMULATED]  # of which the simulation takes the fastest
-    assert (chosen.micro_batch_size, chosen.choices) in [(size, choices) for _, size, choices, _ in best]
+    assert (chosen.micro_batch_size, chosen.choices) in [(size, choices) for _, size, choices, _ in seen]
     for _, size, choices, sizer in seen:
         kept, resident = choices.kept_blocks, choices.resident_blocks
         room = dataclasses.replace(choices, device_homes=("embed",) if choices.update_buffers else ())
@@ -137,6 +137,11 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 
     ours = simulated(chosen.micro_batch_size, chosen.choices)
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
+    spreads = {}
+    for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0]):
+        spreads.setdefault((size, choices.rounds), choices)
+    for (size, _), choices in [*spreads.items()][:choosing.SIMULATED]:
+        assert ours <= 1.002 * simulated(size, choices)
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
         exact = simulated(size, choices)
         assert ours <= 1.03 * exact and 0.65 * exact < seconds < 1.02 * exact

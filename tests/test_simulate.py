@@ -8,8 +8,8 @@ import pytest
 
 from engine import cost
 from engine.config import ModelConfig
-from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds, step_flops,
-                         step_seconds)
+from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds,
+                         step_flops, step_seconds)
 from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
 from engine.planner import PlanChoices, build_step_plan
@@ -177,9 +177,9 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
 
 def test_small_micro_batches_are_slower_by_the_token(shape):
     rates = only(matmul=1.0)
-    few, many = (step_seconds(shape, PlanChoices(micro_batches=m), rates, 64 // m, 16) for m in (16, 1))
+    few, many = (step_seconds(shape, PlanChoices(micro_batches=m), rates, 64 // m, 16, 0.0) for m in (16, 1))
     assert few > 3 * many
-    even = [step_seconds(shape, PlanChoices(micro_batches=m), rates, 4096 // m, 1024) for m in (16, 1)]
+    even = [step_seconds(shape, PlanChoices(micro_batches=m), rates, 4096 // m, 1024, 0.0) for m in (16, 1)]
     assert even[0] == pytest.approx(even[1], rel=0.01)
 
 

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from numba import njit
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend
 from engine.host_store import HostStore
-from engine.kernels import Workers, default_threads, ranges
+from engine.kernels import Workers, default_threads, kernel, ranges
 from engine.layout import ParameterSpec, lay_out
 from engine.plan import COMPUTE, D2H, H2D, HOST, Op
 from engine.cost import Rates
@@ -50,8 +49,8 @@ class Ceilings:
     h2d_with_all: float
     d2h_with_all: float
     """The bus both ways while that AdamW runs."""
-    sweep: float
-    """Parameters a second of the same traffic in place with next to no arithmetic, with as many threads; 0 if not asked
+    sweep: float | None
+    """Parameters a second of the same traffic in place with next to no arithmetic, with as many threads; None if not asked
     for."""
 
     def rates(self) -> Rates:
@@ -64,9 +63,9 @@ class Ceilings:
         return asdict(self)
 
 
-def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_threads: bool = True) -> Ceilings:
+def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_plans: bool = False) -> Ceilings:
     """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under a lasting load.
-    by_threads: the host's figures with fewer threads than a run has, too, and the sweep. Raises FitError where the memory is not there."""
+    for_plans: only what plans are made with, neither the host's figures with fewer threads nor the sweep. Raises FitError where the memory is not there."""
     device = backend.device
     numel = PARAMETERS[device.type]
     with _planes(backend, numel) as store, torch.no_grad():
@@ -87,12 +86,13 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], by_thr
         product = _matmul(backend, 3 * seconds)
         forward, backward = _attention(backend, seconds)
         say("host memory and AdamW")
-        fewer = {n for n in (1, 2, 4, 8, 16, 32) if by_threads and n < default_threads()}
+        fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < default_threads()}
         threads = sorted(fewer | {default_threads()})
         copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
-        busy = _all_at_once(backend, store, adamw[threads[-1]], seconds, {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
-        sweep = _sweep(backend, store, threads[-1], seconds) if by_threads else 0.0
+        busy = _all_at_once(backend, store, adamw[threads[-1]], seconds,
+                            {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
+        sweep = None if for_plans else _sweep(backend, store, threads[-1], seconds)
     return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy[HOST], busy[H2D],
                     busy[D2H], sweep)
 
@@ -207,28 +207,10 @@ def _all_at_once(backend: Backend, store: HostStore, alone: float, seconds: floa
 
 
 def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
-    """Parameters a second of a pass over the planes that AdamW reads and writes, in the chunks that it takes."""
+    """Parameters a second of a pass over the planes that AdamW reads and writes, shared by threads as its own is."""
     planes = [store.array(UNIT, name) for name in ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")]
-    touch, workers, numel = _touch(), Workers(threads, "sweep"), store.layouts[UNIT].numel
-
-    def run(start: int, stop: int) -> None:
-        touch(*(plane[start:stop] for plane in planes))
-
+    touch, workers, numel = kernel("touch"), Workers(threads, "sweep"), store.layouts[UNIT].numel
     try:
-        return _rates(backend, {HOST: (lambda: workers.run(run, ranges(0, numel)), numel)}, seconds)[HOST]
+        return _rates(backend, {HOST: (lambda: workers.share(touch, numel, *planes), numel)}, seconds)[HOST]
     finally:
         workers.close()
-
-
-def _touch() -> Callable[..., None]:
-    """Reads its five arrays and writes the last four."""
-
-    @njit("void(u2[::1], u2[::1], i2[::1], f4[::1], f4[::1])", nogil=True)
-    def touch(grad, high, low, exp_avg, exp_avg_sq):
-        for i in range(grad.size):
-            high[i] ^= grad[i]
-            low[i] = ~low[i]
-            exp_avg[i] = -exp_avg[i]
-            exp_avg_sq[i] = -exp_avg_sq[i]
-
-    return touch

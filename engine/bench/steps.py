@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,9 @@ from engine.plan import COMPUTE, D2H, H2D, HOST, LANES
 from engine.planner import PlanChoices
 from engine.timeline import as_records, exposed_seconds, overlap_seconds
 from engine.weights import initialise
+
+STEPS_KEPT = 256
+"""The last steps of a training, of which all spans are in memory until it ends."""
 
 PAIRS = ((H2D, COMPUTE), (D2H, COMPUTE), (H2D, D2H), (HOST, COMPUTE))
 
@@ -125,7 +128,7 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
     figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
     began = mark = time.perf_counter()
-    homes: list[tuple[Home, float, int]] = []
+    homes: deque[tuple[Home, float, int]] = deque(maxlen=STEPS_KEPT)
 
     def on_home(home: Home) -> None:
         # No more than this: figures of thousands of spans would take the interpreter from the thread that launches.
@@ -142,7 +145,7 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
             figures.launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
-        figures.timeline = as_records([span for home, *_ in homes[-2:] for span in home.spans])
+        figures.timeline = as_records([span for home, *_ in list(homes)[-2:] for span in home.spans])
         tokens_per_step, previous = sum(b.tokens for b in batches), None
         for home, took, retries in homes:
             figures.steps.append(_step_figures(home, previous, took, retries, tokens_per_step, planes))

@@ -150,7 +150,8 @@ def streamed_against_resident(backend, **changes) -> None:
         assert homes[0].loss == pytest.approx(loss, rel=2e-3)
         assert homes[0].grad_norm == pytest.approx(norm_of(gradients), rel=1e-2)
         if step == 1:
-            assert distance(ours, gradients) < 5e-3 or not same_kernels
+            if same_kernels:
+                assert distance(ours, gradients) < 5e-3
             assert distance(ours, exact) < 1.1 * distance(gradients, exact)
         apply(optimizer, masters, gradients, lambda gradient: gradient.bfloat16().float())
         apply(exact_optimizer, truth, exact, lambda gradient: gradient)
@@ -161,7 +162,8 @@ def streamed_against_resident(backend, **changes) -> None:
     theirs, right = ({n: p.detach() - before[n] for n, p in model.named_parameters()} for model in (masters, truth))
     mine = {n: run.store.master(u.name, s.name).to(device) - before[n] for n, (u, s, _) in places.items()}
     assert distance(mine, right) < 1.1 * distance(theirs, right)
-    assert distance(mine, theirs) < 3e-2 or not same_kernels
+    if same_kernels:
+        assert distance(mine, theirs) < 3e-2
     run.close()
 
 
