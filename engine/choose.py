@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.config import AUTO, TrainConfig
-from engine.cost import TYPICAL, Rates, choose_homes, step_seconds
+from engine.cost import TYPICAL, Rates, step_seconds
 from engine.errors import ConfigError
+from engine.homes import choose_homes
 from engine.machine import compiler_problem
 from engine.plan import EMBED
 from engine.planner import PlanChoices

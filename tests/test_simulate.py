@@ -8,8 +8,9 @@ import pytest
 
 from engine import cost
 from engine.config import ModelConfig
-from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Rates, attention_flops, choose_homes, op_seconds,
+from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Rates, attention_flops, op_seconds,
                          step_flops, step_seconds)
+from engine.homes import choose_homes
 from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
 from engine.planner import PlanChoices, build_step_plan
