@@ -109,7 +109,7 @@ def test_buffers_in_the_place_of_activations_are_as_good(gradient_sum):
     for spare, lenders in ((1, 1), (2, 3), (5, 5)):
         for buffers in (spare + 1, spare + 2):
             assert_same_bits(run(buffers, spare, lenders), expected)
-        for late in LATE:
+        for late in LATE if spare == 2 else LATE[:2]:
             assert_same_bits(run(spare + 2, spare, lenders, late), expected)
 
 
