@@ -206,45 +206,47 @@ def _update_float(grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, t
 
 
 @njit(**_OPTIONS)
-def _next_chunk(counter, chunk, decayed, numel):
-    """Start, where weight decay ends, and stop; start is `numel` or more when all are taken."""
-    start = _take(counter) * chunk
-    stop = min(start + chunk, numel)
-    return start, min(max(start, decayed), stop), stop
+def _update_nothing(grad, high, low, exp_avg, exp_avg_sq):
+    for i in range(grad.size):
+        high[i] ^= grad[i]
+        low[i] = ~low[i]
+        exp_avg[i] = -exp_avg[i]
+        exp_avg_sq[i] = -exp_avg_sq[i]
+
+
+# The updates above are given slices: loops over part of an array are not vectorised, for a start might be negative.
+
+
+@njit(**_OPTIONS)
+def _ranges(counter, chunk, decayed, numel):
+    """Start, stop and whether weight decay applies, in chunks that no other thread has taken."""
+    while True:
+        start = _take(counter) * chunk
+        if start >= numel:
+            return
+        stop = min(start + chunk, numel)
+        middle = min(max(start, decayed), stop)
+        yield start, middle, True
+        yield middle, stop, False
 
 
 def _adamw_split(counter, chunk, decayed, grad, high, low, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size,
                  root2, eps, bias):
-    while True:
-        start, middle, stop = _next_chunk(counter, chunk, decayed, grad.size)
-        if start >= grad.size:
-            return
-        for a, b, left in ((start, middle, keep), (middle, stop, np.float32(1))):
-            _update_split(grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip, left, take1, beta2, take2,
-                          step_size, root2, eps, bias)
+    for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
+        _update_split(grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip,
+                      keep if decays else np.float32(1), take1, beta2, take2, step_size, root2, eps, bias)
 
 
 def _adamw_float(counter, chunk, decayed, grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size,
                  root2, eps, bias):
-    while True:
-        start, middle, stop = _next_chunk(counter, chunk, decayed, grad.size)
-        if start >= grad.size:
-            return
-        for a, b, left in ((start, middle, keep), (middle, stop, np.float32(1))):
-            _update_float(grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip, left, take1, beta2, take2, step_size,
-                          root2, eps, bias)
+    for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
+        _update_float(grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b], clip, keep if decays else np.float32(1), take1,
+                      beta2, take2, step_size, root2, eps, bias)
 
 
 def _touch(counter, chunk, grad, high, low, exp_avg, exp_avg_sq):
-    while True:
-        start, _, stop = _next_chunk(counter, chunk, 0, grad.size)
-        if start >= grad.size:
-            return
-        for i in range(start, stop):
-            high[i] ^= grad[i]
-            low[i] = ~low[i]
-            exp_avg[i] = -exp_avg[i]
-            exp_avg_sq[i] = -exp_avg_sq[i]
+    for a, b, _ in _ranges(counter, chunk, 0, grad.size):
+        _update_nothing(grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b])
 
 
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {

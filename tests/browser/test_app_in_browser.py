@@ -51,6 +51,16 @@ def open_other_settings(page):
     page.wait_for_timeout(500)
 
 
+def recorded_run(server: Server, steps: int, name: str = "Shown"):
+    """The folder of a run that is over, without having run."""
+    folder = create_run(server.runs, TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}))
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(steps, name=name):
+        recorder.emit(event)
+    recorder.close()
+    return folder
+
+
 def start_short_run(page, name, steps=60):
     """A run of the starter that is over in seconds; returns its id."""
     open_other_settings(page)
@@ -273,12 +283,7 @@ def test_names_and_data_never_become_markup(page, server, tmp_path):
     source.write_text("\n".join(map(json.dumps, rows)))
     fill(page, "data.source", str(source))
     expect(page.locator(".rs-preview mark").nth(1)).to_contain_text("onerror")
-    config = TrainConfig.from_dict({"name": HOSTILE, "model": {"source": HOSTILE}, "data": {"source": HOSTILE}})
-    folder = create_run(server.runs, config)
-    recorder = RunRecorder(folder.path, folder.id)
-    for event in run_events(60, name=HOSTILE):
-        recorder.emit(event)
-    recorder.close()
+    folder = recorded_run(server, 60, HOSTILE)
     page.goto(f"{server.address}/?run={folder.id}&tab=live")
     expect(page.locator(".rs-bar [data-field=name]")).to_have_text(HOSTILE)
     expect(page.locator(".rs-log")).to_contain_text("<img src=x")
@@ -292,12 +297,7 @@ def test_names_and_data_never_become_markup(page, server, tmp_path):
 @pytest.mark.parametrize("width", [1440, 800])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, width, scheme):
-    config = TrainConfig.from_dict({"name": "Shown", "model": {"source": "m"}, "data": {"source": "d"}})
-    folder = create_run(server.runs, config)
-    recorder = RunRecorder(folder.path, folder.id)
-    for event in run_events(60):
-        recorder.emit(event)
-    recorder.close()
+    folder = recorded_run(server, 60)
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     page.goto(f"{server.address}/?run={folder.id}")
@@ -311,12 +311,7 @@ def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, wi
 
 
 def test_charts_follow_a_window_that_becomes_narrow(browser, server):
-    config = TrainConfig.from_dict({"name": "Shown", "model": {"source": "m"}, "data": {"source": "d"}})
-    folder = create_run(server.runs, config)
-    recorder = RunRecorder(folder.path, folder.id)
-    for event in run_events(20):
-        recorder.emit(event)
-    recorder.close()
+    folder = recorded_run(server, 20)
     context = browser.new_context(viewport={"width": 1440, "height": 2600})
     page = context.new_page()
     page.goto(f"{server.address}/?run={folder.id}&tab=live")
