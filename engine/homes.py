@@ -119,7 +119,8 @@ class _Homes:
 
 @dataclass
 class _Lanes:
-    """What the lanes of optimizers on the device have done so far: `plan_updates` in seconds."""
+    """What the lanes of optimizers on the device have done so far: the order of `plan_updates` in seconds, but that pieces in
+    spare buffers count as fetched before all others."""
 
     spare: int
     """Pieces, the first, in spare buffers."""

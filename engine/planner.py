@@ -64,9 +64,8 @@ def build_step_plan(blocks: list[str], tied: bool, choices: PlanChoices,
         raise ValueError(f"{c.kept_blocks} of {len(blocks)} blocks cannot keep their activations")
     if not set(c.device_homes) <= {EMBED, *blocks, HEAD} or (c.device_homes and c.update_buffers < 1):
         raise ValueError(f"{c.update_buffers} buffers for the optimizers of {c.device_homes}")
-    spare = bool(c.spare_buffers and c.device_homes)
     if (c.spare_buffers or c.spare_blocks) and not (
-            spare and 0 < c.spare_buffers < c.update_buffers and 0 < c.spare_blocks <= c.kept_blocks):
+            c.device_homes and 0 < c.spare_buffers < c.update_buffers and 0 < c.spare_blocks <= c.kept_blocks):
         raise ValueError(f"{c.spare_buffers} of {c.update_buffers} buffers in the place of {c.spare_blocks} blocks of "
                          f"{c.kept_blocks}")
     writer = _StepWriter(blocks, tied, c, numel or {}, state_bytes)

@@ -61,7 +61,8 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         sums, sums_note = sum(outer) + largest, "embed, head and the largest block"
     else:
         sums, sums_note = max(outer) + largest, "embed or head, and the largest block"
-    pieces = (c.update_buffers - c.spare_buffers) * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values()) if c.device_homes else 0
+    own = c.update_buffers - c.spare_buffers if c.device_homes else 0
+    pieces = own * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
     if c.gradient_sum == "device":  # they share the memory of the blocks' sums
         pieces = max(0, pieces - 4 * sum(unit.numel for unit in blocks))
     rings = 2 * c.boundary_rings if c.host_boundaries else 0

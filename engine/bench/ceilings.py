@@ -65,7 +65,8 @@ class Ceilings:
 
 def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_plans: bool = False) -> Ceilings:
     """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under a lasting load.
-    for_plans: only what plans are made with, neither the host's figures with fewer threads nor the sweep. Raises FitError where the memory is not there."""
+    for_plans: only what plans are made with, neither the host's figures with fewer threads nor the sweep. Raises FitError
+    where the memory is not there."""
     device = backend.device
     numel = PARAMETERS[device.type]
     with _planes(backend, numel) as store, torch.no_grad():
