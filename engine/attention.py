@@ -89,14 +89,15 @@ class Documents:
         return self._starts[chunk]
 
 
-@dataclass(frozen=True, slots=True)
 class Pattern:
     """Stands where a mask would be: causal attention inside documents, the newest `window` tokens or the same `chunk`
     only, where one is given."""
 
-    documents: Documents
-    window: int | None = None
-    chunk: int | None = None
+    # No dataclass: torch 2.11 compiles what receives a frozen one anew for each value of each field, thus at every step.
+    __slots__ = ("documents", "window", "chunk")
+
+    def __init__(self, documents: Documents, window: int | None = None, chunk: int | None = None):
+        self.documents, self.window, self.chunk = documents, window, chunk
 
 
 class _Capture(threading.local):
@@ -294,11 +295,8 @@ def _varlen_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         options["window_size"] = (-1 if pattern.window is None else pattern.window - 1, 0)
     else:
         options["is_causal"] = True
-    if key.shape[1] != heads:
-        if "enable_gqa" in names:
-            options["enable_gqa"] = True
-        else:
-            key, value = (t.repeat_interleave(heads // t.shape[1], 1) for t in (key, value))
+    if key.shape[1] != heads and "enable_gqa" in names:  # before it was to be asked for, fewer keys and values were simply taken
+        options["enable_gqa"] = True
     flat = (t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value))
     starts, longest = pattern.documents.starts(pattern.chunk), min(pattern.documents.longest, pattern.chunk or tokens)
     out = varlen_attn(*flat, starts, starts, longest, longest, **options)

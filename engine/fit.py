@@ -12,7 +12,8 @@ from engine.config import TrainConfig
 from engine.cost import Rates
 from engine.machine import Machine
 from engine.machines import known_machine
-from engine.needs import DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, gpu_limit, measured_rates, needs_of
+from engine.needs import (DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, gpu_limit, measured_rates,
+                          needs_of)
 from engine.remedies import Remedy, remedies_for
 from engine.shape import ModelShape, shape_from_source
 from engine.sizes import GIB, in_gib
@@ -48,7 +49,7 @@ class FitReport:
 
 def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
              rounding: Mapping[str, Any] | None = None, rates: Rates | None = None, steps: int | None = None,
-             resident: int | None = None) -> FitReport:
+             resident: Resident | None = None) -> FitReport:
     """The report for `config` on `machine`; `rounding` and `rates` as for `choose`: where no rates are given, those that were
     measured here, or those that are estimated for a known card. steps: of the whole run, where the data are known. resident:
     as for `needs_of`. Raises ModelError or ConfigError for what no machine could run."""

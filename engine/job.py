@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import shutil
+import sys
 import traceback
 
 from engine.choose import Chosen
@@ -78,7 +79,12 @@ class Run:
             again = "Stopped before it went on; nothing is lost and it can be resumed."
             return RunEnded("stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
-            return self._failed(error)
+            ended = self._failed(error)
+        if "torch" in sys.modules:  # after the error and its frames are gone
+            from engine.backend import give_memory_back
+
+            give_memory_back()
+        return ended
 
     def _failed(self, error: Exception) -> RunEnded:
         """One sentence for the person; the record keeps where the program, the device or the system is at fault."""

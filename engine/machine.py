@@ -92,6 +92,13 @@ def sample_host_memory() -> tuple[int, int]:
     return psutil.Process().memory_info().rss, max(0, available)
 
 
+def private_memory() -> int:
+    """Resident bytes of this process that count as taken. Pages of files, its libraries', do not: the kernel can drop them, and
+    `ram_available` counts them as available."""
+    memory = psutil.Process().memory_info()
+    return memory.rss - memory.shared
+
+
 def disk_free(path: str | os.PathLike[str]) -> int:
     """Bytes that this user may still write at `path` or, where it does not exist, at its nearest existing parent."""
     place = Path(path).expanduser().absolute()

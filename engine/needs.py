@@ -45,6 +45,16 @@ PLANE_NOTES = {
 PART_WORDS = {"host": "RAM", "gpu": "GPU memory", "disk": "disk"}
 FITS, TIGHT_VERDICT, DOES_NOT_FIT = "fits", "tight", "does_not_fit"
 
+
+@dataclass(frozen=True)
+class Resident:
+    """RAM of this program, where it is about to train itself: bytes that it has, its data among them, and bytes of libraries
+    that it has yet to load."""
+
+    now: int
+    to_come: int
+
+
 @dataclass(frozen=True)
 class Part:
     """What one kind of memory must hold. `limit` is None where it is not known, and then not judged."""
@@ -79,7 +89,7 @@ class Needs:
     """
 
     def __init__(self, config: TrainConfig, machine: Machine, shape: ModelShape, chosen: Chosen, rates: Rates | None,
-                 resident: int | None = None):
+                 resident: Resident | None = None):
         self.config, self.machine, self.shape, self.chosen, self.rates = config, machine, shape, chosen, rates
         self._resident = resident
         self.device = device_of(config, machine)
@@ -106,8 +116,8 @@ class Needs:
         if self._resident is None:
             items = [Item("Runtime", RUNTIME_BYTES[self.device], program)]
         else:
-            items = [Item("Runtime", self._resident, f"{program}, and data: this program as it is"),
-                     Item("Libraries", RUNTIME_GROWTH_BYTES[self.device], "what is still loaded and compiled as it trains")]
+            items = [Item("Runtime", self._resident.now, f"{program}, and data: this program as it is"),
+                     Item("Libraries", self._resident.to_come, "what is still loaded and compiled as it trains")]
         items.append(Item("Margin", HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk"))
         planes = shape.plane_bytes()
         items += [Item(plane, size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
@@ -137,10 +147,9 @@ class Needs:
 
 
 def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding: Mapping[str, Any] | None = None,
-             rates: Rates | None = None, quick: bool = False, resident: int | None = None) -> Needs:
+             rates: Rates | None = None, quick: bool = False, resident: Resident | None = None) -> Needs:
     """With the plan that a run would use. `rounding` and `quick` as for `choose`; `rates` are those of `rates_of` if none are
-    given. resident: bytes of RAM that this program has, its data among them, where it is about to train itself.
-    Raises ConfigError for what no machine could run."""
+    given. resident: where this program is about to train itself. Raises ConfigError for what no machine could run."""
     rates = rates or rates_of(config, machine)
     chosen = choose(shape, config, device_of(config, machine), gpu_limit(config, machine), machine.ram_available,
                     config.data.max_seq_len, rounding, rates, machine.here, quick)

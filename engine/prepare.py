@@ -29,8 +29,9 @@ from engine.explain import note_memory
 from engine.fit import estimate
 from engine.forecast import predictions
 from engine.host_store import HostStore
-from engine.machine import read_machine, sample_host_memory
+from engine.machine import private_memory, read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
+from engine.needs import RUNTIME_GROWTH_BYTES, Resident
 from engine.plan import grid
 from engine.predict import predicted_seconds
 from engine.rates import store_rates, stored_rates
@@ -185,13 +186,11 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     rounding = state.get("rounding") if state is not None else None
     longest = padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
     machine = read_machine(folder.path)
-    # What an earlier session left on the disk is replaced as this one saves.
-    # What this program already has is part of what it needs.
-    resident = sample_host_memory()[0]
-    machine = replace(machine, ram_available=machine.ram_available + resident,
+    # What this program already has is part of what it needs; what an earlier session left on the disk is replaced.
+    machine = replace(machine, ram_available=machine.ram_available + private_memory(),
                       disk_free=machine.disk_free + _bytes_under(folder.checkpoints_path) + _bytes_under(folder.export_path))
     report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding, rates,
-                      _total_steps(config, data), resident)
+                      _total_steps(config, data), _resident(backend.device.type))
     recorder.emit(FitReported(report.to_dict()))
     if report.verdict == "does_not_fit":
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -233,6 +232,16 @@ def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]
             backend.reset_peak()
         store_rates(backend.device_name, rates)
     return rates
+
+
+_first_resident: dict[str, int] = {}
+"""RAM of this program when it first prepared a run, by device: what it has more now is libraries that need not come again."""
+
+
+def _resident(device: str) -> Resident:
+    now = sample_host_memory()[0]
+    first = _first_resident.setdefault(device, now)
+    return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - max(0, now - first)))
 
 
 def _bytes_under(folder: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import shutil
 
 import pytest
@@ -21,6 +22,7 @@ from engine.model import build_model
 from engine.skeleton import BlockArguments, tensors_in
 from tests.test_device_homes import at_home, states
 from tests.test_laws import BASE, assert_same_bits, planes_after
+from tests.test_packing import packed_and_apart
 from tests.tiny import plain_model, random_batches, streamed, tiny_config
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
@@ -70,6 +72,21 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype
             for name, values in ours.items():
                 assert (values - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), (homes, name)
             assert not torch.equal(ours["master"], before["master"])
+
+
+def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
+    """Which documents share a row changes from step to step."""
+    monkeypatch.setattr(compiled.torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr("engine.loss.compiled_function", lambda function: lambda_of(function))
+    counted, graphs = torch._dynamo.utils.counters, []
+    run = streamed(plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48)
+    for step, lengths in enumerate([((9, 4, 11), (1, 20, 3)), ((12, 12), (2, 2, 20)), ((24,), (1, 2, 3, 18)), ((1,) * 24, (23, 1))]):
+        run.engine.train_step(step + 1, packed_and_apart(lengths)[0], 1e-3)
+        run.engine.drain()
+        graphs.append(counted["stats"]["unique_graphs"])
+    assert all(block.problem == "" for block in run.engine.state.compiled.values())
+    run.close()
+    assert graphs[0] > 0 and len(set(graphs)) == 1, graphs
 
 
 def lambda_of(function):

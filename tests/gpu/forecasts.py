@@ -1,12 +1,13 @@
-"""Predicted against measured on a GPU, through whole runs: `python -m tests.gpu.forecasts [MODEL ROWS TOKENS]...`.
+"""Predicted against measured on a GPU, through whole runs: `python -m tests.gpu.forecasts [MODEL ROWS TOKENS]`.
 
 Random weights in the shape of a catalog model, the starter's conversations and tokenizer, a few steps; then the run is
-discarded, so that no checkpoint is written. Prints a line for each run and quantity.
+discarded, so that no checkpoint is written. Prints a line for each run and quantity, and the items of the predictions.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,9 +17,12 @@ from shutil import copy, rmtree
 from engine import prepare
 from engine.catalog import entry_of
 from engine.config import TrainConfig
+from engine.events import FitReported
 from engine.forecast import forecast_of
 from engine.job import start_run
 from engine.paths import PROGRAM_ROOT
+from engine.recorder import replay
+from engine.sizes import in_gib
 from tests.test_trainer import execute
 
 RUNS = (("Qwen/Qwen2.5-0.5B", 64, 1024), ("Qwen/Qwen2.5-0.5B", 16, 512), ("Qwen/Qwen2.5-3B", 96, 1024),
@@ -41,8 +45,8 @@ def folder_of(model: str, place: Path) -> Path:
     return place
 
 
-def forecast(model: str, rows: int, tokens: int, place: Path, **changes) -> tuple[str, dict]:
-    """How a run of a few steps ended, and what it recorded."""
+def forecast(model: str, rows: int, tokens: int, place: Path, **changes) -> tuple[str, dict, list[str]]:
+    """How a run of a few steps ended, what it recorded, and what its predictions were made of."""
     lines = (PROGRAM_ROOT / "assets" / "starter.jsonl").read_text().splitlines()
     data = place / "data.jsonl"
     folder = folder_of(model, place / "model")
@@ -54,23 +58,29 @@ def forecast(model: str, rows: int, tokens: int, place: Path, **changes) -> tupl
         "output": {"export": False, "eval_every": 0}}).with_values(changes)
     run = start_run(config, place / "runs")
     ended = execute(run, {STEPS: "discard"})
-    return ended.reason, forecast_of(run.folder.path)
+    reports = [record.event.report for record in replay(run.folder.events_path) if isinstance(record.event, FitReported)]
+    items = [f"{part}: " + ", ".join(f"{item['name']} {in_gib(item['bytes'])}" for item in reports[0][part]["items"])
+             for part in ("host", "gpu") if reports and reports[0].get(part)]
+    return ended.reason, forecast_of(run.folder.path), items
 
 
 def main(asked: list[str]) -> None:
     read_machine = prepare.read_machine
     # Of checkpoints that are not written.
     prepare.read_machine = lambda path: replace(read_machine(path), disk_free=1 << 50)
-    runs = [(asked[k], int(asked[k + 1]), int(asked[k + 2])) for k in range(0, len(asked), 3)] or RUNS
-    for model, rows, tokens in runs:
-        place = Path(tempfile.mkdtemp())
-        ended, found = forecast(model, rows, tokens, place)
-        rmtree(place)
-        print(f"{model} {rows} x {tokens}: {ended}")
-        for name, values in found.items():
-            predicted, measured, error = (values[key] for key in ("predicted", "measured", "error"))
-            print(f"  {name:20} predicted {predicted!s:>20} measured {measured!s:>20}"
-                  + ("" if error is None else f"  {100 * error:+.1f} %"), flush=True)
+    if not asked:
+        for model, rows, tokens in RUNS:  # each in a program of its own, as a person starts one
+            subprocess.run([sys.executable, "-m", "tests.gpu.forecasts", model, str(rows), str(tokens)], check=True)
+        return
+    model, rows, tokens = asked[0], int(asked[1]), int(asked[2])
+    place = Path(tempfile.mkdtemp())
+    ended, found, items = forecast(model, rows, tokens, place)
+    rmtree(place)
+    print(f"{model} {rows} x {tokens}: {ended}", *items, sep="\n  ")
+    for name, values in found.items():
+        predicted, measured, error = (values[key] for key in ("predicted", "measured", "error"))
+        print(f"  {name:20} predicted {predicted!s:>20} measured {measured!s:>20}"
+              + ("" if error is None else f"  {100 * error:+.1f} %"), flush=True)
 
 
 if __name__ == "__main__":
