@@ -181,6 +181,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     """Judge the fit, record it, and choose. Raises FitError for what does not fit."""
     if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
         backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * 2**30) - CUDA_CONTEXT_BYTES))
+    _first_resident.setdefault(backend.device.type, sample_host_memory()[0])
     rates = _measured(backend, recorder, check)
     shape = shape_of(model)
     rounding = state.get("rounding") if state is not None else None
@@ -240,8 +241,7 @@ _first_resident: dict[str, int] = {}
 
 def _resident(device: str) -> Resident:
     now = sample_host_memory()[0]
-    first = _first_resident.setdefault(device, now)
-    return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - max(0, now - first)))
+    return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - max(0, now - _first_resident[device])))
 
 
 def _bytes_under(folder: Path) -> int:

