@@ -7,6 +7,7 @@ waited for in turn, back to the start of the gap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,25 +17,28 @@ from engine.plan import COMPUTE, D2H, H2D, HOST, UPDATES
 CAUSES = {H2D: "h2d", D2H: "d2h", HOST: "optimizer"} | dict.fromkeys(UPDATES, "optimizer")
 
 
-def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool) -> dict[str, float]:
+def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool,
+                    seconds: float = math.inf) -> dict[str, float]:
     """Seconds that COMPUTE waited in one step, by cause (h2d, d2h, optimizer, other).
 
     spans: one for each op of the plan, in plan order. previous: those of the step before, or None for the first step
-    after a stop. inline: all lanes ran on one thread, so whatever ran in a gap is its cause.
+    after a stop. inline: all lanes ran on one thread, so whatever ran in a gap is its cause. seconds: that the step is said to
+    have taken; only so long before its COMPUTE lane ended is looked at, since a gap before may belong to the step before.
     """
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", "other"], 0.0)
     earlier = None if previous is None else _Step(previous, None)
     step = _Step(spans, earlier)
     others = [s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE] if inline else []
     last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
+    begin = max((s.end for s in spans if s.op.lane == COMPUTE), default=math.inf) - seconds
     for span in spans:
         if span.op.lane != COMPUTE:
             continue
-        if last_end is not None and span.start > last_end:
+        if last_end is not None and span.start > max(begin, last_end):
             if inline:
-                _blame_inline(exposed, last_end, span.start, others)
+                _blame_inline(exposed, max(begin, last_end), span.start, others)
             else:
-                _blame_waits(exposed, last_end, span, step)
+                _blame_waits(exposed, max(begin, last_end), span, step)
         last_end = span.end if last_end is None else max(last_end, span.end)
     return exposed
 

@@ -182,7 +182,7 @@ class Trainer:
         seconds, self._mark = now - self._mark, now
         counts = self._counts.pop(home.step)
         inline = self.p.backend.device.type == "cpu"
-        exposed = exposed_seconds(home.spans, self._spans, inline)
+        exposed = exposed_seconds(home.spans, self._spans, inline, seconds)
         self._spans = home.spans
         flops = 6 * self.p.model.active_parameters * counts.tokens
         self.recorder.emit(StepFinished(

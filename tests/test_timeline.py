@@ -57,6 +57,15 @@ def test_on_one_thread_whatever_ran_in_the_gap_is_its_cause():
     assert exposed_seconds(step, None, inline=True) == pytest.approx({"h2d": 0.5, "d2h": 0.5, "optimizer": 2.0, "other": 0.25})
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_no_more_is_exposed_than_the_step_took(inline):
+    """What compute waited for before that was in the step before."""
+    before = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, HOST, "update"), 1.0, 9.0)]
+    step = [Span(op(0, H2D, "prefetch", previous=(1,)), 9.0, 9.5), Span(op(1, COMPUTE, "forward", (0,)), 9.5, 10.0)]
+    found = exposed_seconds(step, before, inline, seconds=3.0)
+    assert found == pytest.approx({"h2d": 0.5, "d2h": 0.0, "optimizer": 2.0, "other": 0.0})
+
+
 def test_overlap_counts_shared_time_once():
     spans = [Span(op(0, COMPUTE), 0.0, 2.0), Span(op(1, COMPUTE), 1.0, 3.0), Span(op(2, H2D), 1.0, 5.0)]
     assert overlap_seconds(spans, COMPUTE, H2D) == pytest.approx(2.0)

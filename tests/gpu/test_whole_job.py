@@ -33,7 +33,7 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
     sampled = events_of(whole, MemorySampled)[-1]
     assert sampled.host_pinned > 0 and 0 < sampled.gpu_allocated <= sampled.gpu_peak <= sampled.gpu_driver
     for step in events_of(whole, StepFinished)[1:]:
-        assert sum(step.exposed.values()) <= 1.1 * step.seconds
+        assert sum(step.exposed.values()) <= step.seconds + 1e-5
     part = start_run(config, tmp_path / "runs")
     assert execute(part, {3: "stop"}).state == "stopped"
     assert newest_checkpoint(part.folder.checkpoints_path).step < 8
