@@ -3,7 +3,8 @@
 transformers lets a program register an attention function and the function that makes its masks. Ours makes no mask:
 where a family would get one it is given a `Pattern`, the documents of each row (known on the host, so that nothing waits
 for the device) and what a token may look back to inside its document. The attention then runs document by document:
-torch's variable-length kernel on a GPU, plain attention on each document's slice elsewhere. What torch's fused attention
+torch's variable-length kernel on a GPU, plain attention on each document's slice elsewhere (or under a mask after all,
+where rows are so short that calls would take longer). What torch's fused attention
 does not know, soft caps and sinks, goes to the family's own eager function, document by document too. Rows that are not
 packed and see all that came before them get no pattern and take transformers' own path.
 """
@@ -32,6 +33,8 @@ KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensors besides query, key and value that mean the same for a document as for a whole row."""
+_MASKED_AT_ONCE = 2_000_000
+"""Queries' numbers times tokens of a row, for each document: below, a CPU is faster with a mask than with a call for each."""
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
 """What only a family's eager function honours."""
 
@@ -44,6 +47,7 @@ class Documents:
     lengths: tuple[tuple[int, ...], ...]
     upload: Callable[[np.ndarray], torch.Tensor]
     _starts: dict[int | None, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, position_ids: np.ndarray, upload: Callable[[np.ndarray], torch.Tensor]) -> Documents:
@@ -87,6 +91,24 @@ class Documents:
             sizes = [min(chunk or n, n - first) for row in self.lengths for n in row for first in range(0, n, chunk or n)]
             self._starts[chunk] = self.upload(np.cumsum([0, *sizes], dtype=np.int32))
         return self._starts[chunk]
+
+    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """[rows, 1, tokens, tokens]: 0 where a token sees another, else -inf."""
+        key = window, chunk, dtype
+        if key not in self._masks:
+            lengths = torch.tensor([n for row in self.lengths for n in row])
+            rows, tokens = len(self.lengths), sum(self.lengths[0])
+            document = torch.repeat_interleave(torch.arange(len(lengths)), lengths).view(rows, tokens)
+            first = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths).view(rows, tokens)
+            back = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+            seen = (document[:, :, None] == document[:, None, :]) & (back >= 0)
+            if window is not None:
+                seen &= back < window
+            if chunk is not None:
+                place = (torch.arange(rows * tokens).view(rows, tokens) - first) // chunk
+                seen &= place[:, :, None] == place[:, None, :]
+            self._masks[key] = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None]
+        return self._masks[key]
 
 
 class Pattern:
@@ -218,6 +240,11 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
                          "data.packing to false.")
     if not own and not dropout and _varlen_runs(query, value, attention_mask):
         return _varlen_attention(query, key, value, attention_mask, scaling), None
+    documents = attention_mask.documents
+    if not own and query.device.type == "cpu" and \
+            query.numel() * query.shape[2] <= _MASKED_AT_ONCE * sum(map(len, documents.lengths)):
+        dense = documents.mask(attention_mask.window, attention_mask.chunk, query.dtype)
+        return attend(query, key, value, dense)[0], None
     return _by_document(attend, query, key, value, attention_mask), None
 
 
@@ -295,7 +322,7 @@ def _varlen_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         options["window_size"] = (-1 if pattern.window is None else pattern.window - 1, 0)
     else:
         options["is_causal"] = True
-    if key.shape[1] != heads and "enable_gqa" in names:  # before it was to be asked for, fewer keys and values were simply taken
+    if key.shape[1] != heads and "enable_gqa" in names:  # older versions take fewer keys and values without being asked
         options["enable_gqa"] = True
     flat = (t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value))
     starts, longest = pattern.documents.starts(pattern.chunk), min(pattern.documents.longest, pattern.chunk or tokens)

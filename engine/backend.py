@@ -81,12 +81,22 @@ class DoneTicket:
         return self.start, self.end
 
 
+SMALL_PRODUCT = 5e8
+"""FLOPs of a matrix product that is over before other threads have woken up for it, about."""
+
+
 class CpuBackend:
     """All lanes inline, in plan order."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.device_name = "CPU"
+        self._threads = torch.get_num_threads()
+
+    def share_work(self, product: float) -> None:
+        """Blocks whose largest matrix product has `product` FLOPs are to be computed, by this thread: alone where that is
+        faster. A function of the plan, since more threads round otherwise."""
+        torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
 
     def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
         start = time.perf_counter()
@@ -131,7 +141,7 @@ class CpuBackend:
         """Nothing is counted."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        torch.set_num_threads(self._threads)
 
 
 def give_memory_back() -> None:

@@ -8,6 +8,7 @@ run. So whoever needs the library asks here.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import socket
@@ -31,14 +32,19 @@ _IMPORTING, _BUILDING = threading.Lock(), threading.Lock()
 def transformers() -> ModuleType:
     """The library, with every module that we use of it loaded."""
     with _IMPORTING:
-        module = importlib.import_module("transformers")
-        for name in _NAMES:
-            getattr(module, name)
-        importlib.import_module("transformers.trainer_pt_utils")
-        importlib.import_module("transformers.models.auto.modeling_auto")
-        # A hub that cannot be reached ends in one sentence of ours, not in one warning for every try.
-        importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()
-        return module
+        return _imported()
+
+
+@functools.cache
+def _imported() -> ModuleType:
+    module = importlib.import_module("transformers")
+    for name in _NAMES:
+        getattr(module, name)
+    importlib.import_module("transformers.trainer_pt_utils")
+    importlib.import_module("transformers.models.auto.modeling_auto")
+    # A hub that cannot be reached ends in one sentence of ours, not in one warning for every try.
+    importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()
+    return module
 
 
 def hub_is_cut_off() -> bool:

@@ -208,6 +208,8 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
             backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
     chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
+    if device == "cpu":
+        backend.share_work(2.0 * chosen.micro_batch_size * longest * shape.hidden_size * max(u.widest for u in shape.blocks))
     seconds = None
     if rates is not None:
         seconds = predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, longest, device)
