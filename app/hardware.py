@@ -271,7 +271,7 @@ def _rates_in_words(machine: Machine) -> dict[str, Any]:
     rates = stored_rates(device)
     if rates is not None:
         said = "Measured on this machine." if machine.gpus else \
-            "Measured on this machine. No plan depends on them: on the CPU nothing is chosen by speed."
+            "Measured on this machine, for the times that are predicted; on the CPU nothing is chosen by speed."
         return {"origin": "measured", "said": said, "at": measured_at(device), "pairs": _rate_pairs(rates, bool(machine.gpus))}
     rates = known_rates(machine)
     if rates is not None:
@@ -280,7 +280,7 @@ def _rates_in_words(machine: Machine) -> dict[str, Any]:
                                                "Measure, replaces them by measured ones.", "at": None,
                 "pairs": _rate_pairs(rates, True)}
     said = "Not known: this card is not among the known ones. The first run, or Measure, measures them." if machine.gpus else \
-        "Not measured. No plan depends on them: on the CPU nothing is chosen by speed."
+        "Not measured. Once they are, the time of a step is predicted; on the CPU nothing is chosen by speed."
     return {"origin": "unknown", "said": said, "at": None, "pairs": []}
 
 

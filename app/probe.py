@@ -37,9 +37,9 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     from torch import OutOfMemoryError
 
     from engine.backend import open_backend
-    from engine.bench.ceilings import measure
+    from engine.bench.ceilings import measure, one_thread_rates
     from engine.errors import FitError
-    from engine.rates import store_rates
+    from engine.rates import ONE_THREAD, store_rates
 
     def say(part: str) -> None:
         go_on()
@@ -48,8 +48,12 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
 
     backend = open_backend("auto")
     try:
-        found = measure(_Asking(backend, go_on), PROBE_SECONDS, say, for_plans=True)
+        asking = _Asking(backend, go_on)
+        found = measure(asking, PROBE_SECONDS, say, for_plans=True)
         store_rates(backend.device_name, found.rates())
+        if backend.device.type == "cpu":
+            job.text = "Measuring one thread"
+            store_rates(ONE_THREAD, one_thread_rates(asking, PROBE_SECONDS))
     except OutOfMemoryError:
         raise FitError("The GPU has no room for the measurement: other programs hold its memory. End them and measure "
                        "again.") from None

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from engine.cost import SMALL_PRODUCT
 from engine.machine import sample_host_memory
 from engine.plan import Op
 
@@ -79,10 +80,6 @@ class DoneTicket:
 
     def span(self) -> tuple[float, float]:
         return self.start, self.end
-
-
-SMALL_PRODUCT = 5e8
-"""FLOPs of a matrix product that is over before other threads have woken up for it, about."""
 
 
 class CpuBackend:

@@ -32,6 +32,8 @@ class Rates:
     h2d_busy: float
     d2h_busy: float
     """The bus both ways while AdamW runs on the host."""
+    overhead: float = 0.0
+    """Seconds that the calls of one block take in forward where nothing else goes on meanwhile: on the CPU."""
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -49,7 +51,10 @@ GRADIENT_BYTES = 27
 gradient is written, read and added to an fp32 sum (measured: docs/performance.md)."""
 
 HALF_SPEED_TOKENS = 300
-"""Tokens at which matrix products of a block reach half of their speed, about."""
+"""Tokens at which matrix products of a block reach half of their speed on a GPU, about."""
+
+SMALL_PRODUCT = 5e8
+"""FLOPs of a matrix product that one core has done about when others have woken up for it."""
 
 TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10),
            "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10)}
@@ -150,12 +155,14 @@ class Cost:
         return self._backward[block]
 
     def _pass(self, size: UnitShape, times: float, attention_times: float) -> float:
-        matmul = self.rates.matmul * self.tokens / (self.tokens + HALF_SPEED_TOKENS)
+        # On the CPU it is the overhead that makes small products slow.
+        matmul = self.rates.matmul * self.tokens / (self.tokens + (0 if self.rates.overhead else HALF_SPEED_TOKENS))
         kept = (size.compiled_activations if self.compiled else size.activations).of(self.rows, self.row_length)
         # Written and read; compiled, what is computed again from it is neither.
         touched = times * (1 if self.compiled else 2) * kept
         return (times * 2 * size.parameter_count * self._share * self.tokens / matmul
-                + attention_times * self._attention / self.rates.attention + touched / self.rates.device_memory)
+                + attention_times * self._attention / self.rates.attention + touched / self.rates.device_memory
+                + times * self.rates.overhead)
 
     @property
     def state_bytes(self) -> int:
@@ -190,6 +197,11 @@ class Cost:
 
 
 # ---------------------------------------------------------------------- FLOPs
+
+def largest_product(shape: ModelShape, tokens: int) -> float:
+    """FLOPs of the largest matrix product of a block on so many tokens."""
+    return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
+
 
 def block_share(shape: ModelShape) -> float:
     """Share of the parameters of the blocks that a token passes through: less than 1 in a mixture of experts."""

@@ -60,7 +60,7 @@ def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = N
     needs = needs_of(config, machine, shape, rounding, rates, resident=resident)
     verdict = needs.verdict()
     remedies = remedies_for(needs) if verdict != FITS else ()
-    measured = rates is not None or measured_rates(config, machine) is not None
+    measured = rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
     return FitReport(
         verdict=verdict, headline=_headline(needs, verdict), reasons=tuple(_reasons(needs, bool(remedies))),
         remedies=remedies, host=needs.parts["host"], gpu=needs.parts.get("gpu"), disk=needs.parts["disk"],

@@ -12,14 +12,14 @@ from typing import Any
 
 from engine.choose import Chosen, choose, least_choices
 from engine.config import TrainConfig
-from engine.cost import Rates
+from engine.cost import Rates, largest_product
 from engine.errors import ConfigError
 from engine.layout import PLANE_ITEM_BYTES
 from engine.machine import Machine
 from engine.machines import known_rates
 from engine.paths import resolve_source
 from engine.predict import predicted_seconds
-from engine.rates import stored_rates
+from engine.rates import stored_cpu_rates, stored_rates
 from engine.shape import ModelShape
 from engine.sizes import GIB, MIB, Item, in_gib
 
@@ -105,10 +105,9 @@ class Needs:
     @cached_property
     def step_seconds(self) -> float | None:
         """As the plan's simulation predicts it; None without rates."""
-        if self.rates is None:
+        if self.device == "cpu" and not self.machine.here:
             return None
-        return predicted_seconds(self.shape, self.chosen.choices, self.rates, self.chosen.micro_batch_size,
-                                 self.config.data.max_seq_len, self.device)
+        return seconds_of(self.shape, self.chosen, self.rates, self.config.data.max_seq_len, self.device)
 
     def _host(self) -> tuple[Item, ...]:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]
@@ -144,6 +143,14 @@ class Needs:
         if self.config.output.export:
             items.append(Item("Export", self.shape.export_bytes, f"a Hugging Face folder in {self.shape.dtype}"))
         return (*items, Item("Record", RECORD_BYTES, "events, timelines and tokenizer files"))
+
+
+def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str) -> float | None:
+    """Of a step of full rows by what was chosen, simulated. rates: of the machine of a GPU; on the CPU, where no choice depends
+    on them, those that were measured here. None without rates."""
+    if device == "cpu":
+        rates = stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length))
+    return rates and predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device)
 
 
 def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding: Mapping[str, Any] | None = None,

@@ -19,7 +19,7 @@ from engine.bench.ceilings import measure
 from engine.choose import Chosen, choose
 from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
-from engine.cost import Rates
+from engine.cost import Rates, largest_product
 from engine.data import PreparedData, prepare_data
 from engine.data.rows import padded_length
 from engine.engine import StreamingEngine
@@ -31,9 +31,8 @@ from engine.forecast import predictions
 from engine.host_store import HostStore
 from engine.machine import private_memory, read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
-from engine.needs import RUNTIME_GROWTH_BYTES, Resident
+from engine.needs import RUNTIME_GROWTH_BYTES, Resident, seconds_of
 from engine.plan import grid
-from engine.predict import predicted_seconds
 from engine.rates import store_rates, stored_rates
 from engine.recorder import RunRecorder
 from engine.restore import load_newest_checkpoint, newest_checkpoint
@@ -209,10 +208,8 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     # The resumed run must continue bit for bit, however much memory there is now.
     chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
     if device == "cpu":
-        backend.share_work(2.0 * chosen.micro_batch_size * longest * shape.hidden_size * max(u.widest for u in shape.blocks))
-    seconds = None
-    if rates is not None:
-        seconds = predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, longest, device)
+        backend.share_work(largest_product(shape, chosen.micro_batch_size * longest))
+    seconds = seconds_of(shape, chosen, rates, longest, device)
     told = report.to_dict()
     account = MemoryAccount(told, backend, lambda: {"data": data_bytes(data)}, loading=state is None)
     return Planned(chosen, predictions(told, shape.checkpoint_bytes), seconds, account)

@@ -9,9 +9,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from engine.cost import Rates
+from engine.cost import SMALL_PRODUCT, Rates
 from engine.machine import usable_cores
 from engine.paths import cache_folder
+
+
+CPU, ONE_THREAD = "CPU", "CPU, one thread"
+"""Names of the CPU's rates; others are of the cards that they name."""
 
 
 def rates_file() -> Path:
@@ -25,7 +29,13 @@ def stored_rates(device_name: str) -> Rates | None:
         rates = Rates.from_dict(found)
     except (TypeError, KeyError, ValueError):
         return None
-    return rates if all(math.isfinite(value) and value > 0 for value in rates.to_dict().values()) else None
+    good = all(math.isfinite(value) and (value > 0 or name == "overhead") for name, value in rates.to_dict().items())
+    return rates if good else None
+
+
+def stored_cpu_rates(product: float) -> Rates | None:
+    """Those of as many threads as blocks are computed with whose largest matrix product has `product` FLOPs."""
+    return stored_rates(ONE_THREAD if product < SMALL_PRODUCT else CPU)
 
 
 def measured_at(device_name: str) -> float | None:

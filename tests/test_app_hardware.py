@@ -119,7 +119,7 @@ def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab)
 def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
-    assert about["rates"]["origin"] == "unknown" and "No plan depends" in about["rates"]["said"]
+    assert about["rates"]["origin"] == "unknown" and "nothing is chosen by speed" in about["rates"]["said"]
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 

@@ -4,6 +4,7 @@ compared with is that of plain transformers."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,16 @@ import launch
 from engine.backend import CpuBackend
 from engine.bench.resident import _accumulate, _split, train_resident
 from engine.bench.steps import random_rows
+from engine.choose import choose
 from engine.config import ModelConfig, TrainConfig
+from engine.cost import largest_product
 from engine.errors import FitError
-from engine.rates import rates_file, store_rates, stored_rates
+from engine.fit import estimate
+from engine.machine import read_machine
+from engine.needs import needs_of
+from engine.predict import predicted_seconds
+from engine.rates import CPU, ONE_THREAD, rates_file, store_rates, stored_cpu_rates, stored_rates
+from engine.shape import shape_from_source
 from tests.folders import make_config
 from tests.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
 
@@ -81,6 +89,24 @@ def test_the_rates_are_kept_for_plans(capsys):
     rates_file().write_text(json.dumps({key: values | {"h2d": "nan"} for key, values in
                                         json.loads(rates_file().read_text(encoding="utf-8")).items()}), encoding="utf-8")
     assert stored_rates("CPU") is None
+
+
+def test_the_cpu_is_measured_with_one_thread_too(capsys):
+    """Small blocks are computed so, and a step is predicted with the rates that its blocks have."""
+    config = TrainConfig.load("presets/starter.yaml")
+    shape, machine = shape_from_source(config.model), read_machine()
+    assert needs_of(config, machine, shape).step_seconds is None
+    assert launch.main(["bench", "--json"]) == 0
+    alone, together = stored_rates(ONE_THREAD), stored_rates(CPU)
+    assert 0 < alone.overhead < 0.1 and alone.device_memory > 0 and together.overhead > 0
+    small, large = 8 * 128, 1 << 20
+    assert largest_product(shape, small) == 2 * small * 96 * 256
+    assert stored_cpu_rates(largest_product(shape, small)) == alone and stored_cpu_rates(largest_product(shape, large)) == together
+    report = estimate(config, replace(machine, gpus=()))
+    assert report.time["step_seconds"] == pytest.approx(
+        predicted_seconds(shape, choose(shape, config, "cpu", None, machine.ram_available, 128).choices, alone, 8, 128, "cpu"))
+    assert report.time["estimated"] is False
+    assert estimate(config, replace(machine, gpus=(), here=False)).time["step_seconds"] is None
 
 
 def test_several_trainings_on_the_same_weights(preset, capsys):

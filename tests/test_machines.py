@@ -60,7 +60,7 @@ def test_figures_are_of_the_right_size(entry):
         generation, width = entry.link.removeprefix("PCIe ").split(".0 x")
         assert entry.link_bandwidth == pytest.approx(known._pcie_bandwidth(int(generation), int(width)), rel=1e-6)
     rates = entry.rates()
-    assert all(math.isfinite(value) and value > 0 for value in rates.to_dict().values())
+    assert all(math.isfinite(value) and value > 0 for name, value in rates.to_dict().items() if name != "overhead")
     assert rates.matmul < entry.bf16_flops and rates.attention < rates.matmul
     assert rates.h2d < entry.link_bandwidth and rates.h2d_busy <= rates.h2d and rates.d2h_busy <= rates.d2h
     assert rates.adamw_busy <= rates.adamw and known.ADAMW_BYTES * rates.adamw < entry.host_bandwidth

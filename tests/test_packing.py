@@ -162,3 +162,31 @@ def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
     for choices in (PlanChoices(resident_blocks=depth, kept_blocks=depth), PlanChoices(slots=1, host_boundaries=True)):
         loss, flat = gradients(plain, packed, choices)
         assert loss == expected[0] and torch.equal(flat, expected[1])
+
+
+@pytest.mark.parametrize("window, chunk", [(None, None), (3, None), (None, 4)])
+def test_a_mask_for_short_rows_is_what_the_documents_see(window, chunk):
+    documents = Documents(tuple(LENGTHS), torch.from_numpy)
+    mask = documents.mask(window, chunk, torch.float32)
+    expected = torch.full((2, 1, 24, 24), -torch.inf)
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for length in lengths:
+            for query in range(length):
+                for key in range(query + 1):
+                    if (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk):
+                        expected[row, 0, start + query, start + key] = 0.0
+            start += length
+    assert torch.equal(mask, expected)
+    assert documents.mask(window, chunk, torch.float32) is mask
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "llama4_text"])
+def test_short_rows_are_the_same_under_a_mask_as_document_by_document(family, monkeypatch):
+    plain = plain_model(tiny_config(family)) if family != "llama4_text" else plain_model(tiny_family_config(family))
+    packed, _ = packed_and_apart()
+    at_once, flat = gradients(plain, packed)
+    monkeypatch.setattr("engine.attention._MASKED_AT_ONCE", 0)
+    apart, flat_apart = gradients(plain, packed)
+    assert at_once == pytest.approx(apart, rel=1e-5)
+    assert (flat - flat_apart).abs().max() < 1e-4 * flat_apart.abs().max()

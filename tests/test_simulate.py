@@ -98,7 +98,7 @@ FAST = 1e30
 
 def only(**rates: float) -> Rates:
     """A machine that does all else in no time."""
-    return Rates(**{name: rates.get(name, FAST) for name in Rates.__dataclass_fields__})
+    return Rates(**{name: FAST for name in Rates.__dataclass_fields__} | {"overhead": 0.0} | rates)
 
 
 def bus(rate: float) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from engine.engine import StreamingEngine
 from engine.errors import RunError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, MemorySampled, PlanBuilt, RunEnded, RunStarted,
                            StateChanged, StepFinished, StepTimeline)
@@ -242,3 +243,27 @@ def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
     assert snapshot.parameters == sum(p.numel() for p in model.parameters())
     plan, = events_of(run, PlanBuilt)
     assert plan.choices["micro_batch_size"] == 2 and "forward block 0[0]" in plan.grid
+
+
+def test_small_blocks_are_computed_by_one_thread_and_the_others_come_back(tmp_path, monkeypatch):
+    """Several would wait longer for each other than they work; how results round follows from the plan alone."""
+    threads, before = [], torch.get_num_threads()
+    monkeypatch.setattr("engine.engine.StreamingEngine.train_step", _counted(StreamingEngine.train_step, threads))
+    torch.set_num_threads(2)
+    try:
+        for least in (1.0, 1e12):
+            monkeypatch.setattr("engine.backend.SMALL_PRODUCT", least)
+            assert execute(start_run(make_config(tmp_path, **{"train.steps": 1, "train.warmup_steps": 0}),
+                                     tmp_path / "runs")).state == "finished"
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [2, 1]
+
+
+def _counted(method, threads):
+    def counted(*arguments, **keywords):
+        threads.append(torch.get_num_threads())
+        return method(*arguments, **keywords)
+
+    return counted

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from engine.adamw import HostAdamW
 from engine.backend import Backend
+from engine.bench.eager import eager_rates
 from engine.host_store import HostStore
 from engine.kernels import Workers, default_threads, kernel, ranges
 from engine.layout import ParameterSpec, lay_out
@@ -52,12 +53,16 @@ class Ceilings:
     sweep: float | None
     """Parameters a second of the same traffic in place with next to no arithmetic, with as many threads; None if not asked
     for."""
+    passes: float
+    """Bytes a second of what is computed between matrix products: on a GPU those of its memory."""
+    overhead: float
+    """As in `Rates`."""
 
     def rates(self) -> Rates:
         """What the engine can count on while everything runs at once."""
-        attention = 3.5 / (1 / self.attention_forward + 2.5 / self.attention_backward)
-        return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.device_memory,
-                     max(self.adamw.values()), self.adamw_with_copies, self.h2d_with_all, self.d2h_with_all)
+        attention = _both(self.attention_forward, self.attention_backward)
+        return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.passes,
+                     max(self.adamw.values()), self.adamw_with_copies, self.h2d_with_all, self.d2h_with_all, self.overhead)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,6 +91,9 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
         moved = _rates(backend, {COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[COMPUTE]
         product = _matmul(backend, 3 * seconds)
         forward, backward = _attention(backend, seconds)
+        overhead, passes = 0.0, moved
+        if device.type == "cpu":
+            overhead, passes = eager_rates(seconds, product, _both(forward, backward))
         say("host memory and AdamW")
         fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < default_threads()}
         threads = sorted(fewer | {default_threads()})
@@ -95,7 +103,22 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
                             {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
         sweep = None if for_plans else _sweep(backend, store, threads[-1], seconds)
     return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy[HOST], busy[H2D],
-                    busy[D2H], sweep)
+                    busy[D2H], sweep, passes, overhead)
+
+
+def one_thread_rates(backend: Backend, seconds: float) -> Rates:
+    """Those of the CPU with one thread for tensors; copies and AdamW have their own."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return measure(backend, seconds, lambda what: None, for_plans=True).rates()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _both(forward: float, backward: float) -> float:
+    """FLOPs a second of attention in one forward and one backward, of two and a half times as many."""
+    return 3.5 / (1 / forward + 2.5 / backward)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.backend import Backend, open_backend
-from engine.bench.ceilings import Ceilings, measure
+from engine.bench.ceilings import Ceilings, measure, one_thread_rates
 from engine.bench.resident import ResidentFigures, resident_bytes, train_resident
 from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
 from engine.bench.table import as_text, streamed_as_text
@@ -28,7 +28,7 @@ from engine.library import errors_only
 from engine.machine import read_machine, sample_host_memory
 from engine.model import load_config
 from engine.predict import predicted_seconds
-from engine.rates import store_rates
+from engine.rates import ONE_THREAD, store_rates
 from engine.shape import ModelShape, shape_of
 from engine.cost import step_flops
 
@@ -79,6 +79,9 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, seconds: float, s
     machine = read_machine()
     ceilings = measure(backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}"))
     store_rates(backend.device_name, ceilings.rates())
+    if backend.device.type == "cpu":
+        say("Measuring one thread")
+        store_rates(ONE_THREAD, one_thread_rates(backend, CEILING_SECONDS["cpu"]))
     result: dict[str, Any] = {"machine": machine.to_dict() | {"device": backend.device_name},
                               "ceilings": ceilings.to_dict(), "trainings": []}
     if not configs:
