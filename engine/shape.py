@@ -94,11 +94,11 @@ class ModelShape:
         """Bytes of an element on the device."""
         return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
 
-    @property
+    @functools.cached_property
     def parameter_count(self) -> int:
         return sum(unit.parameter_count for unit in self.units)
 
-    @property
+    @functools.cached_property
     def plane_numel(self) -> int:
         return sum(unit.numel for unit in self.units)
 

@@ -16,6 +16,8 @@ from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.model import build_model, find_layers
 from engine.planner import PlanChoices
+from engine.shape import shape_of
+from engine.sizes import fixed_items, host_boundary_bytes
 from tests.families import VOCAB, Verdict, table, tiny_family_config, verdict
 from tests.test_packing import LEAK, LEAKING, PACKED
 from tests.tiny import plain_loss, plain_model, random_batches, streamed
@@ -113,6 +115,24 @@ def law_one(config, resync: bool = False, tokens: int = 10, rows: int = 2) -> No
                                           if not (tied and family in NEVER_TIED)])
 def test_streamed_training_equals_plain_training(family, tied):
     law_one(tiny_family_config(family, tied=tied), family in AMPLIFIES)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_what_is_allocated_is_what_was_said(family):
+    """Law 5, to the byte: planes and boundaries on the host, buffers on the device."""
+    config, rows, tokens = tiny_family_config(family), 2, 10
+    choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
+    run = streamed(plain_model(config), choices, tokens=rows * tokens, config=config)
+    try:
+        shape = shape_of(run.model)
+        assert run.store.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
+        planes = [run.store.tensor(unit.name, plane) for unit in run.model.units for plane in run.store.planes]
+        assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
+        assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, rows * tokens)
+        said = fixed_items(shape, choices, rows * tokens * shape.hidden_size)
+        assert run.engine.state.fixed_bytes() == sum(item.bytes for item in said)
+    finally:
+        run.close()
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
