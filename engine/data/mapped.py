@@ -21,7 +21,8 @@ def mapped(path: Path, dtype: type) -> np.ndarray:
     """The numbers in the file at `path`, read-only."""
     if path.stat().st_size == 0:  # nothing to map
         return np.empty(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    # As a plain array, of which a slice takes a tenth of the time: a step takes thousands.
+    return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
 class Visits:

@@ -84,16 +84,16 @@ class RowSet:
 
     def row(self, i: int) -> Row:
         documents = self.rows[i]
-        ids, labels, positions = [], [], []
-        for document in documents:
-            start, end = self.starts[document], self.starts[document + 1]
-            tokens = self.ids[start:end]
-            target = np.full(len(tokens), IGNORED, dtype=np.int32)
-            target[:-1] = np.where(self.trained[start + 1:end], tokens[1:], IGNORED)
-            ids.append(tokens)
-            labels.append(target)
-            positions.append(np.arange(len(tokens), dtype=np.int32))
-        return Row(np.concatenate(ids), np.concatenate(labels), np.concatenate(positions), len(documents))
+        starts, ends = self.starts[documents], self.starts[documents + 1]
+        pieces = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist())]
+        ids = np.concatenate([self.ids[piece] for piece in pieces])
+        trained = np.concatenate([self.trained[piece] for piece in pieces])
+        ends_here = np.cumsum(ends - starts)
+        labels = np.full(len(ids), IGNORED, dtype=np.int32)
+        labels[:-1] = np.where(trained[1:], ids[1:], IGNORED)
+        labels[ends_here - 1] = IGNORED  # what follows is another document's
+        begins = np.repeat(ends_here - (ends - starts), ends - starts)
+        return Row(ids, labels, (np.arange(len(ids)) - begins).astype(np.int32), len(documents))
 
     def row_length(self, i: int) -> int:
         """Tokens of row `i`."""
