@@ -4,13 +4,13 @@ like. Plain data for `train.js`; nothing here raises for what a person typed."""
 from __future__ import annotations
 
 import functools
-import json
 import re
 import time
 from typing import Any
 
+from app.draft import Draft
 from app.figures import fit_figure, item_colour
-from app.form import Setting, describe_error, read_config, settings
+from app.form import describe_error, read_config, settings
 from app.session import Session
 from app.words import in_bytes, in_count
 from engine.catalog import catalog
@@ -36,27 +36,26 @@ PREVIEW_CHARACTERS = 1200
 
 
 class Checker:
-    """Answers for one session's drafts; estimates and previews are remembered by what they depend on."""
+    """Answers for one session's drafts, of which it keeps the last; estimates and previews are remembered by what they
+    depend on. There is one, so that whatever asks finds what was worked out before."""
 
     def __init__(self, session: Session):
+        self.draft = Draft(session.runs_dir)
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
 
-    def check(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """`remedies`, `can_start`, `why_not`, and `drawn`: all of `verdict` as JSON text.
-
-        In one text, because Gradio's page wraps and copies what it is sent object by object: figures and lists of models
-        took it longer than the estimate."""
-        verdict = self.verdict(shown)
-        return {name: verdict[name] for name in ("remedies", "can_start", "why_not")} | {"drawn": json.dumps(verdict)}
+    def check(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any]:
+        """The verdict of a draft, which is kept."""
+        self.draft.remember(preset, shown)
+        return self.verdict(shown)
 
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """`tone`, `headline`, `reasons`, `bars`, `time`, `remedies` and `help` above them, `size`, `can_start`, `why_not`, and,
-        when a field is wrong, its component's id as `field`; `models` that can be named."""
+        """`tone`, `headline`, `reasons`, `bars`, `time`, `remedies` (the component values that each changes) and `help` above
+        them, `size`, `can_start`, `why_not`, and, when a field is wrong, its component's id as `field`."""
         verdict = {"tone": "bad", "headline": "", "reasons": [], "bars": [], "time": [], "remedies": [], "help": "", "size": "",
-                   "field": None, "can_start": False, "why_not": "", "models": known_models()}
+                   "field": None, "can_start": False, "why_not": ""}
         try:
             report = self._estimate(read_config(shown), self._machine())
         except ConfigError as error:
@@ -70,7 +69,7 @@ class Checker:
         fits = report.verdict != DOES_NOT_FIT
         why_not = busy if fits else "It would not fit, so it cannot be started."
         bars = [_bar(name, label, getattr(report, name)) for name, label in BARS if getattr(report, name) is not None]
-        remedies = [{"text": _as_labelled(remedy.text), "changes": remedy.changes}
+        remedies = [{"text": _as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
                     for remedy in report.remedies[:REMEDIES_SHOWN]]
         return verdict | {"tone": tone, "headline": headline, "reasons": [_as_labelled(reason) for reason in report.reasons],
                           "bars": bars, "time": _time_rows(report) if fits else [], "remedies": remedies,
@@ -121,10 +120,9 @@ def known_models() -> list[list[str]]:
     return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]
 
 
-def apply_remedy(shown: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Component values with a remedy's dotted fields replaced."""
-    by_name: dict[str, Setting] = {setting.dotted: setting for setting in settings()}
-    return shown | {dotted: by_name[dotted].show(value) for dotted, value in changes.items()}
+def _as_shown(changes: dict[str, Any]) -> dict[str, Any]:
+    """Component values of config values, both by dotted name."""
+    return {setting.dotted: setting.show(changes[setting.dotted]) for setting in settings() if setting.dotted in changes}
 
 
 def _element_of(field: str) -> str | None:
@@ -149,7 +147,7 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
     t, cpu = report.time, report.choices["device"] == "cpu"
     if not t["step_seconds"]:
         return [{"name": "Time", "text": "not known yet",
-                 "note": "Blocks compute on the CPU, for which nothing is predicted." if cpu else
+                 "note": "Measure, on the Hardware tab, makes the times of this CPU known." if cpu else
                          "This card's rates are measured when a run starts."}]
     how = "estimated from the card's specification" if t["estimated"] else "predicted from measured rates"
     rate = float(f"{t['tokens_per_second']:.3g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ class Draft:
     def __init__(self, folder: Path):
         self._path = folder / DRAFT_FILE
         self._last: dict[str, Any] | None = None
+        self._lock = threading.Lock()
 
     def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
         """Keep it; a disk that cannot take it costs nothing but the memory of it after a restart."""
         draft = {"preset": preset, "shown": shown}
-        if draft == self._last:
-            return
-        self._last = draft
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
+            if draft == self._last:
+                return
+            self._last = draft
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".partial")
             partial.write_text(json.dumps(draft), encoding="utf-8")

@@ -96,7 +96,7 @@ class Setting:
 
     @property
     def elem_id(self) -> str:
-        """The component's id in the page; `dashboard.js` marks the field that an error names by it."""
+        """The component's id in the page, by which `train.js` tells which field a box is of and marks the one that is wrong."""
         return "field-" + self.dotted.replace(".", "-")
 
     @property
@@ -114,6 +114,10 @@ class Setting:
             words = CHOICE_LABELS.get(self.dotted, {})
             return gr.Dropdown([(words.get(choice, choice), choice) for choice in self.choices], **common)
         return gr.Textbox(max_lines=1, placeholder=self.empty_means, **common)
+
+    def holds(self, shown: Any) -> bool:
+        """Whether its component can have this value; an empty one has None."""
+        return shown is None or isinstance(shown, bool if self.kind == "switch" else str)
 
     def show(self, value: Any) -> Any:
         """The component's value for a config value."""

@@ -7,6 +7,7 @@ import os
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import contextlib
+import json
 import threading
 import webbrowser
 from collections.abc import Iterator
@@ -16,8 +17,7 @@ from typing import Any
 import gradio as gr
 import uvicorn
 
-from app.check import Checker, apply_remedy, machine_words
-from app.draft import Draft
+from app.check import REMEDIES_SHOWN, Checker, machine_words
 from app.form import read_config, shown_values
 from app.guard import WILDCARD_HOSTS, GuardPolicy
 from app.login import resolve_login
@@ -25,7 +25,7 @@ from app.panels import FIRST_PRESET, TrainPanel, drawn, read_presets, train_pane
 from app.server import build_app
 from app.session import Session
 from app.theme import css_variables, make_theme
-from engine.errors import ConfigError, RamstreamError
+from engine.errors import RamstreamError
 from engine.machine import read_machine
 
 TABS = ("train", "live", "runs", "hardware")
@@ -33,7 +33,7 @@ LOGIN_KEY_FILE = ".login.key"
 SHUTDOWN_SECONDS = 2
 
 
-def build_page(session: Session) -> gr.Blocks:
+def build_page(session: Session, checker: Checker) -> gr.Blocks:
     """The page. Gradio carries the form; what moves is drawn by `assets/dashboard.js` from our own routes."""
     presets = read_presets()
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:
@@ -48,14 +48,23 @@ def build_page(session: Session) -> gr.Blocks:
                 drawn("runs")
             with gr.Tab("Hardware", id="hardware", elem_id="rs-tab-hardware"):
                 drawn("hardware")
-        _wire(page, session, presets, panel, bar, tabs)
+        _wire(page, session, checker, presets, panel, bar, tabs)
     return page
 
 
-def _wire(page: gr.Blocks, session: Session, presets: dict[str, Any], panel: TrainPanel, bar: gr.HTML,
+# What the page does by itself, with the values that Gradio would send: those of boxes that it has not made yet too.
+ASK = """(preset, ...values) => {
+  (window.ramstreamForms ??= []).push({preset, shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
+}"""
+OFFER = """({can_start, remedies}) => [{__type__: 'update', interactive: can_start}, ...SLOTS.map((number) => (
+  {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
+APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"  # what is undefined stays as it is
+
+
+def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str, Any], panel: TrainPanel, bar: gr.HTML,
           tabs: gr.Tabs) -> None:
     """Connect the form to its checker and Start to the session."""
-    checker, draft, fields = Checker(session), Draft(session.runs_dir), panel.fields
+    fields = panel.fields
     inputs = {*fields.values(), panel.preset}
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -64,18 +73,6 @@ def _wire(page: gr.Blocks, session: Session, presets: dict[str, Any], panel: Tra
 
     def filled(shown: dict[str, Any]) -> dict[Any, Any]:
         return {component: shown[dotted] for dotted, component in fields.items()}
-
-    def check(values: dict[Any, Any]) -> dict[Any, Any]:
-        shown = shown_in(values)
-        draft.remember(values[panel.preset], shown)
-        verdict = checker.check(shown)
-        remedies = verdict.pop("remedies")
-        updates = {button: gr.Button(visible=False) for button in panel.remedies}
-        updates |= {button: gr.Button(remedy["text"], visible=True)
-                    for button, remedy in zip(panel.remedies, remedies)}
-        return updates | {panel.verdict: verdict, panel.why_not: {"why_not": verdict["why_not"]},
-                          panel.changes: [remedy["changes"] for remedy in remedies],
-                          panel.start: gr.Button(interactive=verdict["can_start"])}
 
     def preview(values: dict[Any, Any]) -> Iterator[dict[str, Any]]:
         yield {"pending": True}
@@ -89,7 +86,7 @@ def _wire(page: gr.Blocks, session: Session, presets: dict[str, Any], panel: Tra
     def open_page(request: gr.Request) -> dict[Any, Any]:
         tab = request.query_params.get("tab")
         updates: dict[Any, Any] = {tabs: gr.Tabs(selected=tab if tab in TABS else "train")}
-        file, shown = draft.recall() or (None, None)
+        file, shown = checker.draft.recall() or (None, None)
         if file in presets:
             updates |= {panel.preset: file, panel.about: {"about": presets[file].about}}
         return updates | (filled(shown) if shown is not None else {})
@@ -101,32 +98,31 @@ def _wire(page: gr.Blocks, session: Session, presets: dict[str, Any], panel: Tra
             return {panel.why_not: {"why_not": str(error)}}
         return {bar: {"open": run_id}, tabs: gr.Tabs(selected="live")}
 
-    def remedy(number: int, values: dict[Any, Any]) -> dict[Any, Any]:
-        try:
-            return filled(apply_remedy(shown_in(values), values[panel.changes][number]))
-        except (ConfigError, IndexError):  # the form has changed since the remedy was offered
-            return {}
+    def in_page(js: str, inputs: Any, outputs: Any = None, **names: Any) -> dict[str, Any]:
+        """An event that never reaches the server; `names` stand in its script for their values."""
+        for name, value in names.items():
+            js = js.replace(name, json.dumps(value))
+        return {"fn": None, "inputs": inputs, "outputs": outputs, "js": js, **quiet}
 
-    checked = {"inputs": inputs, "outputs": [panel.verdict, panel.why_not, panel.changes, panel.start, *panel.remedies],
-               "trigger_mode": "always_last", **quiet}
+    ask = in_page(ASK, [panel.preset, *fields.values()], FIELDS=list(fields))
     previewed = {"inputs": inputs, "outputs": panel.preview, "trigger_mode": "always_last", **quiet}
     chosen = [component.input for component in fields.values() if not isinstance(component, gr.Textbox)]
+    # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events would not do: `.change` fires
+    # once a box while a preset fills the form, `.input` misses what is pasted.
+    gr.on([panel.verdict.input, bar.change, *chosen], **ask)
     # A name of the hub is looked up when it is complete, not at each letter.
     entered = [event for dotted in ("model.source", "data.source") for event in (fields[dotted].submit, fields[dotted].blur)]
-    # `verdict.input` is triggered by train.js when typing in the other boxes pauses. Gradio's own events would not do:
-    # `.change` fires once a box while a preset fills the form, `.input` misses what is pasted.
-    gr.on([panel.verdict.input, bar.change, *chosen, *entered], check, **checked)
     shows_data = [fields["data.format"].input, fields["data.train_on"].input, fields["data.split"].blur,
                   fields["data.max_seq_len"].blur, *entered]
     gr.on(shows_data, preview, **previewed)
     panel.preset.input(load_preset, panel.preset, [*fields.values(), panel.about], **quiet).then(
-        check, **checked).then(preview, **previewed)
+        **ask).then(preview, **previewed)
     page.load(open_page, None, [*fields.values(), panel.preset, panel.about, tabs], **quiet).then(
-        check, **checked).then(preview, **previewed)
+        **ask).then(preview, **previewed)
     panel.start.click(start, inputs, [bar, tabs, panel.why_not], queue=False, concurrency_limit=None, **quiet)
+    panel.verdict.change(**in_page(OFFER, panel.verdict, [panel.start, *panel.remedies], SLOTS=list(range(REMEDIES_SHOWN))))
     for number, button in enumerate(panel.remedies):
-        button.click(lambda values, number=number: remedy(number, values), inputs | {panel.changes}, [*fields.values()],
-                     **quiet).then(check, **checked)
+        button.click(**in_page(APPLY, panel.verdict, [*fields.values()], FIELDS=list(fields), NUMBER=number)).then(**ask)
 
 
 def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = None,
@@ -139,7 +135,8 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
     runs = Path(runs_dir).expanduser().resolve()
     policy = GuardPolicy.for_bind(host, resolve_login(login, host, runs / LOGIN_KEY_FILE))
     session = Session(runs)
-    app = build_app(session, build_page(session), policy, theme=make_theme(), css=css_variables())
+    checker = Checker(session)
+    app = build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables())
     server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False,
                                     timeout_graceful_shutdown=SHUTDOWN_SECONDS, ws="none", server_header=False))
     address = f"http://{_shown_host(host)}:{port}/"

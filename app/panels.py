@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.check import REMEDIES_SHOWN
+from app.check import REMEDIES_SHOWN, known_models
 from app.form import PROMINENT, SECTION_TITLES, settings, shown_values
 from engine.config import TrainConfig
 from engine.errors import RamstreamError
@@ -72,7 +72,6 @@ class TrainPanel:
     preview: gr.HTML
     verdict: gr.HTML
     remedies: list[gr.Button]
-    changes: gr.State
     start: gr.Button
     why_not: gr.HTML
 
@@ -119,11 +118,11 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
                 _other_settings(place)
         with gr.Column(scale=4, min_width=320, elem_classes="rs-side"):
             with gr.Column(elem_classes="rs-card"):
-                verdict = drawn("verdict", {})
+                verdict = drawn("verdict", {"models": known_models()})
                 remedies = [gr.Button(visible=False, size="sm", elem_classes="rs-remedy") for _ in range(REMEDIES_SHOWN)]
                 start = gr.Button("Start", variant="primary", size="lg", interactive=False, elem_id="start")
                 why_not = drawn("why_not", {})
-    return TrainPanel(preset, about, fields, preview, verdict, remedies, gr.State([]), start, why_not)
+    return TrainPanel(preset, about, fields, preview, verdict, remedies, start, why_not)
 
 
 def _other_settings(place: Any) -> None:

@@ -3,6 +3,7 @@
     GET  /api/live[/RUN]?since=SEQ&axis=step|time   what the page draws; without RUN, which run to open
     GET  /api/runs                                  every run
     GET  /api/jobs/N                                an export or an answer
+    POST /api/check              {preset, shown}    the verdict of the form, which is kept as the draft
     POST /api/runs/RUN/control   {command}          stop, discard, pause, resume or save
     POST /api/runs/RUN/delete    {}                 deletes its folder
     POST /api/runs/RUN/export    {folder}           starts a job
@@ -13,7 +14,7 @@
     POST /api/hardware/largest, /api/hardware/offers {[model,] settings} the largest model; the machines for a model
     POST /api/hardware/measure, /api/hardware/cancel {}                 starts a job; ends it
 
-Requests about runs answer 200 with JSON, or 4xx with `{"error": sentence}`.
+Requests about runs and the form answer 200 with JSON, or 4xx with `{"error": sentence}`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
+from app.check import Checker
+from app.form import settings
 from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware, choices
 from app.login import login_routes
@@ -49,9 +52,9 @@ FOREVER = "public, max-age=31536000, immutable"
 MAX_NEW_TOKENS = 2048
 
 
-def build_app(session: Session, page: gr.Blocks, policy: GuardPolicy, **mount: Any) -> FastAPI:
+def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any) -> FastAPI:
     """The whole ASGI application. `mount` is passed to Gradio (theme and css)."""
-    routes = _file_routes() + _run_routes(session) + _hardware_routes(Hardware(session))
+    routes = _file_routes() + _run_routes(session) + _check_routes(checker) + _hardware_routes(Hardware(session))
     if policy.login is not None:
         routes += login_routes(policy.login)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(Guard, policy=policy)],
@@ -152,6 +155,32 @@ def _run_routes(session: Session) -> list[Route]:
         ("/api/runs/{run_id}/control", control, post), ("/api/runs/{run_id}/delete", delete, post),
         ("/api/runs/{run_id}/export", export, post), ("/api/runs/{run_id}/ask", ask, post),
         ("/api/jobs/{number:int}", job, get))]
+
+
+# ------------------------------------------------------------------ the form
+
+
+def _check_routes(checker: Checker) -> list[Route]:
+    """Beside Gradio's events: its queue, and the copies that its page makes of an answer, took longer than the estimate."""
+    async def check(request: Request) -> Response:
+        body = await _json(request)
+        preset = _text(body, "preset") if body.get("preset") is not None else None
+        return JSONResponse(await asyncio.to_thread(checker.check, preset, _shown(body)))
+
+    return [Route("/api/check", _answering_errors(check), methods=["POST"])]
+
+
+def _shown(body: dict[str, Any]) -> dict[str, Any]:
+    """The value of every component of the form, by dotted name."""
+    shown, known = _object(body, "shown"), {setting.dotted: setting for setting in settings()}
+    for name in [*known, *shown]:
+        if name not in shown:
+            raise RunError(f"shown: {name} is missing.")
+        if name not in known:
+            raise RunError(f"shown: {name!r} is not a setting.")
+        if not known[name].holds(shown[name]):
+            raise RunError(f"shown: {name} is not {'true or false' if known[name].kind == 'switch' else 'a text'}.")
+    return shown
 
 
 # ------------------------------------------------------------------ hardware

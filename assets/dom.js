@@ -15,10 +15,11 @@ export function el(tag, attributes = {}, ...children) {
 export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
 export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 
-export async function send(path, body) {
+export async function send(path, body, given) {
   const options = body === undefined ? {} : {
     method: 'POST', headers: {'content-type': 'application/json'}, body: JSON.stringify(body)};
-  const signal = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
+  const timeout = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
+  const signal = given ? AbortSignal.any([given, timeout]) : timeout;
   const answer = await fetch(path, {...options, signal}).catch((error) => {
     throw Object.assign(new Error('The server does not answer.'), {unreachable: true, cause: error});
   });

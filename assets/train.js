@@ -1,21 +1,23 @@
 // The Train tab's places: the machine, the verdict beside Start, and the preview of the data.
 
 import {loadPlotly} from './charts.js';
-import {el, field} from './dom.js';
+import {el, field, send} from './dom.js';
 
 const PATIENCE = 600;
-const TYPING_PAUSE = 80, AT_ONCE = 20;
+const TYPING_PAUSE = 80, AT_ONCE = 20, TOGETHER = 5, RETRY = 2000;
 const SUGGESTED = 8;
 const PLOT = {responsive: false, displayModeBar: false, showSendToCloud: false, doubleClick: false};
-const MODEL = '#field-model-source [data-testid="textbox"]', SOURCES = '#field-model-source, #field-data-source';
+const BOX = '[data-testid="textbox"]', MODEL = `#field-model-source ${BOX}`;
+const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const text = (name) => ({element}, value) => { field(element, name).textContent = value[name] ?? ''; };
-const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), verdict: drawVerdict,
-  preview: drawPreview};
+const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), preview: drawPreview};
+const places = {};
 
 export function mountTrain(place) {
+  places[place.name] = place;
+  if (place.name === 'verdict') { mountVerdict(place); return; }
   const show = () => draw[place.name]?.(place, place.props.value ?? {});
-  if (place.name === 'verdict') mountVerdict(place);
   place.watch('value', show);
   show();
 }
@@ -23,23 +25,52 @@ export function mountTrain(place) {
 // ---------------------------------------------------------------- what is typed
 
 function mountVerdict(place) {
-  place.models = [];
-  place.parts = new Map();
+  Object.assign(place, {models: place.props.value.models, parts: new Map()});
   let pause;
-  const ask = (wait) => {
+  place.ask = (wait) => {
     clearTimeout(pause);
     pause = setTimeout(() => place.trigger('input'), wait);
   };
-  document.addEventListener('input', (event) => {
-    const {target} = event;
-    if (!target.matches('.rs-train [data-testid="textbox"]')) return;  // Gradio asks for boxes to tick and lists itself
-    // A hub is not asked for every beginning of a name: other sources are checked when they are left.
-    if (target.closest(SOURCES) && !isKnown(place, target)) return;
-    ask(/^(insertText|delete)/.test(event.inputType) ? TYPING_PAUSE : AT_ONCE);
+  document.addEventListener('input', ({target, inputType}) => {
+    if (!target.matches(`.rs-train ${BOX}`)) return;  // Gradio asks for boxes to tick and lists itself
+    // A hub is not asked for every beginning of a name: other sources are checked when they are left or Enter is pressed.
+    if (target.matches(SOURCES) && !isKnown(place, target)) return;
+    place.ask(/^(insertText|delete)/.test(inputType) ? TYPING_PAUSE : AT_ONCE);
   });
+  for (const name of ['focusout', 'keydown']) {
+    document.addEventListener(name, ({target, key = 'Enter'}) => {
+      if (key !== 'Enter' || !target.matches(SOURCES)) return;
+      if (place.shown?.[settingOf(target)] !== target.value) place.ask(AT_ONCE);
+    });
+  }
   new Suggestions(place);
   const redraw = () => { for (const part of place.parts.values()) part.draw(); };
   new MutationObserver(redraw).observe(document.body, {attributeFilter: ['class']});
+  // Gradio hands the form over here. It does so twice in a millisecond when something is chosen from a list.
+  const given = window.ramstreamForms ?? [];
+  let soon;
+  window.ramstreamForms = {push: (form) => {
+    clearTimeout(soon);
+    soon = setTimeout(() => check(place, form), TOGETHER);
+  }};
+  for (const form of given) window.ramstreamForms.push(form);
+}
+
+const settingOf = (box) => box.closest('[id^="field-"]').id.slice('field-'.length).replaceAll('-', '.');
+
+async function check(place, form) {
+  // The newest request counts: the one before is given up, and its answer is not drawn.
+  place.asking?.abort();
+  const {signal} = place.asking = new AbortController();
+  place.shown = form.shown;
+  let verdict;
+  try {
+    verdict = await send('/api/check', form, signal);
+  } catch (error) {
+    if (error.unreachable && !signal.aborted) place.ask(RETRY);
+    verdict = {...UNCHECKED, reasons: [error.message], why_not: error.message};
+  }
+  if (!signal.aborted) drawVerdict(place, verdict);
 }
 
 function isKnown({models}, box) {
@@ -117,11 +148,11 @@ class Suggestions {
 
 // ---------------------------------------------------------------- the verdict
 
-function drawVerdict(place, {drawn}) {
-  if (!drawn || drawn === place.drawn) return;
-  place.drawn = drawn;
-  const {element} = place, verdict = JSON.parse(drawn);
-  place.models = verdict.models;
+const UNCHECKED = {tone: 'bad', headline: 'This cannot be checked now.', size: '', help: '', bars: [], time: [], remedies: [],
+  field: null, can_start: false};
+
+function drawVerdict(place, verdict) {
+  const {element} = place, {can_start, remedies, why_not} = verdict;
   element.querySelector('.rs-verdict').dataset.tone = verdict.tone;
   for (const name of ['headline', 'size', 'help']) field(element, name).textContent = verdict[name];
   field(element, 'reasons').replaceChildren(...verdict.reasons.map((reason) => el('li', {}, reason)));
@@ -130,6 +161,10 @@ function drawVerdict(place, {drawn}) {
     el('dd', {}, row.text, row.note ? el('small', {}, row.note) : null))));
   for (const node of document.querySelectorAll('.rs-wrong')) node.classList.remove('rs-wrong');
   if (verdict.field) document.getElementById(verdict.field)?.classList.add('rs-wrong');
+  // Start and the remedies are Gradio's, which follows these values; Start may have answered why not itself before.
+  place.props.value = {can_start, remedies};
+  places.why_not.props.value = {why_not};
+  draw.why_not(places.why_not, {why_not});
 }
 
 function drawParts({element, parts}, bars) {
@@ -176,6 +211,9 @@ class FitPart {
     this.width = this.plot.clientWidth;
     if (!this.width) return;
     const {data, layout} = themed(this.figure), style = getComputedStyle(document.body);
+    const drawn = JSON.stringify([this.width, data, layout]);
+    if (drawn === this.drawn) return;  // a bar takes longer to draw than all the text
+    this.drawn = drawn;
     const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
     await Plotly.react(this.plot, data, {...layout, width: this.width, height: this.plot.clientHeight,
       paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: {family: getComputedStyle(this.plot).fontFamily},

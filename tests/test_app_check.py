@@ -1,17 +1,23 @@
-"""What the fit panel says and draws: pure functions of the engine's report."""
+"""What the fit panel says and draws, pure functions of the engine's report, and the route that the page asks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import httpx
 import pytest
+from starlette.applications import Starlette
 
 import app.check
-from app.check import Checker, apply_remedy, known_models
+from app.check import Checker, known_models
+from app.draft import DRAFT_FILE, Draft
 from app.figures import fit_figure
 from app.form import read_config, shown_values
+from app.guard import Guard, GuardPolicy
+from app.server import _check_routes
 from engine.config import TrainConfig
 from engine.fit import estimate
 from engine.machines import named_machine, with_figures
@@ -26,7 +32,7 @@ def shown(**values):
 
 
 @pytest.fixture
-def checker(monkeypatch):
+def checker(tmp_path, monkeypatch):
     """Of a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. `calls` counts estimates."""
     machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
     monkeypatch.setattr(app.check, "read_machine", lambda folder: replace(machine))
@@ -36,7 +42,8 @@ def checker(monkeypatch):
         calls.append(config)
         return estimate(config, machine)
 
-    made = Checker(SimpleNamespace(runs_dir=".", why_not_start=lambda: None, engine=SimpleNamespace(estimate=counted_estimate)))
+    made = Checker(SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None,
+                                   engine=SimpleNamespace(estimate=counted_estimate)))
     made.calls = calls
     return made
 
@@ -83,7 +90,7 @@ def test_a_remedy_says_what_it_does_in_the_words_of_the_form_and_does_it(checker
     assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["remedies"]) <= 3
     for remedy in verdict["remedies"]:
         assert not any(name in remedy["text"] for name in too_much)
-        after = checker.verdict(apply_remedy(too_much, remedy["changes"]))
+        after = checker.verdict(too_much | remedy["changes"])
         assert after["can_start"] and after["tone"] != "bad"
 
 
@@ -120,7 +127,53 @@ def test_the_limit_is_a_line_and_what_is_free_a_segment():
     assert unknown["layout"]["shapes"] == [] and len(unknown["data"]) == 2
 
 
-def test_the_page_is_sent_one_text_beside_what_the_form_needs(checker):
-    sent = checker.check(shown())
-    assert json.loads(sent["drawn"]) == checker.verdict(shown())
-    assert set(sent) == {"drawn", "remedies", "can_start", "why_not"} and sent["can_start"]
+# ------------------------------------------------------------------ the route
+
+
+def post(checker, body, **headers):
+    """The route behind the guard, called as the page calls it; `body` is JSON, or bytes that are none."""
+    async def go():
+        app = Guard(Starlette(routes=_check_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None))
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860") as client:
+            return await client.post("/api/check", content=content, headers={"content-type": "application/json"} | headers)
+
+    return asyncio.run(go())
+
+
+def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_path):
+    draft = shown(train__batch_size=16)
+    answer = post(checker, {"preset": "starter.yaml", "shown": draft})
+    assert answer.status_code == 200 and answer.json() == checker.verdict(draft) and answer.json()["can_start"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
+    assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (None, draft)
+    assert len(checker.calls) == 1, "what was worked out for one is there for the other"
+
+
+def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
+    said = post(checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}).json()
+    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == ("bad", False, True, True)
+
+
+@pytest.mark.parametrize("body, said", [
+    (b"{", "not a JSON object"), ([], "not a JSON object"), ({}, "shown: name is missing"),
+    ({"shown": 3}, "not an object"), ({"shown": {**shown(), "train.stps": "3"}}, "'train.stps' is not a setting"),
+    ({"shown": {**shown(), "train.steps": 3}}, "train.steps is not a text"),
+    ({"shown": {**shown(), "data.shuffle": "yes"}}, "data.shuffle is not true or false"),
+    ({"shown": {name: value for name, value in shown().items() if name != "data.source"}}, "data.source is missing"),
+    ({"shown": shown(), "preset": ["starter.yaml"]}, "preset is missing; it is a text"),
+])
+def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(checker, tmp_path, body, said):
+    answer = post(checker, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 409 and said in error and "\n" not in error
+    assert not checker.calls and not (tmp_path / DRAFT_FILE).exists()
+
+
+def test_the_guard_stands_before_the_route(checker):
+    body = {"shown": shown()}
+    assert post(checker, body, origin="http://evil.example").status_code == 403
+    assert post(checker, body, host="evil.example").status_code == 400
+    assert post(checker, body, **{"content-type": "text/plain"}).status_code == 415
+    assert not checker.calls

@@ -201,3 +201,43 @@ def test_a_model_is_found_by_words_in_any_order(page):
     page.reload()
     expect(chosen).to_have_value("Qwen/Qwen2.5-14B")
     expect(page.locator(".rs-verdict")).to_contain_text("14.8B parameters")
+
+
+def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
+    page.wait_for_timeout(500)
+    asked = []
+    page.on("request", lambda request: asked.append(request.post_data_json) if request.url.endswith("/api/check") else None)
+    for name, leave in (("first", lambda: page.keyboard.press("Enter")), ("second", lambda: None)):
+        typed(page, "data.source", f"assets/{name}.jsonl")
+        page.wait_for_timeout(300)
+        assert not asked
+        leave()
+        select(page, "train.steps")
+        page.wait_for_timeout(500)
+        assert [form["shown"]["data.source"] for form in asked] == [f"assets/{name}.jsonl"]
+        asked.clear()
+    for field in ("model.source", "data.source", "train.steps"):
+        select(page, field)
+    page.wait_for_timeout(500)
+    assert not asked, "nothing has changed"
+
+
+def test_an_answer_that_comes_late_is_not_drawn(page):
+    late = []
+    page.route("**/api/check", lambda route: late.append(route), times=1)
+    typed(page, "train.batch_size", "16")
+    page.wait_for_timeout(500)
+    paste(page, "train.batch_size", "24")
+    expect(page.locator(".rs-verdict")).to_contain_text("up to 24,576 tokens")
+    late[0].continue_()
+    page.wait_for_timeout(500)
+    expect(page.locator(".rs-verdict")).to_contain_text("up to 24,576 tokens")
+
+
+def test_a_server_that_does_not_answer_is_told_and_asked_again(page):
+    page.route("**/api/check", lambda route: route.abort(), times=1)
+    paste(page, "train.batch_size", "16")
+    expect(page.locator(".rs-verdict h3")).to_have_text("This cannot be checked now.")
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.locator(".rs-verdict")).to_contain_text("up to 16,384 tokens")
+    expect(page.locator("#start")).to_be_enabled()
