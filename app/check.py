@@ -82,9 +82,9 @@ class Checker:
             config = read_config(shown)
             return self._preview(config.model.source, config.data)
         except ConfigError as error:
-            return {"error": describe_error(error)}
+            return {"error": _as_labelled(describe_error(error))}
         except RamstreamError as error:
-            return {"error": str(error)}
+            return {"error": _as_labelled(str(error))}
 
     def _machine(self) -> Machine:
         """As it was read last, `MACHINE_SECONDS` ago at most."""
@@ -146,9 +146,11 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
     """Rows of `name`, `text` and `note`: a step, the whole run, and what its electricity comes to."""
     t, cpu = report.time, report.choices["device"] == "cpu"
     if not t["step_seconds"]:
-        return [{"name": "Time", "text": "not known yet",
-                 "note": "Measure, on the Hardware tab, makes the times of this CPU known." if cpu else
-                         "This card's rates are measured when a run starts."}]
+        note = "This card's rates are measured when a run starts."
+        if cpu:
+            note = "Measure, on the Hardware tab, makes the times of this CPU known." if report.model["dtype"] == "float32" else \
+                "On a CPU, times are predicted in float32 only."
+        return [{"name": "Time", "text": "not known yet", "note": note}]
     how = "estimated from the card's specification" if t["estimated"] else "predicted from measured rates"
     rate = float(f"{t['tokens_per_second']:.3g}")
     rows = [{"name": "A step", "text": f"about {in_seconds(t['step_seconds'])}, {rate:,.0f} tokens/s", "note": how}]

@@ -271,7 +271,7 @@ def _rates_in_words(machine: Machine) -> dict[str, Any]:
     rates = stored_rates(device)
     if rates is not None:
         said = "Measured on this machine." if machine.gpus else \
-            "Measured on this machine, for the times that are predicted; on the CPU nothing is chosen by speed."
+            "Measured on this machine, for the times of steps in float32; on the CPU nothing is chosen by speed."
         return {"origin": "measured", "said": said, "at": measured_at(device), "pairs": _rate_pairs(rates, bool(machine.gpus))}
     rates = known_rates(machine)
     if rates is not None:
@@ -280,7 +280,7 @@ def _rates_in_words(machine: Machine) -> dict[str, Any]:
                                                "Measure, replaces them by measured ones.", "at": None,
                 "pairs": _rate_pairs(rates, True)}
     said = "Not known: this card is not among the known ones. The first run, or Measure, measures them." if machine.gpus else \
-        "Not measured. Once they are, the time of a step is predicted; on the CPU nothing is chosen by speed."
+        "Not measured. Once they are, times of steps in float32 are predicted; nothing is chosen by speed on the CPU."
     return {"origin": "unknown", "said": said, "at": None, "pairs": []}
 
 
@@ -290,7 +290,7 @@ def _rate_pairs(rates: Rates, gpu: bool) -> list[list[str]]:
     product = ["Matrix products", f"{rates.matmul / 1e12:,.3g} TFLOPS in bf16"]
     if not gpu:
         product[1] = f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"
-        return [product, ["Copies in memory", f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"], update]
+        return [product, ["Norms, activations, sums", f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"], update]
     return [["Bus, both ways at once", f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back"],
             product, ["GPU memory", f"{rates.device_memory / 1e9:,.4g} GB/s"], update,
             ["AdamW beside a busy bus", f"{rates.adamw_busy / 1e9:,.3g} billion parameters/s"]]

@@ -147,9 +147,10 @@ class Needs:
 
 def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str) -> float | None:
     """Of a step of full rows by what was chosen, simulated. rates: of the machine of a GPU; on the CPU, where no choice depends
-    on them, those that were measured here. None without rates."""
+    on them, those that were measured here, in float32. None without rates."""
     if device == "cpu":
-        rates = stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length))
+        product = largest_product(shape, chosen.micro_batch_size * row_length)
+        rates = stored_cpu_rates(product) if shape.dtype == "float32" else None
     return rates and predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device)
 
 

@@ -107,6 +107,8 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
         predicted_seconds(shape, choose(shape, config, "cpu", None, machine.ram_available, 128).choices, alone, 8, 128, "cpu"))
     assert report.time["estimated"] is False
     assert estimate(config, replace(machine, gpus=(), here=False)).time["step_seconds"] is None
+    half = config.with_values({"model.dtype": "bfloat16"})
+    assert estimate(half, replace(machine, gpus=())).time["step_seconds"] is None, "products are measured in float32"
 
 
 def test_several_trainings_on_the_same_weights(preset, capsys):
