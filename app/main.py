@@ -52,8 +52,10 @@ def build_page(session: Session, checker: Checker) -> gr.Blocks:
     return page
 
 
+OPENED = "() => { window.ramstreamOpened = true; }"  # the draft is in the form: what was there before is nobody's
 # What the page does by itself, with the values that Gradio would send: those of boxes that it has not made yet too.
 ASK = """(preset, ...values) => {
+  if (!window.ramstreamOpened) return;
   (window.ramstreamForms ??= []).push({preset, shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
 OFFER = """({can_start, remedies}) => [{__type__: 'update', interactive: can_start}, ...SLOTS.map((number) => (
@@ -118,7 +120,7 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
     panel.preset.input(load_preset, panel.preset, [*fields.values(), panel.about], **quiet).then(
         **ask).then(preview, **previewed)
     page.load(open_page, None, [*fields.values(), panel.preset, panel.about, tabs], **quiet).then(
-        **ask).then(preview, **previewed)
+        **in_page(OPENED, None)).then(**ask).then(preview, **previewed)
     panel.start.click(start, inputs, [bar, tabs, panel.why_not], queue=False, concurrency_limit=None, **quiet)
     panel.verdict.change(**in_page(OFFER, panel.verdict, [panel.start, *panel.remedies], SLOTS=list(range(REMEDIES_SHOWN))))
     for number, button in enumerate(panel.remedies):
