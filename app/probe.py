@@ -8,8 +8,8 @@ from typing import Any
 
 from app.jobs import Job
 
-PROBE_SECONDS = 0.4
-"""Of each figure: a dozen of them, their warming up and the import of torch take some ten seconds."""
+PROBE_SECONDS = 0.25
+"""Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
 PARTS = ("the bus", "the device", "host memory and AdamW")
 """What `engine.bench.ceilings.measure` says as it goes."""
 
