@@ -23,14 +23,22 @@ def memory_limit(nbytes: int) -> Iterator[Path]:
         except OSError:
             continue
         try:
-            limit = next((folder / name for name in ("memory.max", "memory.limit_in_bytes") if (folder / name).exists()), None)
-            if limit is not None:
-                limit.write_text(str(nbytes))
+            if _limited(folder, nbytes):
                 yield folder
                 return
         finally:
             folder.rmdir()
     pytest.skip("no memory cgroup can be made here: that takes the right to write to /sys/fs/cgroup")
+
+
+def _limited(folder: Path, nbytes: int) -> bool:
+    """Whether there is a limit to set, and it could be set."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError):
+            if (folder / name).exists():
+                (folder / name).write_text(str(nbytes))
+                return True
+    return False
 
 
 def run_within(folder: Path, command: Sequence[str], **keywords) -> subprocess.CompletedProcess[str]:
