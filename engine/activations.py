@@ -43,6 +43,18 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
     return [Counted(plain[shapes][0], masked[shapes][0], plain[shapes][1]) for shapes in alike]
 
 
+def argument_numel(model: StreamedModel) -> int:
+    """Elements per token of what blocks are given beside their hidden state, such as rotary embeddings: each distinct tensor
+    of floats with one entry for a token."""
+    tokens = 13  # no other dimension has this size
+    with torch.no_grad():
+        captured = model.skeleton.capture(torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0))
+    given = {_storage(tensor): tensor for _, tensor in tensors_in([[a.args, a.kwargs] for a in captured.arguments])
+             if tensor.is_floating_point() and tensor.shape.count(tokens) == 1}
+    given.pop(_storage(captured.hidden), None)
+    return sum(tensor.numel() for tensor in given.values()) // tokens
+
+
 def _shapes(unit: Unit) -> tuple:
     return tuple((spec.name, spec.shape) for spec in unit.layout.parameters)
 

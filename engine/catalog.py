@@ -23,7 +23,8 @@ from engine.shape import ModelShape, UnitShape
 FILE = PROGRAM_ROOT / "assets" / "models.json"
 
 MODEL_FIELDS = ("model_type", "attention", "tied", "packs", "hidden_size", "vocab_size", "active_parameters",
-                "max_position_embeddings", "learned_positions", "sliding_window", "mask_kinds")
+                "max_position_embeddings", "learned_positions", "sliding_window", "mask_kinds", "argument_numel",
+                "attention_heads", "attention_width")
 """Fields of ModelShape that are the same in every dtype. Units are kept by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")

@@ -197,7 +197,8 @@ class _Planner:
         if any(way.choices.micro_batches * len(self.sizer.shape.blocks) > SIMULATED_USES for way in ways):
             return ways
         return [replace(way, seconds=predicted_seconds(self.sizer.shape, way.choices, self.rates, way.size,
-                                                       self.sizer.row_length, self.sizer.device)) for way in ways]
+                                                       self.sizer.row_length, self.sizer.device, self.sizer.packed))
+                for way in ways]
 
     def _host_bytes(self, size: int, choices: PlanChoices) -> int:
         return host_boundary_bytes(self.sizer.shape, choices, size * self.sizer.row_length)
@@ -215,7 +216,9 @@ class _Planner:
 
     def _cost(self, size: int) -> Cost:
         if size not in self._costs:
-            self._costs[size] = Cost(self.sizer.shape, self.rates, size, self.sizer.row_length, self.sizer.compiled)
+            sizer = self.sizer
+            self._costs[size] = Cost(sizer.shape, self.rates, size, sizer.row_length, sizer.compiled,
+                                     sizer.shape.varlen(sizer.packed, sizer.device))
         return self._costs[size]
 
     def _ways(self) -> Iterator[tuple[int, int, int]]:

@@ -32,8 +32,12 @@ class Rates:
     h2d_busy: float
     d2h_busy: float
     """The bus both ways while AdamW runs on the host."""
+    packed_attention: float
+    """FLOPs a second that the variable-length kernel comes to in long rows; `PACKED_BYTES` come on top."""
     overhead: float = 0.0
     """Seconds that the calls of one block take in forward where nothing else goes on meanwhile: on the CPU."""
+    call: float = 0.0
+    """Seconds in which a program launches one small operation on a GPU, beside AdamW on the host."""
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -50,27 +54,35 @@ GRADIENT_BYTES = 27
 """Of the device's memory, in the time that a backward takes for each parameter beside what grows with its tokens: the
 gradient is written, read and added to an fp32 sum (measured: docs/performance.md)."""
 
+PACKED_BYTES, PACKED_WIDTH = 49, 76
+"""Of the device's memory, in the time that the variable-length kernel takes in forward and backward for each token and feature
+of a query besides its products, and features that each head has more in it (measured: docs/performance.md)."""
+
+BLOCK_CALLS = {"forward": 320, "backward": 200}
+"""Operations in whose time one block is launched, about; in backward torch launches most of it from C++."""
+
 HALF_SPEED_TOKENS = 300
 """Tokens at which matrix products of a block reach half of their speed on a GPU, about."""
 
 SMALL_PRODUCT = 5e8
 """FLOPs of a matrix product that one core has done about when others have woken up for it."""
 
-TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10),
-           "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10)}
+TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
+           "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10)}
 """What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and two cores."""
 
 
-def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_length: int,
+def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_length: int, varlen: bool = False,
                loss_share: float = 1.0) -> Callable[[Op], float]:
     """Seconds of each op of `plan`, for micro-batches of `rows` full rows.
 
     An op of COMPUTE takes the time of its matrix products, of its attention and of its other traffic: every byte that
     autograd keeps of a block is written once and read once in a pass over it, and twice that in a backward; compiled, half of
-    that. loss_share: tokens that carry loss, of all.
+    that. On a GPU it takes no less than launching it does. varlen: attention goes document by document in the
+    variable-length kernel; a row is taken for one document. loss_share: tokens that carry loss, of all.
     """
     sizes = {unit.name: unit for unit in shape.units}
-    cost = Cost(shape, rates, rows, row_length, plan.compiled)
+    cost = Cost(shape, rates, rows, row_length, plan.compiled, varlen)
     summary = next((op.index for op in plan.ops if op.kind == "summary"), 0)
     adamw = host_rate(rates, bool(plan.device_homes))
 
@@ -98,9 +110,10 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
             case "loss":
                 return cost.loss(loss_share, op.grad is not None)
             case "embed":
-                return 2 * cost.hidden_bytes / rates.device_memory
+                return max(2 * cost.hidden_bytes / rates.device_memory, cost.launch("forward"))
             case "embed_backward":
-                return 4 * cost.hidden_bytes / rates.device_memory + cost.gradient(EMBED, 8 + shape.item_bytes)
+                return max(4 * cost.hidden_bytes / rates.device_memory + cost.gradient(EMBED, 8 + shape.item_bytes),
+                           cost.launch("backward"))
             case "reduce":
                 return cost.gradient(op.unit, 8 + shape.item_bytes)
         return 0.0
@@ -132,21 +145,30 @@ def host_rate(rates: Rates, beside_states: bool) -> float:
 class Cost:
     """Seconds of the parts of a step, for one micro-batch of full rows."""
 
-    def __init__(self, shape: ModelShape, rates: Rates, rows: int, row_length: int, compiled: bool):
+    def __init__(self, shape: ModelShape, rates: Rates, rows: int, row_length: int, compiled: bool,
+                 varlen: bool = False):
         self.shape, self.rates, self.compiled = shape, rates, compiled
         self.rows, self.row_length, self.tokens = rows, row_length, rows * row_length
         self.hidden_bytes = self.tokens * shape.hidden_size * shape.item_bytes
         self._sizes = {unit.name: unit for unit in shape.units}
         self._share = block_share(shape)
-        self._attention = attention_flops(shape, rows, row_length)
-        self._forward = {unit.name: self._pass(unit, 1.0, 1.0) for unit in shape.blocks}
+        self._attention = attention_flops(shape, rows, row_length) / (rates.packed_attention if varlen else rates.attention)
+        self._unpacking = 0.0
+        if varlen:
+            features = self.tokens * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
+            self._unpacking = features * PACKED_BYTES / 3 / rates.device_memory
+        self._forward = {unit.name: max(self._pass(unit, 1.0, 1.0), self.launch("forward")) for unit in shape.blocks}
         # Attention multiplies five times in backward and twice in forward.
-        self._backward = {unit.name: self._pass(unit, 2.0, 2.5) for unit in shape.blocks}
+        self._backward = {unit.name: max(self._pass(unit, 2.0, 2.5), self.launch("backward")) for unit in shape.blocks}
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
         """Of the first blocks, by their number."""
         self.passes = sum(self._forward.values()) + sum(self._backward.values()) + sum(
             self.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         """Forward and backward of all blocks."""
+
+    def launch(self, kind: str) -> float:
+        """Seconds that the calls of a block take: a GPU may be done with what they ask for before they are through."""
+        return BLOCK_CALLS[kind] * self.rates.call
 
     def forward(self, block: str) -> float:
         return self._forward[block]
@@ -161,7 +183,7 @@ class Cost:
         # Written and read; compiled, what is computed again from it is neither.
         touched = times * (1 if self.compiled else 2) * kept
         return (times * 2 * size.parameter_count * self._share * self.tokens / matmul
-                + attention_times * self._attention / self.rates.attention + touched / self.rates.device_memory
+                + attention_times * self._attention + times * self._unpacking + touched / self.rates.device_memory
                 + times * self.rates.overhead)
 
     @property
@@ -191,9 +213,10 @@ class Cost:
         shape, positions = self.shape, self.tokens * share
         tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
         logit_bytes = shape.compiled_logit_bytes if self.compiled else shape.logit_bytes
-        return (positions * tail * (6 if training else 2) / self.rates.matmul
+        work = (positions * tail * (6 if training else 2) / self.rates.matmul
                 + positions * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
                 + (self.gradient(HEAD, 8) if training else 0.0))
+        return max(work, self.launch("forward"))
 
 
 # ---------------------------------------------------------------------- FLOPs
@@ -213,7 +236,7 @@ def block_share(shape: ModelShape) -> float:
 def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
     """FLOPs of the attention of one block in a forward pass, of two matrix products that causality halves."""
     seen = min(row_length, shape.sliding_window or row_length)
-    return 2.0 * rows * row_length * seen * shape.hidden_size
+    return 2.0 * rows * row_length * seen * shape.attention_width
 
 
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:

@@ -41,6 +41,9 @@ SUSTAINED_SHARE = 666 / 794.5
 HALF_RATE_SHARE = 0.88
 """Of the peak where a GeForce card accumulates in fp32 at half rate, so that neither power nor memory limits it. Assumed,
 a little below the 0.89 to 0.97 that attention reaches on an RTX 5090 (github.com/gau-nernst/learn-cuda, 07_attention)."""
+PACKED_FLOPS, CALL_SECONDS = 3.35e14, 1.2e-5
+"""As much as the variable-length kernel comes to on an H200, whose own instructions it does not use, and as long as a launch
+beside AdamW takes there."""
 ATTENTION_SHARE = 505 / 666
 """Causal attention, of matrix products: the H200, 533 TFLOPS forward and 495 backward."""
 DEVICE_MEMORY_SHARE = 4164 / 4800
@@ -126,7 +129,8 @@ class KnownMachine:
         share = min(1.0, SHARED_MEMORY_SHARE * memory / (ADAMW_BYTES * adamw + touches * (h2d + d2h)))
         return Rates(h2d=h2d, d2h=d2h, matmul=matmul, attention=matmul * ATTENTION_SHARE,
                      device_memory=self.memory_bandwidth * DEVICE_MEMORY_SHARE, adamw=adamw, adamw_busy=adamw * share,
-                     h2d_busy=h2d * share, d2h_busy=d2h * share)
+                     h2d_busy=h2d * share, d2h_busy=d2h * share,
+                     packed_attention=min(matmul * ATTENTION_SHARE, PACKED_FLOPS), call=CALL_SECONDS)
 
 
 @functools.cache

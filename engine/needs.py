@@ -107,7 +107,8 @@ class Needs:
         """As the plan's simulation predicts it; None without rates."""
         if self.device == "cpu" and not self.machine.here:
             return None
-        return seconds_of(self.shape, self.chosen, self.rates, self.config.data.max_seq_len, self.device)
+        return seconds_of(self.shape, self.chosen, self.rates, self.config.data.max_seq_len, self.device,
+                          self.config.data.packing)
 
     def _host(self) -> tuple[Item, ...]:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]
@@ -145,13 +146,14 @@ class Needs:
         return (*items, Item("Record", RECORD_BYTES, "events, timelines and tokenizer files"))
 
 
-def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str) -> float | None:
+def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,
+               packed: bool) -> float | None:
     """Of a step of full rows by what was chosen, simulated. rates: of the machine of a GPU; on the CPU, where no choice depends
     on them, those that were measured here, in float32. None without rates."""
     if device == "cpu":
         product = largest_product(shape, chosen.micro_batch_size * row_length)
         rates = stored_cpu_rates(product) if shape.dtype == "float32" else None
-    return rates and predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device)
+    return rates and predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed)
 
 
 def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding: Mapping[str, Any] | None = None,

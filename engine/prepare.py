@@ -209,7 +209,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
     if device == "cpu":
         backend.share_work(largest_product(shape, chosen.micro_batch_size * longest))
-    seconds = seconds_of(shape, chosen, rates, longest, device)
+    seconds = seconds_of(shape, chosen, rates, longest, device, config.data.packing)
     told = report.to_dict()
     account = MemoryAccount(told, backend, lambda: {"data": data_bytes(data)}, loading=state is None)
     return Planned(chosen, predictions(told, shape.checkpoint_bytes), seconds, account)

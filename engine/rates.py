@@ -29,7 +29,7 @@ def stored_rates(device_name: str) -> Rates | None:
         rates = Rates.from_dict(found)
     except (TypeError, KeyError, ValueError):
         return None
-    good = all(math.isfinite(value) and (value > 0 or name == "overhead") for name, value in rates.to_dict().items())
+    good = all(math.isfinite(value) and (value > 0 or name in ("overhead", "call")) for name, value in rates.to_dict().items())
     return rates if good else None
 
 

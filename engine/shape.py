@@ -71,6 +71,11 @@ class ModelShape:
     """Different attention masks among the blocks, such as sliding and full."""
     logit_bytes: int = 16
     """Device bytes that the loss takes for each logit at its peak."""
+    argument_numel: int = 0
+    """Elements per token that all blocks are given beside their hidden state: rotary embeddings."""
+    attention_heads: int = 1
+    attention_width: int = 1
+    """Features of all heads of a query and of what is summed for it, in the mean."""
 
     @property
     def compiled_logit_bytes(self) -> int:
@@ -125,6 +130,10 @@ class ModelShape:
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         return replace(self, dtype=dtype, logit_bytes=12 + (self.logit_bytes - 12) // self.item_bytes * item)
 
+    def varlen(self, packed: bool, device: str) -> bool:
+        """Whether attention goes document by document in the GPU's variable-length kernel."""
+        return packed and self.packs and device == "cuda" and self.attention == DOCUMENTS and self.dtype != "float32"
+
     def dense_mask(self, packed: bool, row_length: int) -> bool:
         """Whether a tokens x tokens mask is made for each row and held through a step."""
         return self.attention != DOCUMENTS and (packed or self._slides(row_length) or self.attention == "eager")
@@ -141,12 +150,12 @@ class ModelShape:
 
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Summary of a built model; `source` is only carried along."""
-    from engine.activations import Counted, count_activations
+    from engine.activations import Counted, argument_numel, count_activations
 
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
     attention = getattr(model.skeleton.model.config, "_attn_implementation", None) or "eager"
-    heads = getattr(text, "num_attention_heads", None) or 1
+    heads, width = _attention_heads(text)
     item = PLANE_ITEM_BYTES[model.dtype]["weight_high"]
     experts, chosen = routed_experts(text)
     counted = count_activations(model) or [Counted(*_estimated(layout, experts, chosen, item, attention, heads))
@@ -175,7 +184,18 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         sliding_window=getattr(text, "sliding_window", None), mask_kinds=len(set(kinds)) if kinds else 1,
         # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way; a soft cap keeps one
         # more.
-        logit_bytes=12 + item * (2 if softcap else 1))
+        logit_bytes=12 + item * (2 if softcap else 1), argument_numel=argument_numel(model),
+        attention_heads=heads, attention_width=width)
+
+
+def _attention_heads(text: Any) -> tuple[int, int]:
+    """(heads of queries, features of all of them, the mean of a query's and of what is summed for it)."""
+    heads = getattr(text, "num_attention_heads", None) or 1
+    width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    values = getattr(text, "v_head_dim", None)
+    if values:  # of latent attention, where head_dim is but the part that turns with the position
+        width = (getattr(text, "qk_nope_head_dim", 0) + getattr(text, "qk_rope_head_dim", 0) + values) // 2
+    return heads, heads * width
 
 
 def shape_from_source(model: ModelConfig) -> ModelShape:

@@ -23,6 +23,8 @@ ALLOCATOR_SLACK, LIBRARY_BYTES = 0.015, {"cuda": 128 * MIB, "cpu": 0}
 at a time, on each stream."""
 
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
+COMPILER_BYTES = 64 * MIB
+"""While kernels are compiled, variants are timed with a buffer of the size of the GPU's cache (60 MiB on an H200)."""
 SMALL_GPU_BYTES = 20 * GIB
 """Two sizes of logits chunk, not a share of what is free: another chunk rounds differently, and a resumed run must not."""
 LOSS_CHUNKS = (128, 8192)
@@ -105,9 +107,9 @@ class Sizer:
         self.shape, self.config, self.device, self.rounding = shape, config, device, rounding
         self.comfortable, self.keeping, self.row_length = COMFORTABLE[device] * limit, keeping, row_length
         self._by_size: dict[int, tuple[list[int], list[int]]] = {}
-        packed = config.data.packing and shape.packs
-        self.dense_mask = shape.dense_mask(packed, row_length)
-        self.masked_blocks = shape.masked_blocks(packed, row_length, device)
+        self.packed = config.data.packing and shape.packs
+        self.dense_mask = shape.dense_mask(self.packed, row_length)
+        self.masked_blocks = shape.masked_blocks(self.packed, row_length, device)
         self._position_bytes = shape.vocab_size * (shape.compiled_logit_bytes if compiled else shape.logit_bytes)
         low, high = LOSS_CHUNKS
         budget = LOGITS_BYTES["small" if device == "cuda" and limit < SMALL_GPU_BYTES else device]
@@ -131,6 +133,8 @@ class Sizer:
             Item("Boundaries", together * bounded * hidden, f"inputs of {bounded} blocks, {together * tokens:,} tokens"),
             Item("Hidden states", together * hidden,
                  f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens"),
+            Item("Rotary embeddings", together * (size if self.packed else 1) * self.row_length * shape.argument_numel * item,
+                 "made once for all blocks"),
             Item("Kept activations", kept, f"{c.kept_blocks} blocks that are not recomputed"),
             Item("Working set", working, what),
             Item("Tokens and masks", together * tokens * STEP_TOKEN_BYTES + (masks if self.dense_mask else 0),
@@ -138,7 +142,8 @@ class Sizer:
         ]
         if self.device == "cuda":
             items.append(Item("CUDA context", CUDA_CONTEXT_BYTES))
-        slack = round(ALLOCATOR_SLACK * sum(i.bytes for i in items)) + LIBRARY_BYTES[self.device]
+        libraries = LIBRARY_BYTES[self.device] + (COMPILER_BYTES if self.compiled and self.device == "cuda" else 0)
+        slack = round(ALLOCATOR_SLACK * sum(i.bytes for i in items)) + libraries
         items.append(Item("Allocator slack", slack, "for gaps, and for libraries to work in"))
         return tuple(i for i in items if i.bytes)
 

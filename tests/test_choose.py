@@ -32,7 +32,8 @@ def big_shape(dtype: str = "bfloat16") -> ModelShape:
              UnitShape("head", outer + 3584, outer + 3584))
     return ModelShape(model_type="qwen2", source="qwen", dtype=dtype, attention="sdpa", units=units, tied=False, packs=True,
                       hidden_size=3584, vocab_size=152064, active_parameters=sum(u.parameter_count for u in units),
-                      max_position_embeddings=32768, logit_bytes=14 if dtype == "bfloat16" else 16)
+                      max_position_embeddings=32768, logit_bytes=14 if dtype == "bfloat16" else 16,
+                      argument_numel=256, attention_heads=28, attention_width=3584)
 
 
 def config(**changes) -> TrainConfig:
@@ -48,7 +49,7 @@ def on_gpu(gib: float, shape: ModelShape | None = None, length: int = 1024, **ch
 # ---------------------------------------------------------------------- policy
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
-QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9)
+QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)
 """Of a machine with a large GPU."""
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
 
@@ -280,6 +281,14 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
 
 
+def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
+    same = dict(train__micro_batch_size=37, engine__rounds=1, engine__residency=0, engine__save_level="boundary_host")
+    free = dataclasses.replace(big_shape(), attention=DOCUMENTS)
+    packed, plain = ({item.name: item.bytes for item in on_gpu(24, free, data__packing=packing, **same).gpu_items}
+                     for packing in (True, False))
+    assert packed["Rotary embeddings"] == 148 * 1024 * 256 * 2 and plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
+
+
 def test_what_cannot_fit_is_answered_with_the_leanest_choices():
     chosen = on_gpu(1)
     assert chosen.micro_batch_size == 1 and chosen.choices.host_boundaries and chosen.choices.resident_blocks == 0
@@ -300,7 +309,8 @@ def test_dense_masks_are_counted_only_where_rows_are_packed():
 
 
 def test_attention_by_documents_makes_no_masks_on_the_gpu():
-    plain, free = on_gpu(24), dataclasses.replace(big_shape(), attention=DOCUMENTS)
+    shape = dataclasses.replace(big_shape(), argument_numel=0)
+    plain, free = on_gpu(24, shape), dataclasses.replace(shape, attention=DOCUMENTS)
     assert on_gpu(24, free, data__packing=True) == on_gpu(24, dataclasses.replace(free, sliding_window=512)) == plain
     assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
     sliding = dataclasses.replace(free, sliding_window=512)

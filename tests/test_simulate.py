@@ -8,8 +8,8 @@ import pytest
 
 from engine import cost
 from engine.config import ModelConfig
-from engine.cost import (BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Cost, Rates, attention_flops, op_seconds,
-                         step_flops, step_seconds)
+from engine.cost import (BLOCK_CALLS, BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, PACKED_BYTES, PACKED_WIDTH, Cost, Rates,
+                         attention_flops, op_seconds, step_flops, step_seconds)
 from engine.homes import choose_homes
 from engine.model import build_model
 from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
@@ -98,7 +98,7 @@ FAST = 1e30
 
 def only(**rates: float) -> Rates:
     """A machine that does all else in no time."""
-    return Rates(**{name: FAST for name in Rates.__dataclass_fields__} | {"overhead": 0.0} | rates)
+    return Rates(**{name: FAST for name in Rates.__dataclass_fields__} | {"overhead": 0.0, "call": 0.0} | rates)
 
 
 def bus(rate: float) -> dict[str, float]:
@@ -125,15 +125,39 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     assert of("backward", matmul=1.0) == pytest.approx(3 * forward)
     assert of("backward", kept_plan, matmul=1.0) == pytest.approx(2 * forward)
     attention = of("forward", attention=1.0)
-    assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.hidden_size)
+    assert attention == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
     assert of("backward", attention=1.0) == pytest.approx(3.5 * attention)
     assert of("backward", kept_plan, attention=1.0) == pytest.approx(2.5 * attention)
+    assert of("forward", packed_attention=1.0) < 1e-20
     traffic = of("forward", device_memory=1.0)
     assert traffic == pytest.approx(2 * block.activations.of(2, 16))
     assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(2 * traffic + GRADIENT_BYTES * block.numel)
     compiled = dataclasses.replace(plan, compiled=True)
     assert of("forward", compiled, device_memory=1.0) == pytest.approx(block.compiled_activations.of(2, 16))
     assert block.compiled_activations.of(2, 16) < block.activations.of(2, 16)
+
+
+def test_packed_rows_have_a_kernel_of_their_own(shape):
+    rates = only(packed_attention=1.0)
+    packed = Cost(shape, rates, 2, 16, False, varlen=True)
+    assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
+    assert packed.backward("block 0") == pytest.approx(2.5 * packed.forward("block 0"))
+    plain, packed = (Cost(shape, only(device_memory=1.0), 2, 16, False, varlen) for varlen in (False, True))
+    more = PACKED_BYTES / 3 * 32 * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
+    assert packed.forward("block 0") - plain.forward("block 0") == pytest.approx(more)
+    assert packed.backward("block 0") - plain.backward("block 0") == pytest.approx(2 * more)
+
+
+def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
+    plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
+    seconds = op_seconds(plan, shape, only(call=1.0), 2, 16)
+    took = {op.kind: seconds(op) for op in plan.ops if op.lane == COMPUTE}
+    forward, backward = BLOCK_CALLS["forward"], BLOCK_CALLS["backward"]
+    assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [forward, forward, forward, backward]
+    assert took["backward"] == pytest.approx(forward + backward)
+    slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), 2, 16)
+    free = op_seconds(plan, shape, only(matmul=1.0), 2, 16)
+    assert all(slow(op) == free(op) for op in plan.ops if op.kind in ("forward", "backward"))
 
 
 @pytest.mark.parametrize("dtype,weight,states", [("float32", 4, 8), ("bfloat16", 2, 10)])
@@ -166,7 +190,7 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     parameters = shape.parameter_count
     assert flops["parameters"] == 6 * parameters * 64
     assert flops["model"] == pytest.approx(
-        6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.hidden_size)
+        6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention_width)
     monkeypatch.setattr(cost, "HALF_SPEED_TOKENS", 0)
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
     found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))

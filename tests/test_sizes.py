@@ -92,6 +92,17 @@ def test_counted_activations_are_what_autograd_keeps(family):
         del out
 
 
+@pytest.mark.parametrize("family, kinds", [("gpt2", 0), ("qwen2", 1), ("mixtral", 1), ("gemma3_text", 2)])
+def test_rotary_embeddings_are_counted_by_the_token(family, kinds):
+    """A cosine and a sine for each feature of a head, of each kind of layer; none where positions come from a table."""
+    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2} if kinds == 2 else {}
+    model = build_model(tiny_config(family, **layers), ModelConfig(source="tiny", dtype="float32"))
+    shape, text = shape_of(model), model.config.get_text_config()
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    assert shape.argument_numel == 2 * width * kinds
+    assert (shape.attention_heads, shape.attention_width) == (text.num_attention_heads, text.num_attention_heads * width)
+
+
 def test_a_shape_from_a_config_file_alone(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN_7B), encoding="utf-8")
     shape = shape_from_source(ModelConfig(source=str(tmp_path)))

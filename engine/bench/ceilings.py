@@ -4,6 +4,7 @@ it in a step. All work goes through the lanes of a backend, as that of a step do
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -13,13 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from engine.adamw import HostAdamW
+from engine.attention import Documents, Pattern, attention
 from engine.backend import Backend
 from engine.bench.eager import eager_rates
 from engine.host_store import HostStore
 from engine.kernels import Workers, default_threads, kernel, ranges
 from engine.layout import ParameterSpec, lay_out
 from engine.plan import COMPUTE, D2H, H2D, HOST, Op
-from engine.cost import Rates
+from engine.cost import PACKED_BYTES, PACKED_WIDTH, Rates
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """Of the planes that are copied and updated: far more than any cache holds."""
@@ -28,6 +30,8 @@ PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
 ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
 """Rows, heads, tokens and width of a head."""
 UNIT = "bench"
+CALLS = 64
+"""Small operations that are timed together."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,16 @@ class Ceilings:
     passes: float
     """Bytes a second of what is computed between matrix products: on a GPU those of its memory."""
     overhead: float
-    """As in `Rates`."""
+    call: float
+    packed_attention: float
+    """These three as in `Rates`."""
 
     def rates(self) -> Rates:
         """What the engine can count on while everything runs at once."""
         attention = _both(self.attention_forward, self.attention_backward)
         return Rates(self.h2d_with_d2h, self.d2h_with_h2d, self.matmul, attention, self.passes,
-                     max(self.adamw.values()), self.adamw_with_copies, self.h2d_with_all, self.d2h_with_all, self.overhead)
+                     max(self.adamw.values()), self.adamw_with_copies, self.h2d_with_all, self.d2h_with_all,
+                     self.packed_attention, self.overhead, self.call)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -91,9 +98,11 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
         moved = _rates(backend, {COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[COMPUTE]
         product = _matmul(backend, 3 * seconds)
         forward, backward = _attention(backend, seconds)
-        overhead, passes = 0.0, moved
+        overhead, call, passes, packed = 0.0, 0.0, moved, _both(forward, backward)
         if device.type == "cpu":
-            overhead, passes = eager_rates(seconds, product, _both(forward, backward))
+            overhead, passes = eager_rates(seconds, product, packed)
+        else:
+            packed = _packed_attention(backend, seconds, moved)
         say("host memory and AdamW")
         fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < default_threads()}
         threads = sorted(fewer | {default_threads()})
@@ -101,9 +110,11 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
         busy = _all_at_once(backend, store, adamw[threads[-1]], seconds,
                             {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
+        if device.type != "cpu":
+            call = _call_seconds(backend, store, adamw[threads[-1]], seconds)
         sweep = None if for_plans else _sweep(backend, store, threads[-1], seconds)
     return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy[HOST], busy[H2D],
-                    busy[D2H], sweep, passes, overhead)
+                    busy[D2H], sweep, passes, overhead, call, packed)
 
 
 def one_thread_rates(backend: Backend, seconds: float) -> Rates:
@@ -166,7 +177,11 @@ def _matmul(backend: Backend, seconds: float) -> float:
                   seconds)[COMPUTE]
 
 
-def _attention(backend: Backend, seconds: float) -> tuple[float, float]:
+_plain_attention = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+
+
+def _attention(backend: Backend, seconds: float,
+               attend: Callable[..., torch.Tensor] = _plain_attention) -> tuple[float, float]:
     """FLOPs a second of causal attention, forward and backward: 4 and 10 for each pair of tokens and feature, halved."""
     rows, heads, tokens, width = ATTENTION[backend.device.type]
     dtype = torch.bfloat16 if backend.device.type == "cuda" else torch.float32
@@ -175,13 +190,49 @@ def _attention(backend: Backend, seconds: float) -> tuple[float, float]:
     pairs = rows * heads * tokens * tokens * width / 2
     with torch.no_grad():
         forward = _rates(backend, {COMPUTE: (
-            lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True), 4 * pairs)}, seconds)[COMPUTE]
+            lambda: attend(query, key, value), 4 * pairs)}, seconds)[COMPUTE]
     with torch.enable_grad():
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out = attend(query, key, value)
     ones = torch.ones_like(out)
     backward = _rates(backend, {COMPUTE: (
         lambda: torch.autograd.grad(out, (query, key, value), ones, retain_graph=True), 10 * pairs)}, seconds)[COMPUTE]
     return forward, backward
+
+
+def _packed_attention(backend: Backend, seconds: float, memory: float) -> float:
+    """FLOPs a second of the products alone: what comes on top by `engine.cost` is taken off."""
+    rows, heads, tokens, width = ATTENTION[backend.device.type]
+    pattern = Pattern(Documents.whole_rows(rows, tokens, backend.upload))
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return attention(torch.nn.Identity(), query, key, value, pattern)[0].transpose(1, 2)
+
+    flops = 7.0 * rows * heads * tokens * tokens * width
+    took = flops / _both(*_attention(backend, seconds, attend))
+    besides = PACKED_BYTES * rows * tokens * heads * (width + PACKED_WIDTH) / memory
+    return flops / max(took - besides, 0.2 * took)
+
+
+def _call_seconds(backend: Backend, store: HostStore, alone: float, seconds: float) -> float:
+    """Of launching one small operation while AdamW, `alone` parameters a second, has its cores."""
+    small = torch.zeros(1024, device=backend.device)
+    numel = store.layouts[UNIT].numel
+
+    def launch() -> None:
+        for _ in range(CALLS):
+            small.add_(1.0)
+
+    adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01)
+    try:
+        launch()
+        once = _timed(backend, {COMPUTE: (launch, 8)})[COMPUTE] / 8
+        count = max(8, round(seconds / 4 / once))
+        # The updates go on longer than the launches, however much these are held up.
+        took = _timed(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), max(2, round(seconds * alone / numel))),
+                                COMPUTE: (launch, count)})
+    finally:
+        adamw.close()
+    return took[COMPUTE] / (count * CALLS)
 
 
 def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:

@@ -29,6 +29,8 @@ def _ceilings(c: dict[str, Any]) -> str:
         ("both ways at once", f"{_gb(c['h2d_with_d2h'])} to, {_gb(c['d2h_with_h2d'])} from"),
         ("matrix product, sustained", _tflops(c["matmul"])),
         ("causal attention", f"{_tflops(c['attention_forward'])} forward, {_tflops(c['attention_backward'])} backward"),
+        *([("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows"),
+           ("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs")] if c.get("call") else []),
         ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
         ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
         ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
