@@ -143,8 +143,9 @@ class Forecast:
         if seconds is not None:
             measured["step_seconds"] = seconds
         if self._gpu is not None:
-            # The allocator does not count the context; the driver counts all programs on the card.
-            measured["gpu_peak_bytes"] = self._gpu()["peak"] + CUDA_CONTEXT_BYTES
+            # Gaps are part of what is predicted. The allocator does not count the context; the driver counts all programs on
+            # the card.
+            measured["gpu_peak_bytes"] = self._gpu()["peak_reserved"] + CUDA_CONTEXT_BYTES
         return ForecastChecked(step, moment, compared(self._predicted, measured))
 
 

@@ -18,9 +18,9 @@ COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
 """Share of a limit that automatic choices fill: what is on the device is ours and counted, RAM is shared with others."""
 
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
-ALLOCATOR_SLACK, LIBRARY_BYTES = 0.015, {"cuda": 128 * MIB, "cpu": 0}
-"""Of all that is allocated, and whatever the model: cuBLAS keeps 32 MiB to work in, and the allocator asks the driver for 20 MiB
-at a time, on each stream."""
+ALLOCATOR_SLACK, LIBRARY_BYTES = 0.015, {"cuda": 192 * MIB, "cpu": 0}
+"""Of all that is allocated, and whatever the model: cuBLAS keeps 32 MiB to work in for each thread that calls it, and the
+allocator asks the driver for 20 MiB at a time, on each stream."""
 
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
 COMPILER_BYTES = 64 * MIB

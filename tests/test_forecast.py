@@ -69,7 +69,7 @@ def test_what_is_not_known_has_no_error():
 
 
 def test_the_median_leaves_out_the_first_steps_and_memory_counts_the_context():
-    forecast = Forecast({"loading_peak_bytes": 5, "step_seconds": 1.0}, None, lambda: {"peak": 4 * GIB})
+    forecast = Forecast({"loading_peak_bytes": 5, "step_seconds": 1.0}, None, lambda: {"peak_reserved": 4 * GIB})
     known = [forecast.step(seconds) for seconds in (90.0, 30.0, 1.0, 9.0, 2.0, 2.0)]
     assert known == [False, False, False, False, True, False]
     event = forecast.event(6, "running")
