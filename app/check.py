@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from app.draft import Draft
-from app.figures import fit_figure, item_colour
+from app.fit_figures import fit_figure, item_colour
 from app.form import describe_error, read_config, settings
 from app.session import Session
 from app.words import in_bytes, in_count

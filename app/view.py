@@ -9,16 +9,12 @@ import numpy as np
 from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time,
                        in_time)
 from engine.forecast import QUANTITIES
-from engine.plan import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE, UPDATES
 from engine.runs import RunSummary, shown_state
 from engine.snapshot import RECENT_STEPS, RunSnapshot
 
 MAX_POINTS = 1200
-MAX_SPANS = 1500
 SMOOTH_STEPS = 25
 COMPUTE_BOUND_SHARE = 0.05
-LANES = (H2D, STATES_IN, COMPUTE, UPDATE, D2H, STATES_OUT, HOST)
-"""From top to bottom: what comes in, what the device does with it, what goes out, and the host."""
 EXCESS_SHOWN = 0.05
 """Share above a prediction from which what was measured is marked."""
 LOG_LINES_SHOWN = 200
@@ -299,49 +295,3 @@ def smooth(values: np.ndarray, window: int) -> np.ndarray:
     starts = np.maximum(0, places - window // 2)
     ends = np.minimum(len(values), places + (window + 1) // 2)
     return (sums[ends] - sums[starts]) / (ends - starts)
-
-
-# ------------------------------------------------------------------ the timeline of a step
-
-
-def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS) -> dict[str, list[dict[str, Any]]]:
-    """Spans by lane in order of time, at most `limit` in all: the shortest neighbours of a lane are merged
-    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it. The lanes of
-    optimizers on the device are there when they have spans, the others always."""
-    lanes = {lane: sorted((span for span in spans if span["lane"] == lane), key=lambda span: span["start"])
-             for lane in LANES}
-    lanes = {lane: own for lane, own in lanes.items() if own or lane not in UPDATES}
-    length = max((span["end"] for span in spans), default=0.0)
-    merged = {lane: [dict(span, count=1, last=span["unit"], share={span["op"]: span["end"] - span["start"]})
-                     for span in own] for lane, own in lanes.items()}
-    width, any_op = length / MAX_SPANS, False
-    while sum(map(len, merged.values())) > limit:
-        merged = {lane: _merge(own, width, any_op) for lane, own in merged.items()}
-        width, any_op = (2 * width, False) if any_op else (width, True)
-    return merged
-
-
-def _merge(spans: list[dict[str, Any]], width: float, any_op: bool) -> list[dict[str, Any]]:
-    """One pass over a lane that joins neighbours while the result is no longer than `width` seconds."""
-    joined: list[dict[str, Any]] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and span["end"] - last["start"] <= width and (any_op or span["op"] == last["op"]):
-            share = dict(last["share"])
-            for op, seconds in span["share"].items():
-                share[op] = share.get(op, 0.0) + seconds
-            joined[-1] = dict(last, end=max(last["end"], span["end"]), last=span["last"], share=share,
-                              count=last["count"] + span["count"], op=max(share, key=share.get))
-        else:
-            joined.append(span)
-    return joined
-
-
-def waits_of(compute: list[dict[str, Any]], length: float) -> list[tuple[float, float]]:
-    """Gaps between the spans of the COMPUTE lane that are long enough to be seen, as (start, end) in seconds."""
-    waits, busy_until = [], 0.0
-    for span in compute:
-        if span["start"] - busy_until > length / 500:
-            waits.append((busy_until, span["start"]))
-        busy_until = max(busy_until, span["end"])
-    return waits

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from app.figures import FIGURES, Axis, summaries, timeline_figure, timeline_legend
+from app.figures import FIGURES, Axis, summaries
+from app.timeline import timeline_figure, timeline_legend
 from app.view import details, run_bar, tiles
 from engine.errors import RamstreamError
 from engine.recorder import Follower

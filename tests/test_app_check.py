@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 import app.check
 from app.check import Checker, known_models
 from app.draft import DRAFT_FILE, Draft
-from app.figures import fit_figure
+from app.fit_figures import fit_figure
 from app.form import read_config, shown_values
 from app.guard import Guard, GuardPolicy
 from app.server import _check_routes

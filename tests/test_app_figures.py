@@ -6,9 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from app.figures import FIGURES, OP_GROUPS, summaries, timeline_figure
-from app.view import (ACTIONS, MAX_POINTS, MAX_SPANS, details, diagnosis, downsample, lanes_of, run_bar, sentence, smooth,
-                      tiles, waits_of)
+from app.figures import FIGURES, summaries
+from app.timeline import MAX_SPANS, OP_GROUPS, lanes_of, timeline_figure, waits_of
+from app.view import ACTIONS, MAX_POINTS, details, diagnosis, downsample, run_bar, sentence, smooth, tiles
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.events import RUN_STATES, JobProgressed, RunStarted, StateChanged, StepFinished, StepTimeline
 from engine.plan import COMPUTE, D2H, H2D, HOST

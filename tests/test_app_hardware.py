@@ -16,7 +16,8 @@ from starlette.applications import Starlette
 from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware, read_settings
 from app.probe import PARTS, _Asking, probe
-from app.server import _hardware_routes, _run_routes
+from app.hardware_routes import hardware_routes
+from app.run_routes import run_routes
 from app.session import Session
 from engine.bench import ceilings
 from engine.catalog import catalog, entry_of
@@ -67,7 +68,7 @@ class Tab:
     def __init__(self, folder, machine=MACHINE):
         self.session, self.probe, self.machine = Session(folder / "runs"), Probe(), machine
         self.hardware = Hardware(self.session, lambda path: self.machine, self.probe)
-        routes = _hardware_routes(self.hardware) + _run_routes(self.session)
+        routes = hardware_routes(self.hardware) + run_routes(self.session)
         self.app = Guard(Starlette(routes=routes), GuardPolicy.for_bind("127.0.0.1", None))
 
     def call(self, path, body=None, **headers):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from app.server import _run_routes
+from app.run_routes import run_routes
 from app.session import EngineCalls, Session
 from engine.config import TrainConfig
 from engine.errors import RunError
@@ -102,7 +102,7 @@ def wait_for(condition, seconds=5.0):
 def call(session, *requests):
     """Answers of (method, path, json) requests to the session's routes, one after the other in one event loop."""
     async def go():
-        transport = httpx.ASGITransport(Starlette(routes=_run_routes(session)))
+        transport = httpx.ASGITransport(Starlette(routes=run_routes(session)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.request(method, path, json=body) for method, path, body in requests]
 

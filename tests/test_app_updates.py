@@ -7,10 +7,11 @@ import json
 import plotly.graph_objects as go
 import pytest
 
-from app.figures import (LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS, WAIT_COLOUR, summaries, timeline_figure,
-                         timeline_legend)
+from app.figures import summaries
 from app.theme import DARK, LIGHT
-from app.view import MAX_SPANS, details, lanes_of
+from app.timeline import (LANE_WORDS, MAX_SPANS, OP_COLOURS, OP_GROUPS, OP_WORDS, WAIT_COLOUR, lanes_of, timeline_figure,
+                          timeline_legend)
+from app.view import details
 from app.words import in_step_time
 from engine.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
 from engine.executor import Span
