@@ -189,7 +189,9 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 
 def _attention_heads(text: Any) -> tuple[int, int]:
-    """(heads of queries, features of all of them, the mean of a query's and of what is summed for it)."""
+    """(heads of queries, features of all of them, the mean of a query's and of what is summed for it), of the first layer."""
+    if getattr(text, "is_heterogeneous", False):  # which does not say what may differ from layer to layer
+        text = text.per_layer_config[0]
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     values = getattr(text, "v_head_dim", None)

@@ -16,7 +16,7 @@ from engine.sizes import CUDA_CONTEXT_BYTES, MIB, Item, in_gib
 NOTABLE_BYTES = 16 * MIB
 """Less than this above the plan is not what broke it."""
 
-ACTIVATIONS = ("Boundaries", "Hidden states", "Kept activations", "Working set", "Tokens and masks")
+ACTIVATIONS = ("Boundaries", "Hidden states", "Rotary embeddings", "Kept activations", "Working set", "Tokens and masks")
 """Items of device memory that come and go within a step; buffers live all run long."""
 
 
