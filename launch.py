@@ -5,6 +5,7 @@
     python launch.py check PRESET.yaml   will it fit this machine? without a preset: what does?
     python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
     python launch.py runs                all runs and their states
+    python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
     python launch.py bench [PRESET.yaml] how fast this machine is, and how near the engine comes to it
 
 Bad input ends with exit code 2 and one plain sentence.
@@ -44,8 +45,11 @@ def main(argv: list[str] | None = None) -> int:
 def _app(arguments: argparse.Namespace) -> int:
     from app.main import serve
 
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
     serve(host=arguments.host, port=arguments.port, login=arguments.login, runs_dir=arguments.runs_dir,
-          open_browser=not arguments.no_browser)
+          open_browser=not arguments.no_browser,
+          tls=(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert is not None else None)
     return 0
 
 
@@ -85,6 +89,14 @@ def _runs(arguments: argparse.Namespace) -> int:
     from engine.terminal import runs_as_text
 
     print(runs_as_text(arguments.runs_dir, arguments.json))
+    return 0
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from engine.trace import write_trace
+
+    path = write_trace(arguments.runs_dir, arguments.run_id, arguments.step, arguments.out)
+    print(f"Wrote {path}: open it in ui.perfetto.dev or chrome://tracing")
     return 0
 
 
@@ -148,6 +160,13 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
 
+    trace = commands.add_parser("trace", help="write the timeline of a sampled step as a file for Perfetto")
+    trace.add_argument("run_id")
+    trace.add_argument("--step", type=int, metavar="N", help="a step that was sampled (the latest by default)")
+    trace.add_argument("--out", type=Path, metavar="FILE", help="where to (a file named after run and step by default)")
+    trace.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    trace.set_defaults(run=_trace)
+
     bench = commands.add_parser("bench", help="ceilings of this machine, then the engine's throughput against them")
     bench.add_argument("preset", nargs="?", type=Path, help="YAML preset, trained from random weights on random tokens")
     bench.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
@@ -164,6 +183,8 @@ def _app_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (a public one needs --login)")
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--login", action="store_true", help="ask for a user name and password")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its PEM key")
     parser.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser window")
 

@@ -8,6 +8,7 @@ import re
 import time
 from typing import Any
 
+from app.data_figures import lengths_figure, lengths_words
 from app.draft import Draft
 from app.fit_figures import fit_figure, item_colour
 from app.form import describe_error, read_config, settings
@@ -55,7 +56,7 @@ class Checker:
         """`tone`, `headline`, `reasons`, `bars`, `time`, `remedies` (the component values that each changes) and `help` above
         them, `size`, `can_start`, `why_not`, and, when a field is wrong, its component's id as `field`."""
         verdict = {"tone": "bad", "headline": "", "reasons": [], "bars": [], "time": [], "remedies": [], "help": "", "size": "",
-                   "field": None, "can_start": False, "why_not": ""}
+                   "field": None, "can_start": False, "can_queue": False, "why_not": ""}
         try:
             report = self._estimate(read_config(shown), self._machine())
         except ConfigError as error:
@@ -74,6 +75,8 @@ class Checker:
         return verdict | {"tone": tone, "headline": headline, "reasons": [_as_labelled(reason) for reason in report.reasons],
                           "bars": bars, "time": _time_rows(report) if fits else [], "remedies": remedies,
                           "help": HELP[report.verdict] if remedies else "", "can_start": fits and not busy,
+                          # What the run under way takes now is free when the queue comes to this one.
+                          "can_queue": busy is not None,
                           "size": _size_words(report), "why_not": why_not or ""}
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +106,7 @@ class Checker:
         return {name: found[name] for name in ("source", "format", "format_detected", "rows_measured", "rows_cut",
                                                "rows_skipped", "percent_trained", "warnings")} | {
             "columns": [[str(name), str(meaning)] for name, meaning in dict(found["columns"]).items()],
-            "rows": [_shortened(row) for row in found["rows"]]}
+            "rows": [_shortened(row) for row in found["rows"]], "lengths": lengths_figure(found), "said": lengths_words(found)}
 
 
 def machine_words(machine: Machine) -> str:

@@ -1,4 +1,5 @@
-"""The form as it was last left: kept by the server and beside the runs, so that it outlives the tab and the server."""
+"""The form as it was last left, or as a run was started: kept by the server and beside the runs, so that it outlives the tab
+and the server."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from app.form import settings
+from app.form import settings, shown_values
+from engine.errors import ConfigError, RunError
+from engine.runs import open_run
 
 DRAFT_FILE = ".draft.json"
 
@@ -49,3 +52,18 @@ class Draft:
             if not good:
                 return None
         return preset, shown
+
+
+def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Component values of a run's settings with `changes` (config values by dotted name).
+
+    Raises RunError for a run that is not there or whose settings this version cannot use, ConfigError for a change that is
+    no setting or out of its range.
+    """
+    folder = open_run(runs_dir, run_id)
+    try:
+        config = folder.config
+    except ConfigError as error:
+        raise RunError(f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); mend its "
+                       "config.yaml.") from None
+    return shown_values(config.with_values(changes))

@@ -6,6 +6,7 @@ config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -43,9 +44,12 @@ LABELS = {
     "output.keep_checkpoints": "Checkpoints to keep",
     "output.eval_every": "Evaluate every (steps)",
     "output.exact_match_samples": "Exact-match samples",
+    "output.sample_prompts": "Sample prompts (one a line)",
+    "output.sample_tokens": "Sample tokens",
     "output.timeline_every": "Timeline every (steps)",
     "output.export": "Export when finished",
     "output.price_per_kwh": "Price of electricity (a kWh)",
+    "output.webhook": "Web address to tell when the run ends",
 }
 
 CHOICE_LABELS = {
@@ -78,7 +82,7 @@ class Setting:
     """One field of `TrainConfig`: its dotted name, what kind of value it takes, and how it is shown."""
 
     dotted: str
-    kind: Literal["text", "switch", "choice", "whole", "number"]
+    kind: Literal["text", "lines", "switch", "choice", "whole", "number"]
     choices: tuple[str, ...]
     auto: bool
     optional: bool
@@ -113,6 +117,8 @@ class Setting:
         if self.kind == "choice":
             words = CHOICE_LABELS.get(self.dotted, {})
             return gr.Dropdown([(words.get(choice, choice), choice) for choice in self.choices], **common)
+        if self.kind == "lines":
+            return gr.Textbox(lines=2, max_lines=8, placeholder="none", **common)
         return gr.Textbox(max_lines=1, placeholder=self.empty_means, **common)
 
     def holds(self, shown: Any) -> bool:
@@ -125,6 +131,8 @@ class Setting:
             return value
         if value is None or value == AUTO and self.auto:
             return ""
+        if self.kind == "lines":
+            return "\n".join(map(_as_line, value))
         if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
             return json.dumps([{key: item for key, item in dataclasses.asdict(part).items() if item is not None}
                                for part in value], ensure_ascii=False)
@@ -135,6 +143,10 @@ class Setting:
         if self.kind in ("switch", "choice"):
             return shown
         text = str(shown if shown is not None else "").strip()
+        if self.kind == "lines":
+            return [_of_line(line) for line in text.splitlines() if line.strip()]
+        if self.kind == "text" and self.optional and text.lower() in ("", self.empty_means, "null"):
+            return None
         if self.kind == "text":
             return _listed(text) if self.mixed and text.startswith("[") else text
         if text.lower() in ("", self.empty_means, "null"):
@@ -204,12 +216,26 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
     literals = [choice for option in options if typing.get_origin(option) is Literal
                 for choice in typing.get_args(option)]
     plain = [option for option in options if typing.get_origin(option) is not Literal]
-    kinds = {bool: "switch", int: "whole", float: "number", str: "text"}
+    kinds = {bool: "switch", int: "whole", float: "number", str: "text", tuple[str, ...]: "lines"}
     kind = next((kinds[option] for option in plain if option in kinds), "choice")
     choices = tuple(literals) if kind == "choice" else ()
     return Setting(dotted, kind, choices, auto=kind != "choice" and AUTO in literals,
                    optional=type(None) in plain, mixed=any(typing.get_origin(option) is tuple for option in plain),
                    help=doc.replace("`", ""))
+
+
+def _as_line(text: str) -> str:
+    """A text on one line of a box: as it is, or in JSON where it would not come back as it was."""
+    return text if text and text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"' else json.dumps(text)
+
+
+def _of_line(line: str) -> str:
+    """The text that `_as_line` wrote."""
+    line = line.strip()
+    if line.startswith('"'):
+        with contextlib.suppress(ValueError):
+            return str(json.loads(line))
+    return line
 
 
 def _listed(text: str) -> Any:

@@ -14,9 +14,9 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
-from app.login import LOGIN_PATH, Login
+from app.login import LINK_USED, LOGIN_PATH, Login
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -83,7 +83,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = _Headers(scope)
-        refusal = self._refusal(scope, headers)
+        refusal = self._refusal(scope, headers) or self._by_link(scope)
         if refusal is not None:
             await _respond(send, *refusal)
             return
@@ -95,8 +95,13 @@ class Guard:
             receive = _replay(body, receive)
         await self.app(scope, receive, _with_security_headers(send))
 
-    def _refusal(self, scope: Scope, headers: _Headers) -> tuple[int, str] | tuple[int, str, str] | None:
-        """Status and sentence (and the place to go instead) of a request that may not pass."""
+    def _by_link(self, scope: Scope) -> tuple[int, str, str, str] | None:
+        """Who is logged in already and opens the link goes on without the token in the address."""
+        token = _link_token(scope)
+        return None if token is None or self.policy.login is None else (303, "Logged in.", "/", "")
+
+    def _refusal(self, scope: Scope, headers: _Headers) -> tuple | None:
+        """Status and sentence (and the place to go instead, and a cookie) of a request that may not pass as it is."""
         hosts = headers.all("host")
         if len(hosts) != 1 or not self._is_our_host(hosts[0]):
             return 400, "Unknown Host: open the app under the address that it printed when it started."
@@ -113,6 +118,11 @@ class Guard:
                 return 415, "Refused: only JSON is accepted here."
         login = self.policy.login
         if login is not None and path != LOGIN_PATH and not login.accepts_cookie(headers.get("cookie")):
+            token = _link_token(scope)
+            if token is not None:
+                if login.redeem(token):
+                    return 303, "Logged in.", "/", login.set_cookie(scope.get("scheme") == "https")
+                return 303, "Log in first.", f"{LOGIN_PATH}?{LINK_USED}=1"
             wants_page = scope["method"] == "GET" and "text/html" in (headers.get("accept") or "")
             if wants_page and path == "/":
                 query = scope.get("query_string", b"").decode("latin-1")
@@ -159,6 +169,13 @@ class Guard:
             return 408
 
 
+def _link_token(scope: Scope) -> str | None:
+    """The token of the link that logs in once, where that was opened."""
+    if scope["method"] != "GET" or scope["path"] != "/":
+        return None
+    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [None])[0]
+
+
 class _Headers:
     def __init__(self, scope: Scope):
         self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
@@ -201,11 +218,13 @@ def _with_security_headers(send: Send) -> Send:
     return guarded
 
 
-async def _respond(send: Send, status: int, sentence: str, location: str | None = None) -> None:
+async def _respond(send: Send, status: int, sentence: str, location: str | None = None, cookie: str = "") -> None:
     body = json.dumps({"error": sentence}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
                (b"cache-control", b"no-store"), *SECURITY_HEADERS]
     if location is not None:
         headers.append((b"location", location.encode("latin-1")))
+    if cookie:
+        headers.append((b"set-cookie", cookie.encode("latin-1")))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

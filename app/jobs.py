@@ -7,17 +7,23 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import RamstreamError, RunError
 
 KEPT_JOBS = 50
+SHOWN = ("id", "title", "state", "done", "total", "text", "result", "error")
+
+
+class Cancelled(Exception):
+    """Raised inside a job by a request to cancel it."""
 
 
 @dataclass
 class Job:
-    """`state` is working, done or failed. `text` grows while an answer is written; `result` and `error` are sentences."""
+    """`state` is working, done, failed or cancelled. `text` grows while an answer is written; `result` and `error` are
+    sentences."""
 
     id: int
     title: str
@@ -27,13 +33,28 @@ class Job:
     text: str = ""
     result: str = ""
     error: str = ""
+    _cancel: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def progress(self, done: float, total: float, *_: Any) -> None:
-        """Callback for the engine."""
+        """Callback for the engine. Raises Cancelled once the job is to end."""
+        self.check()
         self.done, self.total = done, total
 
+    def cancel(self) -> None:
+        """Ask it to end, from any thread; it does so where it next looks. Nothing happens to one that is over."""
+        self._cancel.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancel.is_set()
+
+    def check(self) -> None:
+        """Raises Cancelled once the job is to end."""
+        if self.is_cancelled:
+            raise Cancelled
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in SHOWN}
 
 
 class Jobs:
@@ -64,6 +85,8 @@ class Jobs:
         try:
             job.result = work(job)
             job.state = "done"
+        except Cancelled:
+            job.result, job.state = f"{job.title} was cancelled.", "cancelled"
         except RamstreamError as error:
             job.error, job.state = str(error), "failed"
         except Exception as error:

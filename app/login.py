@@ -1,4 +1,5 @@
-"""One user and password for the whole app: asked for at the start, kept in a signed cookie, shown by a small form."""
+"""One user and password for the whole app: asked for at the start, kept in a signed cookie, shown by a small form; and a link
+that logs one page in without them, once."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import html
 import ipaddress
 import os
 import secrets
+import ssl
+import threading
 import time
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -24,6 +27,7 @@ from engine.errors import RamstreamError
 LOGIN_PATH = "/login"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 COOKIE_NAME = "ramstream_login"
+LINK_USED = "link_used"
 COOKIE_SECONDS = 14 * 24 * 3600
 WRONG_PASSWORD_SECONDS = 0.5
 
@@ -39,6 +43,19 @@ class Login:
         self._user, self._password = user, password
         salt = f"{user}:{password}".encode()
         self._key = hmac.new(_read_or_create_key(key_path), salt, hashlib.sha256).digest()
+        self.link_token = secrets.token_urlsafe(24)
+        """Of the link that logs in once; new with each server."""
+        self._link_used = threading.Lock()
+
+    def redeem(self, token: str) -> bool:
+        """Whether `token` is that of the link, and this its first use."""
+        right = hmac.compare_digest(token.encode(), self.link_token.encode())
+        return right and self._link_used.acquire(blocking=False)
+
+    def set_cookie(self, secure: bool) -> str:
+        """A Set-Cookie header that logs in. secure: the page came by https."""
+        return (f"{COOKIE_NAME}={self.new_cookie()}; Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; SameSite=lax"
+                + ("; Secure" if secure else ""))
 
     def accepts(self, user: str, password: str) -> bool:
         same_user = hmac.compare_digest(user.encode(), self._user.encode())
@@ -88,6 +105,19 @@ def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login 
     return None
 
 
+def tls_options(certificate: Path, key: Path) -> dict[str, str]:
+    """uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and its key."""
+    for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
+        if not path.is_file():
+            raise RamstreamError(f"{option} {path}: there is no such file; give the path of a PEM file.")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, OSError) as error:
+        raise RamstreamError(f"--tls-cert {certificate}: this is no PEM certificate that belongs to the unencrypted key {key} "
+                             f"({getattr(error, 'reason', None) or error}).") from None
+    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach `host`."""
     if host == "localhost":
@@ -102,7 +132,8 @@ def login_routes(login: Login) -> list[Route]:
     """GET and POST of the form."""
 
     async def form(request: Request) -> Response:
-        return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), ""))
+        used = "That link has been used, or is of an earlier start: log in." if LINK_USED in request.query_params else ""
+        return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), used))
 
     async def submit(request: Request) -> Response:
         fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
@@ -111,10 +142,7 @@ def login_routes(login: Login) -> list[Route]:
         if not login.accepts(user, password):
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return HTMLResponse(_page(target, "That user or password is wrong."), status_code=401)
-        response = RedirectResponse(target, status_code=303)
-        response.set_cookie(COOKIE_NAME, login.new_cookie(), max_age=COOKIE_SECONDS, httponly=True, samesite="lax",
-                            secure=request.url.scheme == "https")
-        return response
+        return RedirectResponse(target, 303, {"set-cookie": login.set_cookie(request.url.scheme == "https")})
 
     return [Route(LOGIN_PATH, form, methods=["GET"]), Route(LOGIN_PATH, submit, methods=["POST"])]
 

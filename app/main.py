@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ import uvicorn
 from app.check import REMEDIES_SHOWN, Checker, machine_words
 from app.form import read_config, shown_values
 from app.guard import WILDCARD_HOSTS, GuardPolicy
-from app.login import resolve_login
+from app.login import resolve_login, tls_options
 from app.panels import FIRST_PRESET, TrainPanel, drawn, read_presets, train_panel
 from app.server import build_app
 from app.session import Session
 from app.theme import css_variables, make_theme
+from engine.config import TrainConfig
 from engine.errors import RamstreamError
 from engine.machine import read_machine
 
-TABS = ("train", "live", "runs", "hardware")
+TABS = ("train", "live", "runs", "talk", "hardware")
 LOGIN_KEY_FILE = ".login.key"
 SHUTDOWN_SECONDS = 2
 
@@ -46,6 +47,8 @@ def build_page(session: Session, checker: Checker) -> gr.Blocks:
                 drawn("live")
             with gr.Tab("Runs", id="runs", elem_id="rs-tab-runs"):
                 drawn("runs")
+            with gr.Tab("Talk", id="talk", elem_id="rs-tab-talk"):
+                drawn("talk")
             with gr.Tab("Hardware", id="hardware", elem_id="rs-tab-hardware"):
                 drawn("hardware")
         _wire(page, session, checker, presets, panel, bar, tabs)
@@ -58,7 +61,8 @@ ASK = """(preset, ...values) => {
   if (!window.ramstreamOpened) return;
   (window.ramstreamForms ??= []).push({preset, shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-OFFER = """({can_start, remedies}) => [{__type__: 'update', interactive: can_start}, ...SLOTS.map((number) => (
+OFFER = """({can_start, can_queue, remedies}) => [...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
+  {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"  # what is undefined stays as it is
 
@@ -86,19 +90,32 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         return shown | {panel.about: {"about": preset.about}}
 
     def open_page(request: gr.Request) -> dict[Any, Any]:
-        tab = request.query_params.get("tab")
+        tab = request.query_params.get("tab") or ("runs" if "compare" in request.query_params else None)
         updates: dict[Any, Any] = {tabs: gr.Tabs(selected=tab if tab in TABS else "train")}
         file, shown = checker.draft.recall() or (None, None)
         if file in presets:
             updates |= {panel.preset: file, panel.about: {"about": presets[file].about}}
+        elif shown is not None:  # the settings of a run: no preset's
+            updates |= {panel.preset: None, panel.about: {"about": ""}}
         return updates | (filled(shown) if shown is not None else {})
 
-    def start(values: dict[Any, Any]) -> dict[Any, Any]:
+    def starting(begin: Callable[[TrainConfig], str]) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
+        def start(values: dict[Any, Any]) -> dict[Any, Any]:
+            try:
+                run_id = begin(read_config(shown_in(values)))
+            except RamstreamError as error:
+                return {panel.why_not: {"why_not": str(error)}}
+            return {bar: {"open": run_id}, tabs: gr.Tabs(selected="live")}
+
+        return start
+
+    def enqueue(values: dict[Any, Any]) -> dict[Any, Any]:
         try:
-            run_id = session.start(read_config(shown_in(values)))
+            place = session.queue.add(read_config(shown_in(values)))
         except RamstreamError as error:
             return {panel.why_not: {"why_not": str(error)}}
-        return {bar: {"open": run_id}, tabs: gr.Tabs(selected="live")}
+        then = "it is held until you continue it in Runs" if session.queue.is_held else "Runs shows it"
+        return {panel.why_not: {"why_not": f"Number {place} in the queue now; {then}."}}
 
     def in_page(js: str, inputs: Any, outputs: Any = None, **names: Any) -> dict[str, Any]:
         """An event that never reaches the server; `names` stand in its script for their values."""
@@ -121,28 +138,36 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         **ask).then(preview, **previewed)
     page.load(open_page, None, [*fields.values(), panel.preset, panel.about, tabs], **quiet).then(
         **in_page(OPENED, None)).then(**ask).then(preview, **previewed)
-    panel.start.click(start, inputs, [bar, tabs, panel.why_not], queue=False, concurrency_limit=None, **quiet)
-    panel.verdict.change(**in_page(OFFER, panel.verdict, [panel.start, *panel.remedies], SLOTS=list(range(REMEDIES_SHOWN))))
+    at_once = {"queue": False, "concurrency_limit": None, **quiet}
+    panel.start.click(starting(session.start), inputs, [bar, tabs, panel.why_not], **at_once)
+    panel.detached.click(starting(session.start_detached), inputs, [bar, tabs, panel.why_not], **at_once)
+    panel.queue.click(enqueue, inputs, panel.why_not, **at_once)
+    offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
+    panel.verdict.change(**in_page(OFFER, panel.verdict, offered, SLOTS=list(range(REMEDIES_SHOWN))))
     for number, button in enumerate(panel.remedies):
         button.click(**in_page(APPLY, panel.verdict, [*fields.values()], FIELDS=list(fields), NUMBER=number)).then(**ask)
 
 
 def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = None,
-          runs_dir: str | os.PathLike[str] = "runs", open_browser: bool = True) -> None:
+          runs_dir: str | os.PathLike[str] = "runs", open_browser: bool = True,
+          tls: tuple[Path, Path] | None = None) -> None:
     """Serve the app until Ctrl-C; a run that is going on is then stopped and saved (a second Ctrl-C leaves at once).
 
-    `login`: "user:password", True to ask in the terminal, else what RAMSTREAM_LOGIN says. Raises RamstreamError for an
-    address that others can reach without a login, and for one that cannot be used.
+    `login`: "user:password", True to ask in the terminal, else what RAMSTREAM_LOGIN says. `tls`: files of a certificate
+    (with its chain) and its key, to serve by https. Raises RamstreamError for an address that others can reach without a
+    login, for one that cannot be used, and for files that are no certificate and key.
     """
+    encryption = {} if tls is None else tls_options(*tls)
     runs = Path(runs_dir).expanduser().resolve()
     policy = GuardPolicy.for_bind(host, resolve_login(login, host, runs / LOGIN_KEY_FILE))
     session = Session(runs)
     checker = Checker(session)
     app = build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables())
-    server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False,
+    server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, **encryption,
                                     timeout_graceful_shutdown=SHUTDOWN_SECONDS, ws="none", server_header=False))
-    address = f"http://{_shown_host(host)}:{port}/"
-    server.on_started = lambda: _announce(address, open_browser)
+    address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
+    link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
+    server.on_started = lambda: _announce(address, link, open_browser)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
     try:
         server.run()
@@ -179,8 +204,10 @@ class _Server(uvicorn.Server):
             self.on_started()
 
 
-def _announce(address: str, open_browser: bool) -> None:
+def _announce(address: str, link: str | None, open_browser: bool) -> None:
     print(f"Ramstream is at {address} (Ctrl-C stops it)", flush=True)
+    if link is not None:
+        print(f"Open {link} to log in without the password; the link works once.", flush=True)
     if open_browser:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 

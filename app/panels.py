@@ -18,6 +18,7 @@ from engine.paths import PROGRAM_ROOT
 TEMPLATES = PROGRAM_ROOT / "assets" / "page"
 PRESETS = PROGRAM_ROOT / "presets"
 FIRST_PRESET = "starter.yaml"
+DETACHED_HINT = '<p class="rs-hint">In a process of its own, which goes on when Ramstream itself is closed.</p>'
 
 
 def drawn(name: str, value: Any = None) -> gr.HTML:
@@ -73,6 +74,8 @@ class TrainPanel:
     verdict: gr.HTML
     remedies: list[gr.Button]
     start: gr.Button
+    detached: gr.Button
+    queue: gr.Button
     why_not: gr.HTML
 
 
@@ -122,7 +125,10 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
                 remedies = [gr.Button(visible=False, size="sm", elem_classes="rs-remedy") for _ in range(REMEDIES_SHOWN)]
                 start = gr.Button("Start", variant="primary", size="lg", interactive=False, elem_id="start")
                 why_not = drawn("why_not", {})
-    return TrainPanel(preset, about, fields, preview, verdict, remedies, start, why_not)
+                queue = gr.Button("Add to queue", size="lg", visible=False, elem_id="add-to-queue")
+                detached = gr.Button("Start detached", size="sm", interactive=False, elem_id="start-detached")
+                gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
+    return TrainPanel(preset, about, fields, preview, verdict, remedies, start, detached, queue, why_not)
 
 
 def _other_settings(place: Any) -> None:

@@ -20,14 +20,20 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from app.check import Checker
+from app.compare_routes import compare_routes
+from app.draft_routes import draft_routes
 from app.form import settings
 from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware
 from app.hardware_routes import hardware_routes
 from app.login import login_routes
 from app.requests import answering_errors, json_body, object_of, text_of
+from app.queue_routes import queue_routes
 from app.run_routes import run_routes
 from app.session import Session
+from app.talk import Talk
+from app.talk_routes import talk_routes
+from app.timeline_routes import timeline_routes
 from engine.errors import RunError
 from engine.paths import PROGRAM_ROOT
 
@@ -40,6 +46,9 @@ FOREVER = "public, max-age=31536000, immutable"
 def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any) -> FastAPI:
     """The whole ASGI application. `mount` is passed to Gradio (theme and css)."""
     routes = _file_routes() + run_routes(session) + _check_routes(checker) + hardware_routes(Hardware(session))
+    routes += talk_routes(Talk(session))
+    routes += draft_routes(session, checker) + compare_routes(session) + queue_routes(session)
+    routes += timeline_routes(session)
     if policy.login is not None:
         routes += login_routes(policy.login)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(Guard, policy=policy)],

@@ -1,5 +1,5 @@
-"""`Session`: what the server owns. It runs at most one run, in a worker thread that no tab can end, follows the runs of
-other processes, and passes requests on to whichever process a run belongs to."""
+"""`Session`: what the server owns. It runs at most one run, in a worker thread that no tab can end, starts others in processes
+of their own or in turn, follows the runs of other processes, and passes requests on to whichever process a run belongs to."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from app.detached import PROCESS_FILE, is_starting, request_when_started, settle, start_detached
 from app.jobs import Job, Jobs
+from app.queue import RunQueue
 from app.watch import Watch
+from engine.about import About, write_about
+from engine.changes import CHANGE, Change
 from engine.config import TrainConfig
 from engine.errors import RunError
-from engine.runs import RunSummary, delete_run, list_runs, open_run, send_command
+from engine.run_list import RunSummary, list_runs, summarise
+from engine.runs import RUN_ID, RunFolder, delete_run, open_run
 
 KEPT_WATCHES = 8
 LIST_SECONDS = 1.0
@@ -31,7 +36,7 @@ class Run(Protocol):
 
     def execute(self) -> Any: ...
 
-    def request(self, command: str) -> None: ...
+    def request(self, command: str | Change) -> None: ...
 
 
 def _later(module: str, name: str) -> Callable[..., Any]:
@@ -44,6 +49,7 @@ class EngineCalls:
     """The engine's functions that the session calls; tests give their own."""
 
     start_run: Callable[..., Run] = _later("engine.job", "start_run")
+    start_detached: Callable[..., str] = start_detached
     resume_run: Callable[..., Run] = _later("engine.job", "resume_run")
     export_run: Callable[..., Any] = _later("engine.export", "export_run")
     ask_run: Callable[..., str] = _later("engine.generate", "ask_run")
@@ -67,12 +73,16 @@ class Session:
         self.server_id = secrets.token_hex(6)
         """New with each server, so that a page notices that it talks to another one."""
         self.jobs = Jobs()
+        self.before_run: Callable[[], None] = lambda: None
+        """Called before a run begins: others give back the memory that they can do without."""
         self._launching = threading.Lock()
         self._watching = threading.Lock()
         self._active: Run | None = None
         self._worker: threading.Thread | None = None
         self._watches: OrderedDict[str, Watch] = OrderedDict()
         self._listed: tuple[float, list[RunSummary]] = (-LIST_SECONDS, [])
+        self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
+        self.queue = RunQueue(runs_dir, self.start, self.why_not_start)
 
     # ------------------------------------------------------------------ the run of this process
 
@@ -82,14 +92,57 @@ class Session:
         run = self._active
         return run.id if run is not None else None
 
+    @property
+    def active_run(self) -> Run | None:
+        """The same, itself."""
+        return self._active
+
+    @property
+    def busy_id(self) -> str | None:
+        """The run that is going on, here or in another process; looked up again at most once a second."""
+        looked_at, run_id = self._elsewhere
+        if self._active is None and time.monotonic() - looked_at >= LIST_SECONDS:
+            run_id = self._running_elsewhere()
+        return self.active_id or run_id
+
     def why_not_start(self) -> str | None:
         """The sentence that stands beside a Start that cannot be pressed, or None."""
         run = self._active
-        return f"{run.id} is running here, and one run at a time is possible: stop it or let it finish." if run else None
+        if run is not None:
+            return f"{run.id} is running here, and one run at a time is possible: stop it or let it finish."
+        run_id = self._running_elsewhere()
+        return (f"{run_id} is running in a process of its own, and one run at a time is possible: stop it or let it finish."
+                if run_id is not None else None)
+
+    def _running_elsewhere(self) -> str | None:
+        """The run of this folder that another process holds or is about to hold. Not cached: Start depends on it."""
+        found = next((folder.id for folder in self._folders() if folder.is_running() or is_starting(folder)), None)
+        self._elsewhere = (time.monotonic(), found)
+        return found
+
+    def _folders(self) -> list[RunFolder]:
+        """Newest first, as they are likeliest to be going on."""
+        try:
+            names = sorted((path.name for path in self.runs_dir.iterdir() if RUN_ID.fullmatch(path.name) and path.is_dir()),
+                           reverse=True)
+        except OSError:
+            return []
+        return [RunFolder(self.runs_dir / name) for name in names]
 
     def start(self, config: TrainConfig) -> str:
         """Start a run and return its id at once. Raises RunError when one is running, and what `start_run` raises."""
         return self._launch(lambda: self.engine.start_run(config, self.runs_dir))
+
+    def start_detached(self, config: TrainConfig) -> str:
+        """Start a run in a process of its own, which goes on when this one ends; its id, at once. Raises like `start`."""
+        with self._launching:
+            reason = self.why_not_start()
+            if reason is not None:
+                raise RunError(reason)
+            self.before_run()
+            run_id = self.engine.start_detached(config, self.runs_dir, self._has_ended)
+            self._look_again()
+            return run_id
 
     def resume(self, run_id: str) -> str:
         """Continue a stopped, failed or interrupted run; returns at once, raises like `start`."""
@@ -103,19 +156,31 @@ class Session:
             run = self._active = make()
             self._worker = threading.Thread(target=self._work, args=(run,), name=f"run-{run.id}", daemon=True)
             self._worker.start()
-            self._listed = (-LIST_SECONDS, [])
+            self._look_again()
             return run.id
+
+    def _look_again(self) -> None:
+        """A run began or ended: what is remembered of the folder is old."""
+        self._listed = (-LIST_SECONDS, [])
+        self._elsewhere = (-LIST_SECONDS, None)
+
+    def _has_ended(self) -> None:
+        self._look_again()
+        self.queue.look()
 
     def _work(self, run: Run) -> None:
         try:
+            self.before_run()
             run.execute()
         except RunError as error:  # another process has taken the run in the meantime: its record is not ours to write
             print(error, file=sys.stderr, flush=True)
         finally:
             self._active = None
+            self._has_ended()
 
     def close(self) -> None:
-        """Stop and save the active run, and wait for it. A KeyboardInterrupt ends the wait."""
+        """Stop and save the active run, and wait for it; what is queued stays queued. A KeyboardInterrupt ends the wait."""
+        self.queue.close()
         run, worker = self._active, self._worker
         if run is not None and worker is not None:
             run.request("stop")
@@ -124,8 +189,8 @@ class Session:
 
     # ------------------------------------------------------------------ any run
 
-    def request(self, run_id: str, command: str) -> str:
-        """Ask a run to stop, discard, pause, resume or save. A run that is over or interrupted is resumed as a new
+    def request(self, run_id: str, command: str | Change) -> str:
+        """Ask a run to stop, discard, pause, resume or save, or for a change. A run that is over or interrupted is resumed as a new
         session of this process. Raises RunError when nobody would obey. Returns the run's id."""
         folder = open_run(self.runs_dir, run_id)
         run = self._active
@@ -134,32 +199,60 @@ class Session:
         elif command == "resume" and not folder.is_running():
             return self.resume(run_id)
         else:
-            send_command(folder, command)
-        self.watch(run_id).note_request(command)
+            request_when_started(folder, command)
+        self.watch(run_id).note_request(CHANGE if isinstance(command, Change) else command)
         return run_id
+
+    def change(self, run_id: str, change: Change) -> str:
+        """Ask a run that is going on for a change of its settings. Raises RunError for values that it would refuse."""
+        change.applied(open_run(self.runs_dir, run_id).config, self.watch(run_id).snapshot.step)
+        return self.request(run_id, change)
 
     def watch(self, run_id: str) -> Watch:
         """What follows this run, shared by all who look at it. Raises RunError when there is no such run."""
         with self._watching:
             watch = self._watches.get(run_id)
             if watch is None or not watch.folder.path.is_dir():
-                watch = self._watches[run_id] = Watch(open_run(self.runs_dir, run_id),
-                                                         lambda: self.active_id == run_id)
+                folder = open_run(self.runs_dir, run_id)
+                settle(folder)
+                watch = self._watches[run_id] = Watch(folder, lambda: self.is_about_to_run(folder))
             self._watches.move_to_end(run_id)
             while len(self._watches) > KEPT_WATCHES:
                 self._watches.popitem(last=False)
             return watch
 
+    def is_about_to_run(self, folder: RunFolder) -> bool:
+        """Whether it has a process, this one or its own, which may not have taken its lock yet."""
+        return self.active_id == folder.id or is_starting(folder)
+
     def runs(self) -> list[RunSummary]:
         """Every run, newest first; read again at most once a second."""
         listed_at, listed = self._listed
         if time.monotonic() - listed_at >= LIST_SECONDS:
-            listed = list_runs(self.runs_dir)
+            listed = [run for run in map(self._as_it_is, list_runs(self.runs_dir)) if run is not None]
             self._listed = (time.monotonic(), listed)
         return listed
 
+    def _as_it_is(self, run: RunSummary) -> RunSummary | None:
+        """A run whose own process is still starting has no lock yet; one whose process ended before that has failed."""
+        folder = RunFolder(Path(run.path))
+        if run.state != "interrupted" or not (folder.path / PROCESS_FILE).is_file():
+            return run
+        if is_starting(folder):
+            return replace(run, state="preparing")
+        settle(folder)
+        return summarise(folder)
+
+    def describe(self, run_id: str, name: str, note: str) -> About:
+        """Give a run a name and a note; its id stays. Raises RunError for what cannot be kept."""
+        about = write_about(open_run(self.runs_dir, run_id), name, note)
+        self._listed = (-LIST_SECONDS, [])
+        return about
+
     def delete(self, run_id: str) -> None:
         """Delete a run with its record and checkpoints. Raises RunError while it is going on."""
+        if is_starting(open_run(self.runs_dir, run_id)):
+            raise RunError(f"The process of run {run_id} is just starting; stop it first.")
         delete_run(self.runs_dir, run_id)
         with self._watching:
             self._watches.pop(run_id, None)
@@ -167,8 +260,9 @@ class Session:
 
     def run_to_open(self) -> str | None:
         """The run that a page shows when its address names none: the active one, else the newest."""
-        runs = self.runs() if self._active is None else []
-        return self.active_id or (runs[0].id if runs else None)
+        busy = self.busy_id
+        runs = self.runs() if busy is None else []
+        return busy or (runs[0].id if runs else None)
 
     # ------------------------------------------------------------------ long work
 

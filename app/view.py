@@ -6,30 +6,31 @@ from typing import Any
 
 import numpy as np
 
+from app.diagnosis import diagnosis
 from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time,
                        in_time)
 from engine.forecast import QUANTITIES
-from engine.runs import RunSummary, shown_state
+from engine.run_list import RunSummary
+from engine.runs import shown_state
 from engine.snapshot import RECENT_STEPS, RunSnapshot
 
 MAX_POINTS = 1200
 SMOOTH_STEPS = 25
-COMPUTE_BOUND_SHARE = 0.05
 EXCESS_SHOWN = 0.05
 """Share above a prediction from which what was measured is marked."""
 LOG_LINES_SHOWN = 200
 SAMPLES_SHOWN = 5
+SAMPLES_LOOKED_AT = 20
 
-CAUSE_WORDS = {"h2d": "weights coming in (H2D)", "d2h": "gradients going out (D2H)", "optimizer": "the optimizer",
-               "other": "other work"}
 JOB_WORDS = {"load_model": "Loading the model", "tokenise": "Reading the data", "allocate": "Reserving host memory",
              "checkpoint": "Writing a checkpoint", "export": "Exporting", "evaluate": "Evaluating on held-out rows",
-             "sample": "Held-out prompts", "dry_run": "Trying a step"}
+             "sample": "Held-out prompts", "prompts": "Sample prompts", "dry_run": "Trying a step"}
 PENDING_WORDS = {"stop": "Stop requested: finishing the step, then saving.",
                  "discard": "Discard requested: finishing the step.", "pause": "Pause requested: finishing the step.",
-                 "resume": "Resuming.", "save": "Save requested: finishing the step."}
-ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "stop", "discard"), "pausing": ("stop", "discard"),
-           "paused": ("resume", "save", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
+                 "resume": "Resuming.", "save": "Save requested: finishing the step.",
+                 "change": "Change requested: made before the next step."}
+ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "change", "stop", "discard"), "pausing": ("stop", "discard"),
+           "paused": ("resume", "save", "change", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
            "interrupted": ("resume",)}
 """What a person can ask for in each state."""
 
@@ -37,8 +38,10 @@ ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "stop"
 # ------------------------------------------------------------------ the run bar
 
 
-def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pending: str | None = None) -> dict[str, Any]:
-    """What the bar above the tabs shows; `pending` is a command that was asked for and not yet taken."""
+def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pending: str | None = None,
+            learning_rate: float | None = None) -> dict[str, Any]:
+    """What the bar above the tabs shows; `pending` is a command that was asked for and not yet taken, `learning_rate` the peak
+    of the settings."""
     state = shown_state(snapshot.state, is_running)
     word, percent = STATE_WORDS[state], f"{100 * snapshot.progress:.0f} %"
     marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
@@ -57,6 +60,7 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
         "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
         "actions": [] if pending else list(ACTIONS.get(state, ())),
         "pending": pending,
+        "settings": {"learning_rate": learning_rate, "steps": snapshot.total_steps, "done": snapshot.step},
         "title": f"{mark} {name} · Ramstream",
         "step_seconds": _recent_median(snapshot.steps.seconds) if snapshot.steps.seconds else None,
     }
@@ -82,23 +86,9 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
     if state == "paused":
         return f"Paused at {at}: Resume continues at once."
     if state == "running":
-        return diagnosis(snapshot)
+        return diagnosis(snapshot).text
     return snapshot.reason or {"preparing": "Getting ready.", "pausing": "Finishing the step, then pausing.",
                                "stopping": "Finishing the step, then saving.", "saving": "Saving."}[state]
-
-
-def diagnosis(snapshot: RunSnapshot) -> str:
-    """Where the time of the latest steps went, in a sentence."""
-    seconds = sum(snapshot.steps.seconds[-RECENT_STEPS:])
-    if not seconds:
-        return "The first step is under way."
-    shares = {cause: sum(values[-RECENT_STEPS:]) / seconds for cause, values in snapshot.steps.exposed.items()}
-    waiting = sum(shares.values())
-    if waiting < COMPUTE_BOUND_SHARE:
-        return f"Compute-bound: only {in_share(waiting)} of the time is spent waiting."
-    causes = sorted((cause for cause in shares if shares[cause] >= 0.01), key=lambda cause: -shares[cause])
-    listed = ", ".join(f"{in_share(shares[cause])} for {CAUSE_WORDS.get(cause, cause)}" for cause in causes)
-    return f"Compute waits {in_share(waiting)} of the time: {listed}."
 
 
 def _how_it_finished(snapshot: RunSnapshot) -> str:
@@ -145,14 +135,22 @@ def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
         _tile("Gradient norm", in_digits(latest["grad_norm"]), "before clipping"),
         _tile("Tokens per second", rate,
               f"{in_step_time(latest['seconds'])} a step" if latest["seconds"] is not None else ""),
-        _tile("TFLOPS", flops, "of model work"),
+        _tile("TFLOPS", flops, _ceiling_note(snapshot)),
         _tile("Host memory", in_bytes(memory.host_rss[-1]) if len(memory) else "–",
               f"{in_bytes(memory.host_pinned[-1])} pinned" if len(memory) and memory.host_pinned[-1] else ""),
     ]
     if len(memory) and memory.gpu_total[-1]:
         shown.append(_tile("GPU memory", in_bytes(memory.gpu_peak[-1] or memory.gpu_allocated[-1]),
                            f"peak, of {in_bytes(memory.gpu_total[-1])}"))
+    if any(memory.power[-SAMPLES_LOOKED_AT:]):
+        shown.append(_tile("Power", f"{memory.power[-1]:,.0f} W", f"{in_digits(memory.energy[-1])} Wh so far"))
     return shown
+
+
+def _ceiling_note(snapshot: RunSnapshot) -> str:
+    if not snapshot.ceiling_tflops or not len(snapshot.steps):
+        return "of model work"
+    return f"{in_share(_recent_median(snapshot.steps.tflops) / snapshot.ceiling_tflops)} of this machine's ceiling"
 
 
 def _tile(label: str, value: str, note: str) -> dict[str, str]:
@@ -242,6 +240,15 @@ def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
     return {"scores": scores, "rows": [{"prompt": prompt, **row} for prompt, row in rows.items()]}
 
 
+def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:
+    """The sample prompts, the steps at which they were answered, and the answers by prompt and step; "" where a prompt was not
+    asked at a step."""
+    prompts = list(dict.fromkeys(pair["prompt"] for event in snapshot.prompt_answers for pair in event.answers))
+    by_step = [{pair["prompt"]: pair["answer"] for pair in event.answers} for event in snapshot.prompt_answers]
+    return {"steps": [event.step for event in snapshot.prompt_answers],
+            "rows": [{"prompt": prompt, "answers": [answers.get(prompt, "") for answers in by_step]} for prompt in prompts]}
+
+
 def _files(snapshot: RunSnapshot) -> list[str]:
     written = [f"Checkpoint of step {c.step:,}: {in_bytes(c.bytes)} in {in_short_time(c.seconds)}"
                for c in snapshot.checkpoints]
@@ -257,10 +264,13 @@ def run_row(run: RunSummary) -> dict[str, Any]:
     actions += [action for action in ("resume",) if action in ACTIONS.get(run.state, ()) and run.state != "paused"]
     if run.state not in ("unreadable", "preparing"):
         actions += ["ask", "export"]
+    actions.append("details")
+    if run.state != "unreadable":
+        actions += ["draft", "compare"]
     if "stop" not in ACTIONS.get(run.state, ()) and STATE_TONES[run.state] != "busy":
         actions.append("delete")
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
-    return {"id": run.id, "name": run.name, "state": run.state, "word": STATE_WORDS[run.state],
+    return {"id": run.id, "name": run.name, "note": run.note, "state": run.state, "word": STATE_WORDS[run.state],
             "tone": STATE_TONES[run.state], "steps": steps, "loss": in_digits(run.loss), "model": run.model,
             "data": run.data, "created": run.created, "at_work": in_time(run.seconds), "reason": run.reason,
             "actions": actions, "export_folder": f"exports/{run.id}"}

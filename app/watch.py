@@ -14,12 +14,17 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from app.figures import FIGURES, Axis, summaries
-from app.timeline import timeline_figure, timeline_legend
-from app.view import details, run_bar, tiles
+from app.axes import Axis
+from app.diagnosis import diagnosis
+from app.figures import FIGURES, alarms, summaries
+from app.timeline import timeline_part
+from app.view import details, prompt_answers, run_bar, tiles
+from engine.about import read_about
+from engine.config import TrainConfig
 from engine.errors import RamstreamError
 from engine.recorder import Follower
 from engine.runs import RunFolder
+from engine.sampled import SampledSteps
 from engine.snapshot import RunSnapshot
 
 REBUILD_SECONDS = 0.5
@@ -36,12 +41,15 @@ class Watch:
         self._is_active = is_active
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
+        self.sampled = SampledSteps(folder.events_path)
+        """Timelines of earlier steps, for who asks for one."""
         self._lock = asyncio.Lock()
         self._read_at = -REBUILD_SECONDS
         self._head = b""
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
         self._asked_at: dict[Axis, float] = {}
         self._request: tuple[str, int] | None = None
+        self._changes = 0
 
     async def answer(self, since: int, axis: Axis) -> bytes:
         """The members of a JSON object, without its braces. Raises RunError when the record cannot be read."""
@@ -68,22 +76,32 @@ class Watch:
         snapshot = self.snapshot
         if self._request is not None and (not is_running or len(snapshot.controls) > self._request[1]):
             self._request = None
-        bar = run_bar(snapshot, self.folder.id, self._name(), is_running, self._request[0] if self._request else None)
-        head = {"run_id": self.folder.id, "seq": snapshot.last_seq, "bar": bar, "tiles": tiles(snapshot)}
+        about, config = read_about(self.folder.path), self._config()
+        bar = run_bar(snapshot, self.folder.id, about.name or self._name(), is_running,
+                      self._request[0] if self._request else None, config and config.train.learning_rate)
+        bar["note"] = about.note
+        head = {"run_id": self.folder.id, "seq": snapshot.last_seq, "bar": bar, "tiles": tiles(snapshot),
+                "diagnosis": diagnosis(snapshot, config).to_dict()}
         self._head = _serialised(head)[1:-1]
-        said = summaries(snapshot)
+        said, alarmed = summaries(snapshot), alarms(snapshot)
         curves = (snapshot.sessions, snapshot.steps.count, snapshot.memory.count, snapshot.evals.count)
         for axis in self._axes_in_use():
             for name, build in FIGURES.items():
-                self._keep(name, axis, curves, lambda: {**build(snapshot, axis), "said": said.get(name, "")})
+                # A map of all units is larger than a curve, and changes in sampled steps alone.
+                key = (snapshot.sessions, snapshot.norms.count) if name == "norms" else curves
+                self._keep(name, axis, key, lambda: {**build(snapshot, axis), "said": said.get(name, ""),
+                                                     "tone": "warn" if name in alarmed else ""})
         step = snapshot.timeline.step if snapshot.timeline is not None else None
-        self._keep("timeline", None, (snapshot.sessions, step), lambda: {
-            **timeline_figure(snapshot), "said": said.get("timeline", ""), "legend": timeline_legend(snapshot)})
+        self._keep("timeline", None, (snapshot.sessions, step, bool(snapshot.simulated)), lambda: {
+            **timeline_part(snapshot.timeline, snapshot.simulated), "steps": snapshot.timeline_steps})
         known = (snapshot.sessions, len(snapshot.log), snapshot.log[-1].time if snapshot.log else 0,
                  len(snapshot.exact_matches), len(snapshot.checkpoints), len(snapshot.exports), snapshot.state,
                  bool(snapshot.data), bool(snapshot.plan_choices),
                  snapshot.forecast and (snapshot.forecast.step, snapshot.forecast.moment))
         self._keep("details", None, known, lambda: details(snapshot))
+        answered = snapshot.prompt_answers
+        self._keep("prompts", None, (snapshot.sessions, len(answered), answered[-1].step if answered else None),
+                   lambda: prompt_answers(snapshot))
         self._read_at = time.monotonic()
 
     def _name(self) -> str:
@@ -94,6 +112,16 @@ class Watch:
             return self.folder.config.name
         except RamstreamError:
             return self.folder.id
+
+    def _config(self) -> TrainConfig | None:
+        """The settings, which a change writes anew; None where they do not load."""
+        if self._changes != len(self.snapshot.changes):
+            self._changes = len(self.snapshot.changes)
+            self.folder.__dict__.pop("config", None)
+        try:
+            return self.folder.config
+        except RamstreamError:
+            return None
 
     def _axes_in_use(self) -> list[Axis]:
         """All are rebuilt together, since one `seq` tells a page how much it has seen."""

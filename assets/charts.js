@@ -1,10 +1,14 @@
 // The Live tab: figures that the server has built, drawn with Plotly in place and linked by their x axis.
 
+import {Diagnosis} from './diagnosis.js';
 import {el, isShown} from './dom.js';
+import {SamplePrompts} from './prompts.js';
 
-const CONFIG = {responsive: false, displaylogo: false, showSendToCloud: false, displayModeBar: false,
+export const CONFIG = {responsive: false, displaylogo: false, showSendToCloud: false, displayModeBar: false,
   doubleClick: 'reset'};
-const LINKED = ['loss', 'throughput', 'optimizer', 'memory'];
+const LINKED = ['loss', 'throughput', 'optimizer', 'memory', 'step_time', 'power', 'norms'];
+const NARROW = 480;  // px of a chart below which its legend is set smaller
+const MAPS = ['norms'];  // have no curve that a line through x could be read at
 
 let plotly;
 export function loadPlotly() {
@@ -16,18 +20,22 @@ export function loadPlotly() {
 }
 
 export class Live {
-  constructor(element, setAxis) {
+  constructor(element, setAxis, timeline) {
     this.root = element;
     this.setAxis = setAxis;
+    this.timeline = timeline;
+    this.prompts = new SamplePrompts(this.part('prompts'));
     this.plots = new Map();
     this.range = null;
     this.rangeVersion = 0;
     this.linking = false;
+    this.log = false;
+    this.diagnosis = new Diagnosis((name) => this.part(name));
     const sizes = new ResizeObserver((entries) => {
       for (const {target} of entries) this.plots.get(target.dataset.figure).dirty = true;
       this.schedule();
     });
-    for (const node of element.querySelectorAll('[data-figure]')) {
+    for (const node of element.querySelectorAll('[data-figure]:not([data-figure="timeline"])')) {
       this.plots.set(node.dataset.figure, {node, figure: null, dirty: false, drawn: false});
       sizes.observe(node);
     }
@@ -37,6 +45,7 @@ export class Live {
       button.addEventListener('click', () => this.chooseAxis(button.dataset.axis));
     }
     this.part('reset').addEventListener('click', () => this.zoom(null));
+    this.part('log-scale').addEventListener('click', () => this.toggleLog());
   }
 
   part(name) { return this.root.querySelector(`[data-part="${name}"]`); }
@@ -48,6 +57,7 @@ export class Live {
     this.part('run').hidden = true;
     this.zoom(null);
     for (const plot of this.plots.values()) plot.figure = null;
+    this.timeline.clear();
   }
 
   chooseAxis(axis) {
@@ -58,18 +68,27 @@ export class Live {
     this.setAxis(axis);
   }
 
+  toggleLog() {
+    this.log = !this.log;
+    this.part('log-scale').setAttribute('aria-pressed', String(this.log));
+    this.redrawAll();
+  }
+
   show(answer) {
     this.part('empty').hidden = true;
     this.part('run').hidden = false;
     this.showTiles(answer.tiles);
+    this.diagnosis.show(answer.diagnosis, answer.run_id);
     for (const [name, part] of Object.entries(answer.parts)) {
       if (name === 'details') this.showDetails(part);
+      else if (name === 'timeline') this.timeline.show(part, answer.run_id);
+      else if (name === 'prompts') this.prompts.show(part);
       else {
-        Object.assign(this.plots.get(name), {figure: part, dirty: true});
-        const rows = part.layout.yaxis.categoryarray?.length;
-        if (rows) this.plots.get(name).node.style.setProperty('--rs-rows', rows);
-        this.root.querySelector(`[data-said="${name}"]`).textContent = part.said;
-        if (part.legend) this.showLegend(part.legend);
+        const plot = this.plots.get(name), said = this.root.querySelector(`[data-said="${name}"]`);
+        Object.assign(plot, {figure: part, dirty: true});
+        plot.node.closest('figure').hidden = Boolean(part.is_absent);
+        said.textContent = part.said;
+        said.dataset.tone = part.tone;
       }
     }
     this.schedule();
@@ -97,27 +116,24 @@ export class Live {
     const {node, figure} = next;
     if (!figure || !onScreen(node)) { next.dirty = true; return; }
     const linked = LINKED.includes(node.dataset.figure);
-    await Plotly.react(node, figure.data, this.layout(figure.layout, node, linked), CONFIG);
+    await Plotly.react(node, figure.data, this.layout(figure, node, linked), CONFIG);
     if (!next.drawn && linked) this.link(node, Plotly);
     next.drawn = true;
     this.schedule();
   }
 
-  layout(layout, node, linked) {
-    const style = getComputedStyle(document.body), colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
-    const themed = {...layout, width: node.clientWidth, height: node.clientHeight, paper_bgcolor: 'rgba(0,0,0,0)',
-      plot_bgcolor: 'rgba(0,0,0,0)', font: {family: getComputedStyle(node).fontFamily, size: 12, color: colour('text')},
-      hoverlabel: {bgcolor: colour('card'), bordercolor: colour('field-line'), font: {color: colour('text')}}};
-    for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-      const muted = colour('muted'), axis = layout[name];
-      themed[name] = {gridcolor: colour('line'), linecolor: colour('line'), spikecolor: muted, ...axis,
-        tickfont: {color: muted, size: 11}, title: {...axis.title, font: {color: muted, size: 11}}};
+  layout(figure, node, linked) {
+    const drawn = themed(figure.layout, node);
+    if (drawn.width < NARROW) drawn.legend = {...drawn.legend, font: {size: 10}};
+    for (const name of figure.log_axes ?? []) {
+      // A zoom of the linear axis means nothing on the other one.
+      Object.assign(drawn[name], {uirevision: `log ${this.log}`}, this.log ? {type: 'log', rangemode: 'normal'} : {});
     }
     if (linked) {
-      Object.assign(themed.xaxis, this.range ? {range: this.range, autorange: false} : {autorange: true},
+      Object.assign(drawn.xaxis, this.range ? {range: this.range, autorange: false} : {autorange: true},
         {uirevision: `range ${this.rangeVersion}`});
     }
-    return themed;
+    return drawn;
   }
 
   link(node, Plotly) {
@@ -127,8 +143,15 @@ export class Live {
         this.zoom([change['xaxis.range[0]'], change['xaxis.range[1]']]);
       } else if (change['xaxis.autorange'] || change['xaxis.range']) this.zoom(change['xaxis.range'] ?? null);
     });
-    node.on('plotly_hover', ({xvals}) => this.hover(node, Plotly, xvals?.[0]));
+    const isMap = MAPS.includes(node.dataset.figure);
+    node.on('plotly_hover', ({xvals, points}) => this.hover(node, Plotly, isMap ? place(points[0]) : xvals?.[0]));
     node.on('plotly_unhover', () => this.hover(node, Plotly, null));
+    // A point of a curve opens the step that it stands for.
+    node.on('plotly_click', ({points}) => {
+      if (points?.length && this.root.querySelector('[data-axis="step"]').ariaPressed === 'true') {
+        this.timeline.openNear(points[0].x);
+      }
+    });
   }
 
   zoom(range) {
@@ -144,7 +167,7 @@ export class Live {
     this.linking = true;
     for (const name of LINKED) {
       const {node, drawn} = this.plots.get(name);
-      if (node === from || !drawn || !onScreen(node)) continue;
+      if (node === from || !drawn || MAPS.includes(name) || !onScreen(node)) continue;
       if (x === null || x === undefined) Plotly.Fx.unhover(node);
       else Plotly.Fx.hover(node, {xval: x}, Object.keys(node._fullLayout._plots));
     }
@@ -164,14 +187,6 @@ export class Live {
       if (value.textContent !== tile.value) value.textContent = tile.value;
       note.textContent = tile.note;
     });
-  }
-
-  showLegend(legend) {
-    this.part('legend').replaceChildren(...legend.map(([label, colour]) => {
-      const swatch = el('i');
-      swatch.style.background = colour;
-      return el('span', {}, swatch, label);
-    }));
   }
 
   showDetails(details) {
@@ -223,7 +238,24 @@ function tone(row, name) {
   return row[name] === row.expected ? 'rs-right' : 'rs-off';
 }
 
-function onScreen(node) {
+// The colours of the page for a figure as the server made it, in the size of its place.
+export function themed(layout, node) {
+  const style = getComputedStyle(document.body), colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
+  const drawn = {...layout, width: node.clientWidth, height: node.clientHeight, paper_bgcolor: 'rgba(0,0,0,0)',
+    plot_bgcolor: 'rgba(0,0,0,0)', font: {family: getComputedStyle(node).fontFamily, size: 12, color: colour('text')},
+    hoverlabel: {bgcolor: colour('card'), bordercolor: colour('field-line'), font: {color: colour('text')}}};
+  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
+    const muted = colour('muted'), axis = layout[name];
+    drawn[name] = {gridcolor: colour('line'), linecolor: colour('line'), spikecolor: muted, ...axis,
+      tickfont: {color: muted, size: 11}, title: {...axis.title, font: {color: muted, size: 11}}};
+  }
+  return drawn;
+}
+
+// Of a point on its x axis, as a number: on a time axis its x is text.
+function place({x, xaxis}) { return xaxis.type === 'date' ? xaxis.d2c(x) : x; }
+
+export function onScreen(node) {
   if (!isShown(node) || !node.clientWidth) return false;
   const box = node.getBoundingClientRect();
   return box.bottom > -200 && box.top < window.innerHeight + 200;

@@ -4,20 +4,24 @@
 import {Live} from './charts.js';
 import {el, field, isShown, send} from './dom.js';
 import {Hardware} from './hardware.js';
+import {announce, NotifySwitch} from './notify.js';
+import {RunBar, showProgress} from './runbar.js';
 import {RunList} from './runs.js';
+import {Talk} from './talk.js';
+import {Timeline} from './timeline.js';
 import {mountTrain} from './train.js';
 
-const TABS = ['train', 'live', 'runs', 'hardware'];
-const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000, REFUSAL_SHOWN = 8000;
+const TABS = ['train', 'live', 'runs', 'talk', 'hardware'];
+const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000;
 const NOTHING_NEW = Number.MAX_SAFE_INTEGER;
 
 // ---------------------------------------------------------------- the page's state
 
 const page = {
-  run: null, chosen: false, server: null, seq: 0, seen: 0, axis: 'step', active: undefined, tab: null,
+  run: null, chosen: false, server: null, seq: 0, seen: 0, axis: 'step', step: null, active: undefined, tab: null,
   lastAnswer: Date.now(), failures: 0, turn: 0, timer: 0, delay: 500,
 };
-const places = {bar: null, live: null, runs: null, hardware: null};
+const places = {bar: null, live: null, runs: null, talk: null, hardware: null};
 
 function openRun(id, tab) {
   page.run = id;
@@ -44,6 +48,13 @@ function setAxis(axis) {
   wake();
 }
 
+// The step whose timeline is looked at; null while it is the latest one. Only of the run that the address names.
+function setStep(step) {
+  page.step = step;
+  if (step !== null) page.chosen = true;
+  writeAddress();
+}
+
 function goTo(tab) {
   document.getElementById(`rs-tab-${tab}-button`)?.click();
 }
@@ -64,6 +75,8 @@ function writeAddress() {
   const query = new URLSearchParams(location.search);
   if (page.chosen && page.run) query.set('run', page.run);
   else query.delete('run');
+  if (page.step !== null && query.has('run')) query.set('step', page.step);
+  else query.delete('step');
   if (page.tab) query.set('tab', page.tab);
   history.replaceState(null, '', `${location.pathname}?${query}`);
 }
@@ -84,6 +97,7 @@ async function poll() {
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
     if (page.tab === 'runs' && !document.hidden) places.runs?.refresh();
+    if (page.tab === 'talk' && !document.hidden) places.talk?.refresh(page.chosen ? page.run : null);
     if (page.tab === 'hardware' && !document.hidden) places.hardware?.refresh();
     page.failures = 0;
     page.lastAnswer = Date.now();
@@ -123,7 +137,8 @@ async function readRun(turn) {
   setActive(answer.active);
   if (!page.chosen && answer.active && answer.active !== page.run) return openActive(answer.active);
   places.bar?.show(answer.bar, answer.active);
-  setTitle(answer.bar);
+  showProgress(answer.bar);
+  announce(answer.bar);
   if (draws) {
     places.live.show(answer);
     page.seen = answer.seq;
@@ -156,106 +171,22 @@ function explain(error) {
   return `Reconnecting: the last update is ${ago} s old. A run goes on without this page.`;
 }
 
-// ---------------------------------------------------------------- title and icon
-
-const TONES = {busy: '#3b7de0', good: '#2f9e6e', warn: '#d19a1f', bad: '#d64550', calm: '#8a93a3'};
-
-function setTitle(bar) {
-  document.title = bar.title;
-  const share = bar.tone === 'good' ? 1 : bar.progress, length = 2 * Math.PI * 12;
-  const ring = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><g fill="none" stroke-width="7">` +
-    `<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/><circle cx="16" cy="16" r="12" ` +
-    `stroke="${TONES[bar.tone]}" stroke-dasharray="${(share * length).toFixed(1)} 99" transform="rotate(-90 16 16)"/></g></svg>`;
-  const address = `data:image/svg+xml,${encodeURIComponent(ring)}`;
-  let icon = document.querySelector('link[rel~="icon"]');
-  if (!icon) document.head.append(icon = el('link', {rel: 'icon'}));
-  if (icon.href !== address) icon.href = address;
-}
-
-// ---------------------------------------------------------------- the run bar
-
-class RunBar {
-  constructor({element, props, trigger, watch}) {
-    this.root = element.querySelector('.rs-bar');
-    this.trigger = trigger;
-    this.dialog = element.querySelector('dialog');
-    this.run = null;
-    this.refusedUntil = 0;
-    this.buttons = [...element.querySelectorAll('[data-command]')];
-    for (const button of this.buttons) button.addEventListener('click', () => this.press(button.dataset.command));
-    this.dialog.addEventListener('close', () => {
-      if (this.dialog.returnValue === 'discard') this.command('discard');
-    });
-    this.other = field(element, 'other');
-    this.other.querySelector('button').addEventListener('click', () => openRun(page.active, 'live'));
-    // Start answers with the run that it began.
-    watch('value', () => { if (props.value?.open) openRun(props.value.open); });
-  }
-
-  show(bar, active) {
-    this.run = bar.run_id;
-    this.root.dataset.tone = bar.tone;
-    for (const name of ['word', 'name', 'sentence', 'step', 'left', 'rate']) {
-      const node = field(this.root, name);
-      if (node.textContent !== bar[name]) node.textContent = bar[name];
-    }
-    const progress = this.root.querySelector('.rs-progress'), percent = Math.round(100 * bar.progress);
-    progress.setAttribute('aria-valuenow', percent);
-    progress.firstElementChild.style.width = `${100 * bar.progress}%`;
-    for (const button of this.buttons) {
-      button.hidden = !bar.actions.includes(button.dataset.command);
-      button.disabled = false;
-    }
-    if (this.dialog.open && !bar.actions.includes('discard')) this.dialog.close('keep');
-    const elsewhere = Boolean(active) && active !== bar.run_id;
-    this.other.hidden = !elsewhere;
-    if (elsewhere) this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
-  }
-
-  clear() {
-    this.show({run_id: null, tone: 'calm', word: 'No run', name: 'Nothing is running', progress: 0, actions: [],
-      sentence: 'Choose a preset in Train and press Start.', step: '–', left: '–', rate: '–'}, null);
-    document.title = 'Ramstream';
-  }
-
-  note(text, loggedOut = false) {
-    const node = field(this.root, 'note');
-    if (!text && Date.now() < this.refusedUntil) return;
-    node.hidden = !text;
-    if (node.firstChild?.textContent !== text) node.replaceChildren(text);
-    if (loggedOut && !node.querySelector('a')) node.append(' ', el('a', {href: '/login'}, 'Log in again'));
-  }
-
-  press(command) {
-    if (command === 'discard') {
-      this.dialog.returnValue = 'keep';
-      this.dialog.showModal();
-    } else this.command(command);
-  }
-
-  async command(command) {
-    for (const button of this.buttons) button.disabled = true;
-    try {
-      await send(`/api/runs/${encodeURIComponent(this.run)}/control`, {command});
-      wake();
-    } catch (error) {
-      this.refusedUntil = Date.now() + REFUSAL_SHOWN;
-      this.note(error.message);
-      for (const button of this.buttons) button.disabled = false;
-    }
-  }
-
-  activeChanged() {
-    this.trigger('change');  // whether Start can be pressed depends on it
-  }
-}
-
 // ---------------------------------------------------------------- mounting
 
 const mounts = {
-  run_bar: (place) => { places.bar = new RunBar(place); wake(); },
-  live: (place) => { places.live = new Live(place.element, setAxis); page.seen = 0; wake(); },
+  run_bar: (place) => {
+    places.bar = new RunBar(place, {wake, open: () => openRun(page.active, 'live'), opened: openRun});
+    new NotifySwitch(place.element.querySelector('[data-part="notify"]'));
+    wake();
+  },
+  live: (place) => {
+    const timeline = new Timeline(place.element.querySelector('.rs-timeline'), page.step, setStep);
+    places.live = new Live(place.element, setAxis, timeline);
+    page.seen = 0;
+    wake();
+  },
   hardware: (place) => { places.hardware = new Hardware(place.element, () => goTo('train')); wake(); },
+  talk: (place) => { places.talk = new Talk(place.element); wake(); },
   runs: (place) => { places.runs = new RunList(place.element, openRun, closeRun); wake(); },
 };
 
@@ -265,6 +196,7 @@ function mount(place) {
 
 const query = new URLSearchParams(location.search);
 if (query.get('run')) Object.assign(page, {run: query.get('run'), chosen: true});
+if (page.run && /^\d{1,15}$/.test(query.get('step'))) page.step = Number(query.get('step'));
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = {push: mount};
 waiting.forEach(mount);

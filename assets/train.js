@@ -2,8 +2,9 @@
 
 import {loadPlotly} from './charts.js';
 import {el, field, send} from './dom.js';
+import {drawPreview} from './preview.js';
+import {small, themed} from './themed.js';
 
-const PATIENCE = 600;
 const TYPING_PAUSE = 80, AT_ONCE = 20, TOGETHER = 5, RETRY = 2000;
 const BEHIND = 100, TIMES_BEHIND = 50;
 const SUGGESTED = 8;
@@ -160,10 +161,10 @@ class Suggestions {
 // ---------------------------------------------------------------- the verdict
 
 const UNCHECKED = {tone: 'bad', headline: 'This cannot be checked now.', size: '', help: '', bars: [], time: [], remedies: [],
-  field: null, can_start: false};
+  field: null, can_start: false, can_queue: false};
 
 function drawVerdict(place, verdict) {
-  const {element} = place, {can_start, remedies, why_not} = verdict;
+  const {element} = place, {can_start, can_queue, remedies, why_not} = verdict;
   element.querySelector('.rs-verdict').dataset.tone = verdict.tone;
   for (const name of ['headline', 'size', 'help']) field(element, name).textContent = verdict[name];
   field(element, 'reasons').replaceChildren(...verdict.reasons.map((reason) => el('li', {}, reason)));
@@ -173,7 +174,7 @@ function drawVerdict(place, verdict) {
   for (const node of document.querySelectorAll('.rs-wrong')) node.classList.remove('rs-wrong');
   if (verdict.field) document.getElementById(verdict.field)?.classList.add('rs-wrong');
   // Start and the remedies are Gradio's, which follows these values; Start may have answered why not itself before.
-  place.props.value = {can_start, remedies};
+  place.props.value = {can_start, can_queue, remedies};
   places.why_not.props.value = {why_not};
   draw.why_not(places.why_not, {why_not});
 }
@@ -221,59 +222,10 @@ class FitPart {
     const Plotly = await loadPlotly();
     this.width = this.plot.clientWidth;
     if (!this.width) return;
-    const {data, layout} = themed(this.figure), style = getComputedStyle(document.body);
+    const {data, layout} = themed(this.figure);
     const drawn = JSON.stringify([this.width, data, layout]);
     if (drawn === this.drawn) return;  // a bar takes longer to draw than all the text
     this.drawn = drawn;
-    const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
-    await Plotly.react(this.plot, data, {...layout, width: this.width, height: this.plot.clientHeight,
-      paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: {family: getComputedStyle(this.plot).fontFamily},
-      hoverlabel: {bgcolor: colour('card'), bordercolor: colour('field-line'), font: {color: colour('text'), size: 12}}}, PLOT);
+    await Plotly.react(this.plot, data, small(this.plot, layout), PLOT);
   }
-}
-
-function themed(value) {
-  // Colours that are named as variables of the style sheet become what they are in this theme.
-  if (typeof value === 'string') {
-    return value.startsWith('--rs-') ? getComputedStyle(document.body).getPropertyValue(value).trim() : value;
-  }
-  if (Array.isArray(value)) return value.map(themed);
-  return value && typeof value === 'object'
-    ? Object.fromEntries(Object.entries(value).map(([name, item]) => [name, themed(item)])) : value;
-}
-
-// ---------------------------------------------------------------- the preview
-
-function drawPreview(place, preview) {
-  // What is shown stays until the answer is there; only one that takes long says so.
-  clearTimeout(place.late);
-  const {element} = place;
-  element.querySelector('.rs-preview').setAttribute('aria-busy', Boolean(preview.pending));
-  if (preview.pending) {
-    place.late = setTimeout(() => { field(element, 'understood').textContent = 'Reading the first rows …'; }, PATIENCE);
-    return;
-  }
-  const understood = field(element, 'understood'), rows = field(element, 'rows');
-  const key = element.querySelector('.rs-preview-key');
-  const failed = Boolean(preview.error);
-  understood.classList.toggle('rs-error', failed);
-  key.hidden = failed || !preview.rows;
-  if (!preview.rows) {
-    understood.textContent = preview.error ?? '';
-    rows.replaceChildren();
-    field(element, 'warnings').replaceChildren();
-    return;
-  }
-  const columns = preview.columns.map(([name, meaning]) => `${name} → ${meaning}`).join(', ');
-  understood.textContent = `${preview.format_detected ? 'Recognised as' : 'Read as'} ${preview.format}` +
-    (columns ? `: ${columns}.` : '.');
-  const notes = [`${preview.percent_trained} % of the tokens of the first ${preview.rows_measured} rows`];
-  if (preview.rows_cut) notes.push(`${preview.rows_cut} rows are cut`);
-  if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
-  field(element, 'counted').textContent = `· ${notes.join(' · ')}`;
-  rows.replaceChildren(...preview.rows.map((row) => el('li', {},
-    el('p', {class: 'rs-tokens'}, ...(row.skipped ? [el('em', {}, `Skipped: ${row.skipped}`)]
-      : row.pieces.map((piece) => el(piece.trained ? 'mark' : 'span', {}, piece.text)))),
-    el('small', {}, `${row.where} · ${row.tokens} tokens, ${row.trained_tokens} trained${row.cut ? ' · cut' : ''}`))));
-  field(element, 'warnings').replaceChildren(...preview.warnings.map((warning) => el('li', {}, warning)));
 }

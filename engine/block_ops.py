@@ -70,6 +70,8 @@ class StepContext:
     """Shape of each micro-batch's hidden state."""
     loss: float = math.nan
     grad_norm: float = math.nan
+    unit_norms: list[float] = field(default_factory=list)
+    """Of each unit's gradient, as the model orders them."""
     clip_factor: float = 1.0
 
 
@@ -355,6 +357,7 @@ class BlockOps:
     def _clip(self, op: Op, step: StepContext) -> None:
         *squares, step.loss = self.summary.tolist()
         step.grad_norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+        step.unit_norms = [math.sqrt(square) for square in squares]
         for what, value in (("loss", step.loss), ("gradient norm", step.grad_norm)):
             if not math.isfinite(value):
                 raise NonFiniteError(f"The {what} of step {step.number} is not a finite number, so the run stopped "

@@ -11,6 +11,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -23,6 +24,9 @@ Auto = Literal["auto"]
 LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20}
 """Beyond these a number is a slip of the keyboard, and arithmetic on it would take hours."""
 
+
+MOST_PROMPTS = 50
+"""That are answered at each evaluation."""
 
 MOST_PASSES = 1000
 """Of one epoch over the examples of one source among several."""
@@ -192,6 +196,13 @@ class OutputConfig:
     exact_match_samples: int = 0
     """Held-out examples answered greedily before and after training, and compared with the expected answer."""
 
+    sample_prompts: tuple[str, ...] = ()
+    """Prompts answered greedily before the first step and at each evaluation; the answers are kept with the run. None are, when
+    there are no prompts."""
+
+    sample_tokens: int = 64
+    """Tokens of each of these answers at most."""
+
     timeline_every: int = 10
     """Steps between recorded per-unit timelines (at most 500 are kept)."""
 
@@ -200,6 +211,9 @@ class OutputConfig:
 
     price_per_kwh: float | None = None
     """Price of a kilowatt hour, in any currency: the fit report estimates what the run's electricity costs."""
+
+    webhook: str | None = None
+    """Address that is told when the run ends, by a POST of JSON ({text, run, name, state, reason, step, loss, ...})."""
 
 
 @dataclass(frozen=True)
@@ -326,6 +340,12 @@ class TrainConfig:
             _at_least(f"output.{name}", getattr(o, name), 0)
         _at_least("output.keep_checkpoints", o.keep_checkpoints, 1)
         _at_least("output.timeline_every", o.timeline_every, 1)
+        _at_least("output.sample_tokens", o.sample_tokens, 1)
+        if any(not prompt.strip() for prompt in o.sample_prompts):
+            raise ConfigError("output.sample_prompts", "one of the prompts is empty; leave it out.")
+        _at_most("output.sample_prompts", len(o.sample_prompts), MOST_PROMPTS)
+        if o.webhook is not None:
+            _web_address("output.webhook", o.webhook)
 
 
 def field_docs() -> dict[str, str]:
@@ -358,6 +378,16 @@ def _at_least(name: str, value: int, low: int) -> None:
 def _at_most(name: str, value: int, high: int) -> None:
     if value > high:
         raise ConfigError(name, f"{value:,} is too large; the most is {high:,}.")
+
+
+def _web_address(name: str, value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(name, "this is no web address; it begins with https:// or http:// and names a host.")
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:

@@ -35,6 +35,8 @@ class Home:
     grad_norm: float
     learning_rate: float
     spans: list[Span]
+    unit_norms: list[float]
+    """Of each unit's gradient, in the order of the model's units."""
 
 
 class StreamingEngine:
@@ -93,7 +95,7 @@ class StreamingEngine:
         finish = None
         if on_home is not None:
             def finish(done: StepContext, spans: list[Span]) -> None:
-                on_home(Home(done.number, done.loss, done.grad_norm, done.learning_rate, spans))
+                on_home(Home(done.number, done.loss, done.grad_norm, done.learning_rate, spans, done.unit_norms))
         self._train.run(step, finish, check)
 
     def _context(self, number: int, batches: Sequence, learning_rate: float = 0.0) -> StepContext:

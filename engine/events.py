@@ -50,6 +50,8 @@ class RunStarted(Event):
     resumed_step: int | None = None
     program_version: str = ""
     flops_formula: str = ""
+    ceiling_tflops: float = 0.0
+    """What large matrix products reach on this device, as it was measured before the run; 0 where it was not."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class StateChanged(Event):
 
 @dataclass(frozen=True)
 class JobProgressed(Event):
-    """Long work other than steps: `job` is load_model, tokenise, allocate, dry_run, checkpoint, export, evaluate or
-    sample."""
+    """Long work other than steps: `job` is load_model, tokenise, allocate, dry_run, checkpoint, export, evaluate, sample or
+    prompts."""
 
     job: str = ""
     done: float = 0
@@ -87,6 +89,16 @@ class PlanBuilt(Event):
 
     choices: dict[str, Any] = field(default_factory=dict)
     grid: str = ""
+
+
+@dataclass(frozen=True)
+class PlanSimulated(Event):
+    """How a step of this session's plan should go by the rates of this machine, once it is in its stride: a span for each op,
+    in the order and the form of a `StepTimeline`. Not recorded where no rates are known."""
+
+    seconds: float = 0.0
+    """From one step's home to the next one's."""
+    spans: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -121,19 +133,32 @@ class StepFinished(Event):
     """Model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12; recompute and padding not counted."""
     exposed: dict[str, float] = field(default_factory=dict)
     """Seconds that the COMPUTE lane waited, by cause: h2d, d2h, optimizer, other."""
+    data_seconds: float = 0.0
+    """Of these (other), the seconds in which the step's rows were put together."""
 
 
 @dataclass(frozen=True)
 class StepTimeline(Event):
-    """Per-op spans of one sampled step: ``{unit, op, lane, start, end}``, seconds from the step's first op."""
+    """Per-op spans of one sampled step: ``{unit, op, lane, micro_batch, start, end}``, seconds from the step's first op."""
 
     step: int = 0
     spans: list[dict[str, Any]] = field(default_factory=list)
+    waits: list[dict[str, Any]] = field(default_factory=list)
+    """Stretches in which COMPUTE waited, ``{start, end, cause}``: h2d, d2h, optimizer or other. Empty in older records."""
+
+
+@dataclass(frozen=True)
+class UnitNorms(Event):
+    """Gradient norm of each unit in one sampled step, before clipping, in the order of `RunStarted.units`."""
+
+    step: int = 0
+    norms: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class MemorySampled(Event):
-    """Bytes. `gpu_driver` is what the driver reports for the whole card."""
+    """Bytes. `gpu_driver` is what the driver reports for the whole card, `host_total` what all processes of this session may
+    use together, `power` the card's in watts; 0 where it is not known."""
 
     step: int = 0
     host_rss: int = 0
@@ -144,6 +169,8 @@ class MemorySampled(Event):
     gpu_peak: int = 0
     gpu_driver: int = 0
     gpu_total: int = 0
+    host_total: int = 0
+    power: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -167,6 +194,15 @@ class ExactMatchMeasured(Event):
 
 
 @dataclass(frozen=True)
+class PromptsAnswered(Event):
+    """Greedy answers to the prompts of `output.sample_prompts`, after `step` steps; 0 is before the first."""
+
+    step: int = 0
+    answers: list[dict[str, str]] = field(default_factory=list)
+    """``{prompt, answer}``, in the order of the setting."""
+
+
+@dataclass(frozen=True)
 class CheckpointWritten(Event):
     step: int = 0
     path: str = ""
@@ -183,9 +219,19 @@ class ExportWritten(Event):
 
 @dataclass(frozen=True)
 class ControlReceived(Event):
-    """A request from a person: stop, discard, pause, resume or save."""
+    """A request from a person: stop, discard, pause, resume, save or change; `values` of a change, by dotted name."""
 
     command: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SettingsChanged(Event):
+    """A person's change holds from optimizer step `step` on; `values` by dotted name, `total_steps` of the run now."""
+
+    step: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+    total_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -243,8 +289,13 @@ class Record:
         for name, value in known.items():
             if not isinstance(value, types[name]) or isinstance(value, float) and not math.isfinite(value):
                 raise TypeError(f"{kind}.{name}")
-        if event_type is StepTimeline and not all(map(_is_span, known.get("spans", ()))):
-            raise TypeError(f"{kind}.spans")
+        for name, is_good in (("spans", _is_span), ("waits", _is_wait)):
+            if event_type in (StepTimeline, PlanSimulated) and not all(map(is_good, known.get(name, ()))):
+                raise TypeError(f"{kind}.{name}")
+        if event_type is UnitNorms and not _are_numbers(known.get("norms", [])):
+            raise TypeError(f"{kind}.norms")
+        if event_type is PromptsAnswered and not _are_answers(known.get("answers", [])):
+            raise TypeError(f"{kind}.answers")
         if event_type is ForecastChecked and not _are_comparisons(known.get("quantities", {})):
             raise TypeError(f"{kind}.quantities")
         return cls(run_id, seq, time, event_type(**known))
@@ -258,9 +309,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_number, value))
+
+
 def _is_span(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("unit", "op", "lane")) \
         and all(_is_number(value.get(name)) for name in ("start", "end"))
+
+
+def _is_wait(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("cause", "other"), str) \
+        and all(_is_number(value.get(name)) for name in ("start", "end"))
+
+
+def _are_answers(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, dict) and all(isinstance(pair.get(name), str) for name in ("prompt", "answer")) for pair in value)
 
 
 def _are_comparisons(value: Any) -> bool:

@@ -8,7 +8,7 @@ same answer.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +16,12 @@ import numpy as np
 import torch
 
 from engine.cache import CacheCost
+from engine.config import DataConfig
 from engine.engine import StreamingEngine
-from engine.errors import CacheError, RunError
+from engine.errors import CacheError, DataError, RunError
+from engine.events import PromptsAnswered
 from engine.library import transformers
+from engine.model import StreamedModel
 
 _TOKENS_AT_ONCE = 16384
 
@@ -84,6 +87,34 @@ def generate(engine: StreamingEngine, prompts: Sequence[Sequence[int]], max_new_
             still += [k for k, token in zip(group, choose(group, logits)) if answers.take(k, token)]
         going = still
     return answers.new
+
+
+def stream(engine: StreamingEngine, prompt: Sequence[int], max_new_tokens: int, end_tokens: set[int], temperature: float = 0.0,
+           top_p: float = 1.0, seed: int = 0, max_length: int | None = None) -> Iterator[int]:
+    """The answer that `generate` gives to one prompt, a token at a time; between two tokens others may use the engine. Closing
+    the iterator frees the cache."""
+    row, most = list(prompt), len(prompt) + max_new_tokens
+    most = most if max_length is None else min(most, max_length)
+    generator = torch.Generator().manual_seed(seed)
+    cost = engine.cache_cost if len(row) < most else None
+    has_cache = cost is not None and cost.of(most) <= engine.backend.room() // 2
+    caches: list[Any] = [None]
+    fed = 0
+    while len(row) < most:
+        if has_cache:
+            try:
+                logits = engine.cached_logits([np.array([row[fed:]])], caches)
+            except CacheError:
+                has_cache, caches = False, [None]
+                continue
+            fed = len(row)
+        else:
+            logits = engine.last_logits([row])
+        (token,) = pick(logits, temperature, top_p, generator)
+        if token in end_tokens:
+            return
+        row.append(token)
+        yield token
 
 
 def _waves(going: list[int], answers: _Answers, spread: int, cost: CacheCost,
@@ -181,6 +212,42 @@ def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
     for value in [*candidates, getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]:
         found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return found
+
+
+class FixedPrompts:
+    """Texts that a run answers greedily at each evaluation, each asked as the examples of training are written."""
+
+    def __init__(self, prompts: Sequence[str], max_new_tokens: int, config: DataConfig, model: StreamedModel, tokenizer: Any,
+                 ends: set[int]):
+        """Raises DataError for a prompt that cannot be asked."""
+        from engine.data.encode import Encoder
+
+        self._prompts, self._most, self._tokenizer, self._ends = prompts, max_new_tokens, tokenizer, ends
+        self._longest = longest_row(model.config)
+        encoder = Encoder(tokenizer, config.train_on, config.max_seq_len) if prompts else None
+        self._ids = [encoder.question(prompt) for prompt in prompts]
+        for k, ids in enumerate(self._ids):
+            if self._longest is not None and len(ids) >= self._longest:
+                raise DataError(f"output.sample_prompts[{k}]: the prompt has {len(ids):,} tokens and this model takes "
+                                f"{self._longest:,} at most; shorten it.")
+
+    def answer(self, engine: StreamingEngine, step: int, progress: Callable[[float, float, str], None],
+               check: Callable[[], None]) -> PromptsAnswered | None:
+        """The answers of the weights as they are, everything home; None without prompts. `check` is called often, and what it
+        raises gives up."""
+        if not self._prompts:
+            return None
+        written, most = 0, self._most * len(self._prompts)
+
+        def on_token(_: int, __: int) -> None:
+            nonlocal written
+            check()
+            written += 1
+            progress(written, most, "Answering the sample prompts")
+
+        answers = generate(engine, self._ids, self._most, self._ends, on_token=on_token, max_length=self._longest)
+        texts = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+        return PromptsAnswered(step, [{"prompt": prompt, "answer": text} for prompt, text in zip(self._prompts, texts)])
 
 
 def ask_run(runs_dir: str | os.PathLike[str], run_id: str, prompt: str, max_new_tokens: int = 64,

@@ -12,14 +12,17 @@ import shutil
 import sys
 import traceback
 
+from engine.changes import Change
 from engine.choose import Chosen
 from engine.sizes import Item
 from engine.config import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
 from engine.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
-from engine.paths import lasting_source, lasting_sources
+from engine.paused import PausedCalls
 from engine.recorder import RunRecorder
-from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, open_run, summarise
+from engine.run_list import summarise
+from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, file_size, lasting_config, open_run
+from engine.webhook import message, tell
 
 
 class _GiveUp(Exception):
@@ -45,14 +48,16 @@ class Run:
             owned.callback(self.recorder.close)
             self._reader = CommandReader(folder)
             self._owned = owned.pop_all()
-        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.paused = PausedCalls()
+        """What other threads ask of the weights while the run is paused."""
+        self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
-        self._early: list[str] = []
+        self._early: list[str | Change] = []
         """Requests for the training loop that came in while the run was still being prepared."""
 
-    def request(self, command: str) -> None:
-        """Ask for stop, discard, pause, resume or save; obeyed at the next safe step."""
-        if command not in COMMANDS:
+    def request(self, command: str | Change) -> None:
+        """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe step."""
+        if not isinstance(command, Change) and command not in COMMANDS:
             raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
         self._requests.put(command)
 
@@ -61,10 +66,19 @@ class Run:
         with self._owned:
             ended = self._guarded()
             try:
+                self._tell(ended)
                 self.recorder.emit(ended)
             except RunError as error:  # the record keeps what it has, and whoever waits here still learns the cause
                 return ended if ended.state == "failed" else RunEnded("failed", str(error), type(error).__name__)
             return ended
+
+    def _tell(self, ended: RunEnded) -> None:
+        """Before the last record, so that a failure of the webhook is in the log."""
+        with contextlib.suppress(ConfigError):  # a configuration that does not load says so as the run's end
+            address = self.folder.config.output.webhook
+            problem = tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
+            if problem is not None:
+                self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
         """Give a run that is not going to be executed back."""
@@ -120,7 +134,7 @@ class Run:
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
-            ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands).run()
+            ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
             # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
@@ -132,7 +146,7 @@ class Run:
         prepared.close()
         return ended
 
-    def _next_commands(self) -> list[str]:
+    def _next_commands(self) -> list[str | Change]:
         found, self._early = self._early, []
         while not self._requests.empty():
             found.append(self._requests.get())
@@ -150,8 +164,7 @@ class Run:
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
     """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run can be resumed from
     anywhere."""
-    lasting = {"model.source": lasting_source(config.model.source), "data.source": lasting_sources(config.data.source)}
-    folder = create_run(runs_dir, config.with_values(lasting))
+    folder = create_run(runs_dir, lasting_config(config))
     try:
         return Run(folder, resume=False)
     except RunError:
@@ -160,8 +173,8 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
-    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one). Raises RunError for
-    one that has finished."""
+    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one, or is a folder that was
+    made and never began). Raises RunError for one that has finished."""
     folder = open_run(runs_dir, run_id)
     try:
         folder.config
@@ -171,4 +184,4 @@ def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
     summary = summarise(folder)
     if summary is not None and summary.state == "finished":
         raise RunError(f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to train further.")
-    return Run(folder, resume=True)
+    return Run(folder, resume=file_size(folder.events_path) > 0)

@@ -148,12 +148,17 @@ class Needs:
 
 def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,
                packed: bool) -> float | None:
-    """Of a step of full rows by what was chosen, simulated. rates: of the machine of a GPU; on the CPU, where no choice depends
-    on them, those that were measured here, in float32. None without rates."""
-    if device == "cpu":
-        product = largest_product(shape, chosen.micro_batch_size * row_length)
-        rates = stored_cpu_rates(product) if shape.dtype == "float32" else None
+    """Of a step of full rows by what was chosen, simulated with `rates_of_steps`. None without rates."""
+    rates = rates_of_steps(shape, chosen, rates, row_length, device)
     return rates and predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed)
+
+
+def rates_of_steps(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str) -> Rates | None:
+    """Those that the times of steps follow. rates: of the machine of a GPU; on the CPU, where no choice depends on them, those
+    that were measured here, in float32. None where none are known."""
+    if device != "cpu":
+        return rates
+    return stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length)) if shape.dtype == "float32" else None
 
 
 def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding: Mapping[str, Any] | None = None,

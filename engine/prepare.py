@@ -24,21 +24,24 @@ from engine.data import PreparedData, prepare_data
 from engine.data.rows import padded_length
 from engine.engine import StreamingEngine
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
-from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt
+from engine.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt, PlanSimulated
+from engine.executor import Span
 from engine.explain import note_memory
 from engine.fit import estimate
 from engine.forecast import predictions
 from engine.host_store import HostStore
 from engine.machine import private_memory, read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
-from engine.needs import RUNTIME_GROWTH_BYTES, Resident, seconds_of
+from engine.needs import RUNTIME_GROWTH_BYTES, Resident, rates_of_steps
 from engine.plan import grid
-from engine.rates import store_rates, stored_rates
+from engine.predict import predicted_step
+from engine.rates import store_rates, stored_cpu_rates, stored_rates
 from engine.recorder import RunRecorder
 from engine.restore import load_newest_checkpoint, newest_checkpoint
 from engine.resumed import changed_settings
 from engine.runs import RunFolder
-from engine.shape import shape_of
+from engine.shape import ModelShape, shape_of
+from engine.timeline import as_records
 from engine.watch import PeakMemory
 from engine.weights import initialise, load_pretrained
 
@@ -54,9 +57,15 @@ class Planned:
     chosen: Chosen
     predicted: dict[str, float]
     """By `engine.forecast.predictions`."""
-    seconds: float | None
-    """A step's, as predicted for these choices."""
+    simulated: PlanSimulated | None
+    """A step, as predicted for these choices; None where no rates are known."""
     account: MemoryAccount
+    ceiling: float | None = None
+    """FLOPs a second of large matrix products, as measured on the device."""
+
+    @property
+    def seconds(self) -> float | None:
+        return self.simulated and self.simulated.seconds
 
 
 @dataclass
@@ -159,6 +168,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
                                                             "device_buffers": engine.state.fixed_bytes(),
                                                             "host_boundaries_bytes": engine.boundary_bytes},
                                 grid(engine.plan)))
+        if planned.simulated is not None:
+            recorder.emit(planned.simulated)
         return Prepared(model, tokenizer, data, backend, store, adamw, engine, planned, total_steps, step, loading_peak)
     except BaseException as error:
         if planned is not None:
@@ -207,12 +218,29 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
             backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
     chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
+    product = largest_product(shape, chosen.micro_batch_size * longest)
     if device == "cpu":
-        backend.share_work(largest_product(shape, chosen.micro_batch_size * longest))
-    seconds = seconds_of(shape, chosen, rates, longest, device, config.data.packing)
+        backend.share_work(product)
+    simulated = _simulated(shape, chosen, rates, longest, device, config.data.packing)
     told = report.to_dict()
     account = MemoryAccount(told, backend, lambda: {"data": data_bytes(data)}, loading=state is None)
-    return Planned(chosen, predictions(told, shape.checkpoint_bytes), seconds, account)
+    return Planned(chosen, predictions(told, shape.checkpoint_bytes), simulated, account,
+                   _ceiling(stored_cpu_rates(product) if device == "cpu" else rates, shape, device))
+
+
+def _simulated(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,
+               packed: bool) -> PlanSimulated | None:
+    rates = rates_of_steps(shape, chosen, rates, row_length, device)
+    if rates is None:
+        return None
+    plan, found = predicted_step(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed)
+    spans = [Span(op, start, end) for op, start, end in zip(plan.ops, found.starts, found.ends)]
+    return PlanSimulated(found.seconds, as_records(spans))
+
+
+def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | None:
+    """FLOPs a second of large matrix products; they are measured in float32 on a CPU and in bfloat16 on a GPU."""
+    return rates.matmul if rates is not None and shape.dtype == ("float32" if device == "cpu" else "bfloat16") else None
 
 
 def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]) -> Rates | None:

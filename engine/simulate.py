@@ -25,6 +25,7 @@ class Simulated:
     """Seconds of work by lane."""
     starts: tuple[float, ...]
     """When each op begins, in seconds from the first op of its step, in plan order."""
+    ends: tuple[float, ...]
 
     @property
     def exposed(self) -> float:
@@ -37,7 +38,7 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(LANES, 0.0)
     previous: Sequence[float] = ()
-    homes, starts = [0.0], []
+    homes, starts, ends = [0.0], [], []
     for _ in range(_STEPS):
         starts, ends = [], []
         for op, duration in zip(plan.ops, durations):
@@ -51,4 +52,4 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
         previous = ends
     busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in LANES}
     begin = min(starts, default=0.0)
-    return Simulated(homes[-1] - homes[-2], busy, tuple(start - begin for start in starts))
+    return Simulated(homes[-1] - homes[-2], busy, tuple(start - begin for start in starts), tuple(end - begin for end in ends))

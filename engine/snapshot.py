@@ -9,134 +9,24 @@ The thread that applies is the one that reads: a column cannot grow while an arr
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import statistics
-from array import array
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.columns import EvalColumns, MemoryColumns, NormColumns, StepColumns
 from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
-                           ExportWritten, FitReported, ForecastChecked, JobProgressed, LogLine, MemorySampled,
-                           PlanBuilt, Record, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline)
+                           ExportWritten, FitReported, ForecastChecked, JobProgressed, LogLine, MemorySampled, PlanBuilt,
+                           PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged, StateChanged,
+                           StepFinished, StepTimeline, UnitNorms)
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
 """The states that a run ends in."""
 
-EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
-"""Causes that always have a column; a record may bring further ones."""
-
-ROWS = 32_768
-"""Rows that a table keeps at most; a power of two."""
 LOG_LINES = 500
+PROMPT_ANSWERS = 200
+"""Evaluations whose answers to the sample prompts are kept: the latest."""
 RECENT_STEPS = 20
-
-
-def _whole() -> array:
-    return field(default_factory=lambda: array("q"))
-
-
-def _real() -> array:
-    return field(default_factory=lambda: array("d"))
-
-
-@dataclass
-class Columns:
-    """Rows of one kind of event, an array a field, with the Unix time of each row and its number in the run, from 0.
-    Steps never decrease.
-
-    A run of any length takes a bounded room and is drawn as fast: once there are `ROWS` rows, of the older half only
-    those stay whose number a power of two divides, so that they lie evenly. The record keeps every row.
-    """
-
-    step: array = _whole()
-    time: array = _real()
-    number: array = _whole()
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    @property
-    def count(self) -> int:
-        """Rows of the run, those that were left out here included."""
-        return self.number[-1] + 1 if self.number else 0
-
-    def append(self, time: float, event: Event) -> None:
-        if len(self) >= ROWS:
-            self._thin()
-        for column in dataclasses.fields(self):
-            if column.name not in ("step", "time", "number", "exposed"):
-                getattr(self, column.name).append(getattr(event, column.name))
-        self.time.append(time)
-        self.number.append(self.count)
-        self.step.append(event.step)
-
-    def columns(self) -> Iterator[array]:
-        for column in dataclasses.fields(self):
-            values = getattr(self, column.name)
-            yield from values.values() if isinstance(values, dict) else (values,)
-
-    def drop_after(self, step: int) -> None:
-        """Forget the rows of later steps."""
-        first = bisect.bisect_right(self.step, step)
-        for values in self.columns():
-            del values[first:]
-
-    def _thin(self) -> None:
-        older, stride = ROWS // 2, 2
-        kept = range(older)
-        while len(kept) > ROWS // 4:
-            kept = [k for k in kept if self.number[k] % stride == 0]
-            stride *= 2
-        for values in self.columns():
-            values[:older] = array(values.typecode, [values[k] for k in kept])
-
-
-@dataclass
-class StepColumns(Columns):
-    """`StepFinished` by field; `exposed` holds an array for each cause, 0.0 where a step does not name it."""
-
-    loss: array = _real()
-    grad_norm: array = _real()
-    learning_rate: array = _real()
-    tokens: array = _whole()
-    loss_tokens: array = _whole()
-    seconds: array = _real()
-    tokens_per_second: array = _real()
-    tflops: array = _real()
-    exposed: dict[str, array] = field(default_factory=lambda: {cause: array("d") for cause in EXPOSED_CAUSES})
-
-    def append(self, time: float, event: StepFinished) -> None:
-        super().append(time, event)
-        for cause in event.exposed:
-            if cause not in self.exposed:
-                self.exposed[cause] = array("d", bytes(8 * (len(self) - 1)))
-        for cause, seconds in self.exposed.items():
-            seconds.append(event.exposed.get(cause, 0.0))
-
-
-@dataclass
-class MemoryColumns(Columns):
-    """`MemorySampled` by field, in bytes."""
-
-    host_rss: array = _whole()
-    host_pinned: array = _whole()
-    host_available: array = _whole()
-    gpu_allocated: array = _whole()
-    gpu_reserved: array = _whole()
-    gpu_peak: array = _whole()
-    gpu_driver: array = _whole()
-    gpu_total: array = _whole()
-
-
-@dataclass
-class EvalColumns(Columns):
-    """`EvalFinished` by field."""
-
-    loss: array = _real()
-    loss_tokens: array = _whole()
-    seconds: array = _real()
 
 
 @dataclass(frozen=True)
@@ -178,6 +68,8 @@ class RunSnapshot:
     units: list[str] = field(default_factory=list)
     program_version: str = ""
     flops_formula: str = ""
+    ceiling_tflops: float = 0.0
+    """What large matrix products reach on this device; 0 where it was not measured."""
     resumed_step: int | None = None
     """The step that the latest session continued from; None when it began at the start."""
     sessions: int = 0
@@ -200,8 +92,12 @@ class RunSnapshot:
 
     steps: StepColumns = field(default_factory=StepColumns)
     memory: MemoryColumns = field(default_factory=MemoryColumns)
+    energy: float = 0.0
+    """Watt hours that the card took so far."""
+    norms: NormColumns = field(default_factory=NormColumns)
     evals: EvalColumns = field(default_factory=EvalColumns)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
+    prompt_answers: list[PromptsAnswered] = field(default_factory=list)
     checkpoints: list[CheckpointWritten] = field(default_factory=list)
     exports: list[ExportWritten] = field(default_factory=list)
     job: Job | None = None
@@ -215,8 +111,11 @@ class RunSnapshot:
     """The latest one: a resume from an earlier step makes what was measured no less true."""
     plan_choices: dict[str, Any] = field(default_factory=dict)
     plan_grid: str = ""
+    simulated: PlanSimulated | None = None
+    """Of the latest session's plan; None where no rates were known."""
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     controls: list[Control] = field(default_factory=list)
+    changes: list[SettingsChanged] = field(default_factory=list)
 
     # ------------------------------------------------------------------ what follows from it
 
@@ -275,15 +174,15 @@ class RunSnapshot:
             self._begin_session(time)
         self.is_started = True
         for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
-                     "flops_formula", "resumed_step"):
+                     "flops_formula", "ceiling_tflops", "resumed_step"):
             setattr(self, name, getattr(event, name))
         self.state, self.reason, self.job = "preparing", "", None
         self._drop_after(event.resumed_step or 0)
 
     def _drop_after(self, step: int) -> None:
-        for columns in (self.steps, self.memory, self.evals):
+        for columns in (self.steps, self.memory, self.evals, self.norms):
             columns.drop_after(step)
-        for events in (self.exact_matches, self.checkpoints, self.exports):
+        for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
             events[:] = [event for event in events if event.step <= step]
         del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step):]
         if self.timeline is not None and self.timeline.step > step:
@@ -317,7 +216,10 @@ class RunSnapshot:
         self.forecast = event
 
     def _plan_built(self, time: float, event: PlanBuilt) -> None:
-        self.plan_choices, self.plan_grid = event.choices, event.grid
+        self.plan_choices, self.plan_grid, self.simulated = event.choices, event.grid, None
+
+    def _plan_simulated(self, time: float, event: PlanSimulated) -> None:
+        self.simulated = event
 
     def _step_finished(self, time: float, event: StepFinished) -> None:
         self.steps.append(time, event)
@@ -327,7 +229,11 @@ class RunSnapshot:
         self.timeline_steps.append(event.step)
 
     def _memory_sampled(self, time: float, event: MemorySampled) -> None:
-        self.memory.append(time, event)
+        self.energy += self.memory.watt_hours(time, event, self.session_time)
+        self.memory.append(time, event, self.energy)
+
+    def _unit_norms(self, time: float, event: UnitNorms) -> None:
+        self.norms.append(time, event)
 
     def _eval_finished(self, time: float, event: EvalFinished) -> None:
         self.evals.append(time, event)
@@ -336,6 +242,11 @@ class RunSnapshot:
     def _exact_match_measured(self, time: float, event: ExactMatchMeasured) -> None:
         self.exact_matches.append(event)
         self._end_job("sample")
+
+    def _prompts_answered(self, time: float, event: PromptsAnswered) -> None:
+        self.prompt_answers.append(event)
+        del self.prompt_answers[:-PROMPT_ANSWERS]
+        self._end_job("prompts")
 
     def _checkpoint_written(self, time: float, event: CheckpointWritten) -> None:
         self.checkpoints.append(event)
@@ -347,6 +258,10 @@ class RunSnapshot:
 
     def _control_received(self, time: float, event: ControlReceived) -> None:
         self.controls.append(Control(time, event.command))
+
+    def _settings_changed(self, time: float, event: SettingsChanged) -> None:
+        self.total_steps = event.total_steps or self.total_steps
+        self.changes.append(event)
 
     def _log_line(self, time: float, event: LogLine) -> None:
         self.log.append(LogEntry(time, event.level, event.text))
@@ -360,9 +275,12 @@ _FOLDS = {
     RunStarted: RunSnapshot._run_started, StateChanged: RunSnapshot._state_changed,
     JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
     FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
-    StepFinished: RunSnapshot._step_finished, StepTimeline: RunSnapshot._step_timeline,
-    MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
-    ExactMatchMeasured: RunSnapshot._exact_match_measured, CheckpointWritten: RunSnapshot._checkpoint_written,
+    PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
+    StepTimeline: RunSnapshot._step_timeline,
+    UnitNorms: RunSnapshot._unit_norms, MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
+    ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
+    CheckpointWritten: RunSnapshot._checkpoint_written,
     ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,
+    SettingsChanged: RunSnapshot._settings_changed,
     LogLine: RunSnapshot._log_line, RunEnded: RunSnapshot._run_ended,
 }

@@ -23,7 +23,7 @@ from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, ExactM
                            StepFinished)
 from engine.forecast import QUANTITIES, forecast_of
 from engine.job import Run, resume_run, start_run
-from engine.runs import RunSummary, list_runs
+from engine.run_list import RunSummary, list_runs
 from engine.sizes import in_gib
 
 

@@ -9,31 +9,30 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from engine.changes import CHANGE, Change, keep_config
 from engine.checkpoint import write_checkpoint
 from engine.check import in_seconds
 from engine.config import OptimConfig, TrainConfig
 from engine.data import batches, one_pass
 from engine.dry_run import LEAST_STEPS, longest_batches
-from engine.engine import Home
-from engine.errors import HostMemoryError, NonFiniteError
+from engine.errors import HostMemoryError, NonFiniteError, RunError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
-                           MemorySampled, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline)
+                           RunEnded, RunStarted, SettingsChanged, StateChanged)
 from engine.export import write_model
 from engine.forecast import Forecast
-from engine.generate import end_tokens, generate, longest_row
-from engine.machine import GpuSampler
+from engine.generate import FixedPrompts, end_tokens, generate, longest_row
+from engine.observe import Observer
+from engine.paused import PausedCalls
 from engine.prepare import Prepared, Progress
 from engine.recorder import RunRecorder
 from engine.resumed import resume_state
 from engine.runs import RunFolder
 from engine.schedule import learning_rate
-from engine.timeline import as_records, exposed_seconds
-from engine.watch import LOOK_SECONDS, MemoryWatch
+from engine.watch import MemoryWatch
 
 FLOPS_FORMULA = "6 x parameters that a token passes through x tokens (padding and recompute not counted) / seconds"
-TIMELINES_KEPT = 500
 SHOWN_SAMPLES = 8
 
 
@@ -45,33 +44,27 @@ class Stopped(Exception):
     """Raised inside the loop by a request to stop."""
 
 
-@dataclass
-class _Counts:
-    tokens: int
-    loss_tokens: int
-
-
 class Trainer:
-    """Drives a prepared run to its end. `next_commands` returns the requests that came in since the last call."""
+    """Drives a prepared run to its end. `next_commands` returns the requests that came in since the last call; `paused` are
+    what others ask of the weights while the run is paused."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, recorder: RunRecorder, prepared: Prepared,
-                 next_commands: Callable[[], list[str]]):
+                 next_commands: Callable[[], list[str | Change]], paused: PausedCalls):
         self.config, self.folder, self.recorder, self.p = config, folder, recorder, prepared
-        self._next_commands = next_commands
-        self._counts: dict[int, _Counts] = {}
-        self._spans: list | None = None
-        self._mark = 0.0
-        self._memory_at = 0.0
+        self._next_commands, self._paused = next_commands, paused
         self._saved_step = prepared.step if prepared.step else None
-        self._compiling_told = False
-        self._timelines = len(recorder.snapshot.timeline_steps)
-        self._gpu = GpuSampler() if prepared.backend.device.type != "cpu" else None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(prepared.planned.predicted, prepared.loading_peak,
-                                  prepared.backend.memory if self._gpu is not None else None)
+                                  prepared.backend.memory if prepared.backend.device.type != "cpu" else None)
+        self._observer = Observer(config, recorder, prepared, self._watch, self._forecast)
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
+        o = config.output
+        self._prompts = FixedPrompts(o.sample_prompts, o.sample_tokens, config.data, prepared.model, prepared.tokenizer,
+                                     self._ends)
         self._waiting: list[str] = []
         """Requests that came in between steps and can only be obeyed there."""
+        self._asked: list[Change] = []
+        """Changes that are made before the next step."""
         self._optim = self._fitting_warm_up()
         if not len(prepared.data.eval) and (config.output.eval_every or config.output.exact_match_samples):
             recorder.emit(LogLine("warning", "No row is held out, so nothing is evaluated; raise data.eval_fraction, or set "
@@ -91,8 +84,9 @@ class Trainer:
             if step == 0:
                 self._dry_run()
                 self._exact_match("before", 0)
+                self._answer_prompts(0)
             self._state("running")
-            self._start_clock()
+            self._observer.start_clock()
             while step < p.total_steps:
                 self._obey(step)
                 self._submit(step + 1)
@@ -107,21 +101,22 @@ class Trainer:
             self._exact_match("after", step)
             if o.export:
                 self._export(step)
-            self._compare(step, "end")
+            self._observer.compare(step, "end")
             return RunEnded("finished", f"Finished all {step} steps.")
         except Stopped:
             self._state("stopping")
             p.engine.drain()
+            self._make_changes(step)  # those that were asked for before the stop: a resume goes on with them
             if step == 0:
                 return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
             self._save(step)
-            self._compare(step, "end")
+            self._observer.compare(step, "end")
             return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
         except HostMemoryError as error:
             self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
             p.engine.drain()
             self._save(step)
-            self._compare(step, "end")
+            self._observer.compare(step, "end")
             kept = f"step {step} is saved" if step else "nothing was trained yet"
             return RunEnded("failed", f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",
                             "HostMemoryError")
@@ -130,10 +125,7 @@ class Trainer:
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded("discarded", f"Stopped at step {step}; its checkpoints were deleted as asked.")
         finally:
-            if not self._compiling_told:
-                self._tell_compiling()
-            if self._gpu is not None:
-                self._gpu.close()
+            self._observer.close()
 
     def _fitting_warm_up(self) -> OptimConfig:
         """At most half of the steps: with a rate of 0 in the first step, a short run would learn nothing."""
@@ -160,112 +152,83 @@ class Trainer:
         self.recorder.emit(LogLine("info", f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
                                            f"{', compiling included' if compiled else ''}."))
         self.recorder.emit(self._forecast.event(0, "dry_run", None if compiled else seconds))
-        self._tell_compiling("the dry run")
+        self._observer.tell_compiling("the dry run")
 
     @property
     def _pad_up_to(self) -> int:
         return self.config.data.max_seq_len if self.p.chosen.choices.compiled else 0
 
     def _submit(self, step: int) -> None:
-        t = self.config.train
+        t, began = self.config.train, time.perf_counter()
         micro = batches(self.p.data.train, t.batch_size, self.p.chosen.micro_batch_size, t.seed,
                         self.config.data.shuffle, step, self._pad_up_to)
-        self._counts[step] = _Counts(sum(b.tokens for b in micro), sum(b.loss_tokens for b in micro))
-        self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._on_home,
+        self._observer.submitted(step, micro, began)
+        self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._observer.on_home,
                                  self._watch.check)
-
-    # ------------------------------------------------------------------ what a finished step leaves in the record
-
-    def _on_home(self, home: Home) -> None:
-        """On the HOST lane: the step's last update is applied, so reading its spans waits for nothing."""
-        now = time.perf_counter()
-        seconds, self._mark = now - self._mark, now
-        counts = self._counts.pop(home.step)
-        inline = self.p.backend.device.type == "cpu"
-        exposed = exposed_seconds(home.spans, self._spans, inline, seconds)
-        self._spans = home.spans
-        flops = 6 * self.p.model.active_parameters * counts.tokens
-        self.recorder.emit(StepFinished(
-            step=home.step, loss=home.loss, grad_norm=home.grad_norm, learning_rate=home.learning_rate,
-            tokens=counts.tokens, loss_tokens=counts.loss_tokens, seconds=seconds,
-            tokens_per_second=counts.tokens / seconds, tflops=flops / seconds / 1e12,
-            exposed={cause: round(value, 6) for cause, value in exposed.items()}))
-        if self._forecast.step(seconds):
-            self._compare(home.step, "running")
-        if not self._compiling_told:
-            self._tell_compiling()
-        every = self.config.output.timeline_every
-        if (home.step == 1 or home.step % every == 0) and self._timelines < TIMELINES_KEPT:
-            self._timelines += 1
-            self.recorder.emit(StepTimeline(home.step, as_records(home.spans)))
-        if now - self._memory_at >= LOOK_SECONDS:
-            self._memory_at = now
-            self._sample_memory(home.step)
-
-    def _compare(self, step: int, moment: str) -> None:
-        """Predicted against measured, as far as it is known by now."""
-        self.recorder.emit(self._forecast.event(step, moment))
-
-    def _tell_compiling(self, where: str = "the first step") -> None:
-        """What the first step, or the dry run before it, took besides its work."""
-        self._compiling_told = True
-        seconds, problems = self.p.engine.state.compiling
-        if seconds:
-            self.recorder.emit(LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}."))
-        for problem in problems:
-            self.recorder.emit(LogLine("warning", f"A block could not be compiled and runs as it is, more slowly and with more "
-                                                  f"memory ({problem}); with engine.kernels at eager the plan counts on that."))
-
-    def _sample_memory(self, step: int) -> None:
-        rss, available = self._watch.look()
-        device = self.p.backend.memory()
-        driver = self._gpu.sample() if self._gpu is not None else None
-        self.recorder.emit(MemorySampled(
-            step=step, host_rss=rss, host_pinned=self.p.store.pinned_bytes + self.p.engine.boundary_bytes
-            if self._gpu is not None else 0, host_available=available, gpu_allocated=device["allocated"],
-            gpu_reserved=device["reserved"], gpu_peak=device["peak"],
-            gpu_driver=driver.used if driver else device["total"] - device["free"], gpu_total=device["total"]))
-
-    def _start_clock(self) -> None:
-        """Steps are timed from home to home; after a drain, from here."""
-        self._mark = time.perf_counter()
-        self._spans = None
 
     # ------------------------------------------------------------------ requests
 
     def _obey(self, step: int) -> None:
         waiting, self._waiting = self._waiting, []
-        for command in waiting + self._commands():
+        commands = waiting + self._commands()
+        self._make_changes(step)
+        for command in commands:
             if command == "save":
                 self._save(step)
             elif command == "pause":
                 self._pause(step)
 
+    def _make_changes(self, step: int) -> None:
+        asked, self._asked = self._asked, []
+        for change in asked:
+            self._change(change, step)
+
+    def _change(self, change: Change, step: int) -> None:
+        """From the next step on. What cannot be changed is told in the log, and the run goes on as it was."""
+        try:
+            config = change.applied(self.config, step)
+            keep_config(self.folder, config)
+        except RunError as error:
+            self.recorder.emit(LogLine("warning", f"The change that was asked for was not made: {error}"))
+            return
+        told = change.in_words(self.config, config, self.p.total_steps)
+        self.config = config
+        self.p.total_steps = config.train.steps if "train.steps" in change.values else self.p.total_steps
+        self._optim = self._fitting_warm_up()
+        self.recorder.emit(SettingsChanged(step + 1, dict(change.values), self.p.total_steps))
+        self.recorder.emit(LogLine("info", f"From step {step + 1:,} on: {told}."))
+
     def _commands(self) -> list[str]:
-        """New requests, recorded; stop and discard are obeyed by leaving the loop, and so is a lack of memory."""
+        """New requests, recorded; changes wait until they can be made, stop and discard are obeyed by leaving the loop, and so is a lack of memory."""
         self._watch.check()
         found = self._next_commands()
         for command in found:
+            if isinstance(command, Change):
+                self.recorder.emit(ControlReceived(CHANGE, dict(command.values)))
+                self._asked.append(command)
+                continue
             self.recorder.emit(ControlReceived(command))
             if command == "discard":
                 raise Discarded
             if command == "stop":
                 raise Stopped
-        return found
+        return [command for command in found if isinstance(command, str)]
 
     def _pause(self, step: int) -> None:
         self._state("pausing")
         self.p.engine.drain()
-        self._state("paused", f"Paused after step {step}; the model stays in memory.")
-        while True:
-            commands = self._commands()
-            if "save" in commands:
-                self._save(step, "paused")
-            if "resume" in commands:
-                break
-            time.sleep(0.1)
+        with self._paused.opened():
+            self._state("paused", f"Paused after step {step}; the model stays in memory.")
+            while True:
+                commands = self._commands()
+                self._make_changes(step)
+                if "save" in commands:
+                    self._save(step, "paused")
+                if "resume" in commands:
+                    break
+                self._paused.serve(self.p, 0.1)
         self._state("running")
-        self._start_clock()
+        self._observer.start_clock()
 
     # ------------------------------------------------------------------ between steps, with everything home
 
@@ -273,7 +236,7 @@ class Trainer:
         p = self.p
         p.engine.drain()
         if step == self._saved_step or step == 0:
-            self._start_clock()
+            self._observer.start_clock()
             return
         self._state("saving")
         state = resume_state(self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps)
@@ -284,7 +247,7 @@ class Trainer:
         self.recorder.emit(CheckpointWritten(step, str(info.path.relative_to(self.folder.path)), info.bytes,
                                              info.seconds))
         self._state(back_to)
-        self._start_clock()
+        self._observer.start_clock()
 
     def _evaluate(self, step: int) -> None:
         p = self.p
@@ -296,12 +259,21 @@ class Trainer:
                 raise NonFiniteError(f"The evaluation loss after step {step} is not a finite number; start a new run with "
                                      "a lower train.learning_rate.")
             self.recorder.emit(EvalFinished(step, loss, p.data.eval.loss_tokens, time.perf_counter() - began))
-        self._start_clock()
+        self._answer_prompts(step)
+        self._observer.start_clock()
+
+    def _answer_prompts(self, step: int) -> None:
+        answered = self._prompts.answer(self.p.engine, step, Progress(self.recorder, "prompts"), self._look)
+        if answered is not None:
+            self.recorder.emit(answered)
+
+    def _look(self) -> None:
+        """For requests, within long work: stop and discard are obeyed at once, the others wait for the next step."""
+        self._waiting += self._commands()
 
     def _interruptible(self, items: Iterable) -> Iterator:
-        """`items`, with an eye on requests: stop and discard are obeyed at once, the others wait for the next step."""
         for item in items:
-            self._waiting += self._commands()
+            self._look()
             yield item
 
     def _exact_match(self, moment: str, step: int) -> None:
@@ -313,7 +285,7 @@ class Trainer:
         written = [0]
 
         def on_token(_: int, __: int) -> None:
-            self._waiting += self._commands()
+            self._look()
             written[0] += 1
             progress(min(written[0], longest * len(prompts)), longest * len(prompts), f"Answering, {moment} training")
 
@@ -344,4 +316,5 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         name=config.name, pid=pid, device=device.type, device_name=prepared.backend.device_name,
         total_steps=prepared.total_steps, parameters=prepared.model.parameter_count,
         units=[unit.name for unit in prepared.model.units],
-        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=FLOPS_FORMULA)
+        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=FLOPS_FORMULA,
+        ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12)

@@ -65,6 +65,10 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
                 return value
             if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
                 return str(value)
+        elif option == tuple[str, ...]:
+            items = [value] if isinstance(value, str) else value
+            if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+                return tuple(items)
         elif typing.get_origin(option) is tuple:
             if isinstance(value, (list, tuple)) and value:
                 part = typing.get_args(option)[0]
@@ -101,6 +105,8 @@ def _describe(options: tuple[Any, ...]) -> str:
     for option in options:
         if typing.get_origin(option) is Literal:
             words.extend(str(v) for v in typing.get_args(option))
+        elif option == tuple[str, ...]:
+            words.append("a list of texts")
         elif typing.get_origin(option) is tuple:
             words.append("a list of {source, weight, split, format}")
         else:

@@ -13,7 +13,8 @@ from engine.events import Record, RunEnded, StepFinished
 from engine.job import start_run
 from engine.recorder import RunRecorder, replay
 from engine.restore import newest_checkpoint
-from engine.runs import RunFolder, list_runs, open_run
+from engine.run_list import list_runs
+from engine.runs import RunFolder, open_run
 from engine.snapshot import RunSnapshot
 from tests.folders import make_config
 from tests.test_trainer import execute, planes_on_disk

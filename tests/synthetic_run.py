@@ -6,17 +6,17 @@ import json
 import math
 from pathlib import Path
 
-from engine.events import (CheckpointWritten, DataPrepared, Event, EvalFinished, ExactMatchMeasured, ExportWritten,
+from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, Event, ExactMatchMeasured, ExportWritten,
                            ForecastChecked, JobProgressed, LogLine, MemorySampled, PlanBuilt, Record, RunEnded,
-                           RunStarted, StateChanged, StepFinished, StepTimeline)
+                           RunStarted, StateChanged, StepFinished, StepTimeline, UnitNorms)
 from engine.forecast import compared
 
 GIB = 1 << 30
 START = 1_760_000_000.0
 
 
-def span(unit, op, lane, start, end):
-    return {"unit": unit, "op": op, "lane": lane, "start": start, "end": end}
+def span(unit, op, lane, start, end, micro_batch=None):
+    return {"unit": unit, "op": op, "lane": lane, "micro_batch": micro_batch, "start": start, "end": end}
 
 
 def timeline(step: int, blocks: int = 6, micro_batches: int = 1) -> StepTimeline:
@@ -37,7 +37,7 @@ def timeline(step: int, blocks: int = 6, micro_batches: int = 1) -> StepTimeline
             now += 0.016
         spans.append(span(unit, "offload", "D2H", now, now + 0.004))
         spans.append(span(unit, "update", "HOST", now + 0.004, now + 0.009))
-    return StepTimeline(step=step, spans=spans)
+    return StepTimeline(step=step, spans=spans, waits=[{"start": 0.0, "end": 0.004, "cause": "h2d"}])
 
 
 def step_finished(step: int, total: int) -> StepFinished:
@@ -48,10 +48,17 @@ def step_finished(step: int, total: int) -> StepFinished:
                         exposed={"h2d": 0.01, "d2h": 0.0, "optimizer": 0.02, "other": 0.0})
 
 
+def unit_norms(step: int, total: int, units: int) -> UnitNorms:
+    """Norms that fall with the step and rise with the unit's place, with a ripple."""
+    return UnitNorms(step, [0.02 * (1 + 3 * math.exp(-6 * step / total)) * math.exp(2.5 * k / max(1, units - 1))
+                            * (1 + 0.3 * math.sin(k + step / 7)) for k in range(units)])
+
+
 def run_events(steps: int = 120, total: int | None = None, gpu: bool = True, name: str = "Synthetic",
-               ended: str | None = "finished") -> list[Event]:
+               ended: str | None = "finished", blocks: int = 1) -> list[Event]:
     """The events of a run that did `steps` of `total` steps; `ended` None leaves it going on."""
     total = total or steps
+    units = ["embed", *(f"block.{k}" for k in range(blocks)), "head"]
     events: list[Event] = [
         StateChanged(state="preparing"),
         JobProgressed(job="load_model", done=1, total=4),
@@ -59,8 +66,9 @@ def run_events(steps: int = 120, total: int | None = None, gpu: bool = True, nam
         DataPrepared(summary={"format": "messages", "rows": 1200, "trained_tokens": 34567}),
         PlanBuilt(choices={"rounds": 1, "slots": 2, "save_level": "boundary"}, grid="H2D     | prefetch embed"),
         RunStarted(name=name, pid=1, device="cuda" if gpu else "cpu", device_name="NVIDIA H200" if gpu else "CPU",
-                   total_steps=total, parameters=7_615_616_512, units=["embed", "block.0", "head"],
-                   program_version="0.1.0", flops_formula="6 x parameters x tokens"),
+                   total_steps=total, parameters=7_615_616_512, units=units,
+                   program_version="0.1.0", flops_formula="6 x parameters x tokens",
+                   ceiling_tflops=2.0 if gpu else 0.0),
         ExactMatchMeasured(step=0, moment="before", correct=1, total=50,
                            samples=[{"prompt": "2+2=", "expected": "4", "answer": "q"}]),
         StateChanged(state="running"),
@@ -70,9 +78,10 @@ def run_events(steps: int = 120, total: int | None = None, gpu: bool = True, nam
         events.append(MemorySampled(step=step, host_rss=100 * GIB + step * 1000, host_pinned=90 * GIB,
                                     host_available=20 * GIB, gpu_allocated=40 * GIB if gpu else 0,
                                     gpu_reserved=44 * GIB if gpu else 0, gpu_peak=43 * GIB if gpu else 0,
-                                    gpu_driver=46 * GIB if gpu else 0, gpu_total=139 * GIB if gpu else 0))
+                                    gpu_driver=46 * GIB if gpu else 0, gpu_total=139 * GIB if gpu else 0,
+                                    host_total=128 * GIB, power=540 + 20 * math.sin(step / 5) if gpu else 0.0))
         if step % 10 == 0:
-            events.append(timeline(step))
+            events += [timeline(step), unit_norms(step, total, len(units))]
         if step % 40 == 0:
             events.append(EvalFinished(step=step, loss=0.3 + 4 * math.exp(-5 * step / total), loss_tokens=900, seconds=1))
             events.append(CheckpointWritten(step=step, path=f"step-{step}", bytes=91 * GIB, seconds=40))

@@ -6,14 +6,16 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from app.figures import FIGURES, summaries
-from app.timeline import MAX_SPANS, OP_GROUPS, lanes_of, timeline_figure, waits_of
-from app.view import ACTIONS, MAX_POINTS, details, diagnosis, downsample, run_bar, sentence, smooth, tiles
+from app.axes import AXES
+from app.figures import FIGURES, alarms, summaries
+from app.learning_figures import MAP_CELLS, MAP_COLUMNS
+from app.machine_figures import AREA_POINTS
+from app.step_time import PARTS, recent_shares
+from app.view import ACTIONS, MAX_POINTS, details, downsample, run_bar, sentence, smooth, tiles
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
-from engine.events import RUN_STATES, JobProgressed, RunStarted, StateChanged, StepFinished, StepTimeline
-from engine.plan import COMPUTE, D2H, H2D, HOST
+from engine.events import RUN_STATES, JobProgressed, MemorySampled, RunStarted, StateChanged, StepFinished, UnitNorms
 from engine.snapshot import RunSnapshot
-from tests.synthetic_run import GIB, records, run_events, span, timeline
+from tests.synthetic_run import GIB, records, run_events
 
 
 def fold(events):
@@ -31,15 +33,16 @@ def finished():
 # ------------------------------------------------------------------ figures
 
 
-@pytest.mark.parametrize("axis", ["step", "time"])
+@pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("name", FIGURES)
 @pytest.mark.parametrize("gpu", [True, False])
 def test_figures_are_what_plotly_draws(name, axis, gpu):
     for snapshot in (RunSnapshot(), fold(run_events(3, gpu=gpu)), fold(run_events(3000, gpu=gpu))):
         figure = FIGURES[name](snapshot, axis)
-        go.Figure(figure)
+        go.Figure(data=figure["data"], layout=figure["layout"])
         json.dumps(figure, allow_nan=False)
-        assert all(len(trace["x"]) == len(trace["y"]) <= MAX_POINTS for trace in figure["data"])
+        assert all(len(trace["x"]) <= MAX_POINTS for trace in figure["data"])
+        assert all(len(trace["x"]) == len(trace["y"]) for trace in figure["data"] if trace["type"] == "scatter")
         assert figure["layout"]["uirevision"] == "kept"
 
 
@@ -49,7 +52,8 @@ def test_curves_carry_the_recorded_numbers(finished):
     assert loss[0]["y"] == pytest.approx(list(finished.steps.loss), rel=1e-4)
     assert loss[2]["x"] == [40, 80, 120]
     memory = {trace["name"]: trace for trace in FIGURES["memory"](finished, "step")["data"]}
-    assert memory["allocated"]["y"][-1] == 40 and memory["limit"]["y"][-1] == 139
+    assert memory["allocated"]["y"][-1] == 40 and memory["GPU limit"]["y"] == [139, 139]
+    assert memory["host limit"]["y"] == [128, 128] and memory["peak"]["y"][-1] == 43
     assert "allocated" not in str(FIGURES["memory"](fold(run_events(5, gpu=False)), "step"))
 
 
@@ -60,9 +64,89 @@ def test_the_time_axis_starts_with_the_run(finished):
 
 
 def test_all_curves_share_one_axis(finished):
-    for axis in ("step", "time"):
+    for axis in AXES:
         axes = [FIGURES[name](finished, axis)["layout"]["xaxis"] for name in FIGURES]
         assert all(a.get("type") == axes[0].get("type") and a["title"] == axes[0]["title"] for a in axes)
+
+
+def test_the_token_axis_counts_the_tokens_of_all_steps(finished):
+    assert FIGURES["loss"](finished, "tokens")["data"][0]["x"] == [4096 * step for step in range(1, 121)]
+    assert FIGURES["loss"](finished, "tokens")["data"][2]["x"] == [4096 * step for step in (40, 80, 120)]
+    assert FIGURES["memory"](finished, "tokens")["data"][0]["x"][:2] == [4096, 8192]
+
+
+def test_tokens_are_counted_on_from_the_step_that_a_resume_begins_at():
+    snapshot = fold([*run_events(50, total=100, ended="stopped"), RunStarted(resumed_step=40),
+                     *(StepFinished(step=step, tokens=1000, seconds=1.0) for step in (41, 42))])
+    assert list(snapshot.steps.tokens_so_far[-3:]) == [40 * 4096, 40 * 4096 + 1000, 40 * 4096 + 2000]
+
+
+def test_the_areas_of_a_step_add_up_to_its_seconds():
+    events = [StepFinished(step=step, seconds=2.0, data_seconds=0.3,
+                           exposed={"h2d": 0.1 * (step % 3), "other": 0.4, "late": 0.1}) for step in range(1, 1000)]
+    snapshot = fold(events)
+    traces = FIGURES["step_time"](snapshot, "step")["data"]
+    assert [trace["name"] for trace in traces] == [PARTS[name][0] for name in ("compute", "data", "h2d", "other")]
+    assert len({tuple(trace["x"]) for trace in traces}) == 1 and len(traces[0]["x"]) <= AREA_POINTS
+    assert np.sum([trace["y"] for trace in traces], axis=0) == pytest.approx(2.0, rel=1e-3)
+    shares = recent_shares(snapshot)
+    assert shares["data"] == pytest.approx(0.15) and shares["other"] == pytest.approx(0.1)
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_a_slow_first_step_does_not_press_the_others_flat():
+    steps = [StepFinished(step=k, seconds=60.0 if k == 1 else 0.5) for k in range(1, 101)]
+    assert FIGURES["step_time"](fold(steps), "step")["layout"]["yaxis"]["range"] == [0, 0.75]
+    assert "range" not in FIGURES["step_time"](fold(steps[1:]), "step")["layout"]["yaxis"]
+
+
+def test_the_ceiling_is_drawn_where_it_can_be_seen_and_said_always(finished):
+    def names(ceiling):
+        snapshot = fold([RunStarted(ceiling_tflops=ceiling), StepFinished(step=1, seconds=1.0, tflops=1.0)])
+        return [trace["name"] for trace in FIGURES["throughput"](snapshot, "step")["data"]], summaries(snapshot)["throughput"]
+
+    assert names(0) == (["tokens/s", "TFLOPS"], "0 tokens/s in the median step")
+    drawn, said = names(4)
+    assert drawn[-1] == "ceiling" and said.endswith("1 TFLOPS, 25 % of the 4 that large matrix products reach here")
+    drawn, said = names(700)
+    assert drawn[-1] == "TFLOPS" and "0.1 % of the 700" in said
+
+
+def test_power_and_energy_are_shown_where_the_driver_tells(finished):
+    watts, energy = FIGURES["power"](finished, "step")["data"]
+    assert watts["y"][0] == pytest.approx(540 + 20 * np.sin(0.2), rel=1e-4)
+    hours = (finished.memory.time[-1] - finished.memory.time[0]) / 3600
+    assert energy["y"][0] == 0 and energy["y"][-1] == pytest.approx(540 * hours, rel=0.02)
+    assert FIGURES["power"](fold(run_events(5, gpu=False)), "step")["is_absent"] is True
+
+
+def test_the_map_of_norms_has_a_row_a_unit_and_a_bounded_size():
+    snapshot = fold(run_events(60, blocks=4))
+    trace = FIGURES["norms"](snapshot, "step")["data"][0]
+    assert trace["x"] == [10, 20, 30, 40, 50, 60] and trace["y"] == snapshot.units
+    assert np.shape(trace["z"]) == np.shape(trace["customdata"]) == (6, 6)
+    assert 10 ** np.array(trace["z"]) == pytest.approx(np.array(trace["customdata"]), rel=0.01)
+    many = fold([RunStarted(units=[f"u{k}" for k in range(100)]),
+                 *(UnitNorms(step, [0.0] + [1.5] * 99) for step in range(1, 501))])
+    trace = FIGURES["norms"](many, "tokens")["data"][0]
+    assert len(trace["x"]) == MAP_CELLS // 100 <= MAP_COLUMNS and trace["x"] == sorted(trace["x"])
+    assert set(trace["z"][0]) == {None}
+    hostile = fold([RunStarted(units=["<b>x"]), UnitNorms(1, [1.0])])
+    assert FIGURES["norms"](hostile, "step")["data"][0]["y"] == ["&lt;b&gt;x"]
+
+
+def test_log_axes_are_those_of_loss_and_gradient_norm(finished):
+    assert {name: build(finished, "step").get("log_axes") for name, build in FIGURES.items() if
+            "log_axes" in build(finished, "step")} == {"loss": ["yaxis"], "optimizer": ["yaxis2"]}
+
+
+def test_memory_is_called_flat_or_growing(finished):
+    assert summaries(finished)["memory"] == ("host 100.00 GiB at most, flat since step 1 (± 0.1 %); GPU 43.00 GiB at most, "
+                                             "flat since step 1 (± 0 %)")
+    assert alarms(finished) == alarms(RunSnapshot()) == set()
+    growing = fold([MemorySampled(step=step, host_rss=GIB * (10 + step)) for step in range(1, 101)])
+    assert summaries(growing)["memory"] == "host 110.00 GiB at most, growing: 50.0 GiB more since step 51"
+    assert alarms(growing) == {"memory"}
 
 
 def test_downsampling_keeps_ends_and_spikes():
@@ -89,60 +173,6 @@ def test_smoothing_is_the_mean_around_each_value():
     assert len(smooth(np.array([]), 10)) == 0
 
 
-# ------------------------------------------------------------------ timeline
-
-
-def test_the_timeline_has_a_trace_a_lane_and_shows_waits(finished):
-    figure = timeline_figure(finished)
-    go.Figure(figure)
-    json.dumps(figure, allow_nan=False)
-    assert [trace["name"] for trace in figure["data"]] == [H2D, COMPUTE, D2H, HOST, "waiting"]
-    compute = figure["data"][1]
-    assert compute["base"][0] == 4 and compute["x"][0] == pytest.approx(6)
-    assert compute["customdata"][0] == "block.0: forward"
-    assert len(set(compute["marker"]["color"])) == 3
-    waiting = figure["data"][-1]
-    assert waiting["base"] == [0] and waiting["x"] == [4]
-    assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
-    assert timeline_figure(RunSnapshot())["data"][0]["x"] == []
-
-
-def test_a_unit_name_is_text_in_the_timeline():
-    snapshot = fold([RunStarted(), StepTimeline(step=1, spans=[span("<b>x", "forward", "COMPUTE", 0, 1)])])
-    assert timeline_figure(snapshot)["data"][1]["customdata"] == ["&lt;b&gt;x: forward"]
-
-
-def test_many_spans_are_merged_without_moving_time():
-    spans = timeline(1, blocks=100, micro_batches=20).spans
-    assert len(spans) > 2 * MAX_SPANS
-    merged = lanes_of(spans)
-    assert sum(map(len, merged.values())) <= MAX_SPANS
-    for lane, own in merged.items():
-        before = [s for s in spans if s["lane"] == lane]
-        assert min(s["start"] for s in own) == min(s["start"] for s in before)
-        assert max(s["end"] for s in own) == max(s["end"] for s in before)
-        assert sum(s["count"] for s in own) == len(before)
-        assert all(a["start"] <= b["start"] for a, b in zip(own, own[1:]))
-
-
-def test_few_spans_stay_as_they_are():
-    spans = timeline(1, blocks=10).spans
-    assert sum(len(own) for own in lanes_of(spans).values()) == len(spans)
-
-
-def test_waits_are_the_gaps_of_the_compute_lane():
-    busy = [span("a", "forward", "COMPUTE", 1, 2), span("b", "forward", "COMPUTE", 2.001, 3), span("c", "x", "", 5, 6)]
-    assert waits_of(busy, 6) == [(0.0, 1), (3, 5)]
-
-
-def test_every_op_of_a_plan_has_a_colour():
-    from engine.plan import Op
-
-    kinds = [line.split()[0] for line in Op.__doc__.splitlines() if line.startswith("      ")]
-    assert len(kinds) > 10
-    assert set(kinds) <= {op for _, ops in OP_GROUPS.values() for op in ops}
-
-
 # ------------------------------------------------------------------ the run bar and the words
 
 
@@ -158,9 +188,10 @@ def test_the_bar_of_a_running_run():
     bar = run_bar(fold(run_events(30, total=120, ended=None)), "run-1", "Synthetic", is_running=True)
     assert (bar["state"], bar["step"], bar["progress"]) == ("running", "30 of 120", 0.25)
     assert bar["left"] == "22 s"
-    assert bar["actions"] == ["pause", "save", "stop", "discard"]
+    assert bar["actions"] == ["pause", "save", "change", "stop", "discard"]
     assert bar["title"] == "25 % Synthetic · Ramstream"
-    assert bar["sentence"] == "Compute waits 12 % of the time: 8 % for the optimizer, 4 % for weights coming in (H2D)."
+    assert bar["sentence"] == ("The host optimizer holds the GPU up for 8 % of the time; further waits: weights coming in "
+                               "(H2D) 4 %.")
 
 
 def test_a_run_whose_process_is_gone_is_interrupted():
@@ -176,7 +207,7 @@ def test_a_request_is_shown_until_it_is_taken():
 
 
 def test_the_ends_of_runs_are_told(finished):
-    assert sentence(finished, "finished") == "Finished 120 steps in 27 s; held-out exact match 2 % → 96 %."
+    assert sentence(finished, "finished") == "Finished 120 steps in 29 s; held-out exact match 2 % → 96 %."
     failed = fold(run_events(5, ended="failed"))
     assert sentence(failed, "failed") == "The disk is full: free 91 GiB and resume."
 
@@ -186,18 +217,13 @@ def test_preparing_tells_what_goes_on():
     assert sentence(snapshot, "preparing") == "Loading the model 25 %."
 
 
-def test_compute_bound_is_said():
-    quick = StepFinished(step=1, seconds=1.0, exposed={"h2d": 0.03})
-    assert diagnosis(fold([quick])) == "Compute-bound: only 3 % of the time is spent waiting."
-    assert diagnosis(RunSnapshot()) == "The first step is under way."
-
-
 def test_tiles_and_details(finished):
     shown = {tile["label"]: tile for tile in tiles(finished)}
     assert shown["Host memory"]["value"] == in_bytes(100 * GIB + 120_000)
     assert shown["GPU memory"]["value"] == "43.0 GiB"
     assert "GPU memory" not in {tile["label"] for tile in tiles(fold(run_events(5, gpu=False)))}
     assert all(tile["value"] == "–" for tile in tiles(RunSnapshot()))
+    assert shown["TFLOPS"]["note"].endswith(" of this machine's ceiling") and shown["Power"]["value"].endswith(" W")
     known = details(finished)
     assert known["answers"]["scores"] == {"before": "1 of 50 (2 %)", "after": "48 of 50 (96 %)"}
     assert known["answers"]["rows"] == [{"prompt": "2+2=", "expected": "4", "before": "q", "after": "4"}]
@@ -209,8 +235,7 @@ def test_tiles_and_details(finished):
 
 def test_figures_are_said_in_words(finished):
     said = summaries(finished)
-    assert set(said) == {*FIGURES, "timeline"}
-    assert said["timeline"].startswith("step 120, ")
+    assert set(said) == {*FIGURES}
     assert summaries(RunSnapshot()) == {}
 
 

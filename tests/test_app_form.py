@@ -28,10 +28,11 @@ def all_fields(cls=TrainConfig, prefix=""):
 def another_value(setting, default):
     """A valid value that differs from the default."""
     special = {"train.epochs": 1.5, "train.steps": 7, "train.micro_batch_size": 4, "data.eval_fraction": 0.25,
-               "train.beta1": 0.5, "train.beta2": 0.75, "engine.gpu_memory_gib": 12.5, "train.max_grad_norm": None}
+               "train.beta1": 0.5, "train.beta2": 0.75, "engine.gpu_memory_gib": 12.5, "train.max_grad_norm": None,
+               "output.webhook": "https://example.org/hook"}
     if setting.dotted in special:
         return special[setting.dotted]
-    return {"switch": lambda: not default, "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
+    return {"lines": lambda: ("one", " two", "three\nlines", '"four'), "switch": lambda: not default, "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
             "choice": lambda: next(c for c in setting.choices if c != default)}[setting.kind]()
 
 
@@ -84,3 +85,12 @@ def test_wrong_text_is_refused_under_the_label_of_its_field(field, text, part):
         read_config(shown_values(config_with()) | {field: text})
     assert caught.value.field == field
     assert part in describe_error(caught.value)
+
+
+def test_an_empty_text_that_may_be_left_out_is_none():
+    shown = shown_values(config_with())
+    assert shown["output.webhook"] == "" and read_config(shown).output.webhook is None
+    assert read_config(shown | {"output.webhook": " none "}).output.webhook is None
+    address = "https://example.org/hook"
+    assert read_config(shown | {"output.webhook": f" {address} "}).output.webhook == address
+    assert shown_values(config_with(**{"output.webhook": address}))["output.webhook"] == address

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import stat
+import subprocess
 
 import httpx
 import pytest
@@ -10,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from app.guard import Guard, GuardPolicy
-from app.login import COOKIE_NAME, Login, is_loopback, login_routes, resolve_login
+from app.login import COOKIE_NAME, Login, is_loopback, login_routes, resolve_login, tls_options
 from engine.errors import RamstreamError
 
 JSON = {"content-type": "application/json"}
@@ -216,3 +218,49 @@ def test_a_public_address_needs_a_login(tmp_path, monkeypatch):
 def test_loopback_addresses():
     assert all(map(is_loopback, ["127.0.0.1", "localhost", "::1", "127.1.2.3"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "example.org", ""]))
+
+
+# ---------------------------------------------------------------------- the link that logs in once
+
+def test_the_link_logs_in_once(tmp_path):
+    login = Login("a", "b", tmp_path / "key")
+    app, link = make_app(login=login), f"/?token={login.link_token}"
+    answer = call(app, path=link)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Secure" not in cookie
+    assert call(app, path="/api/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 200
+    # Who is in goes on without the token in the address; anybody else is sent to the form.
+    assert call(app, path=link, headers={"cookie": cookie.partition(";")[0]}).headers["location"] == "/"
+    again = call(app, path=link)
+    assert (again.status_code, "set-cookie" in again.headers) == (303, False)
+    assert "has been used" in call(app, path=again.headers["location"]).text
+
+
+@pytest.mark.parametrize("path", ["/?token=", "/?token=wrong", "/?token=%ff"])
+def test_a_wrong_link_logs_nobody_in_and_uses_nothing_up(tmp_path, path):
+    login = Login("a", "b", tmp_path / "key")
+    app = make_app(login=login)
+    assert "set-cookie" not in call(app, path=path).headers
+    assert call(app, "POST", f"/?token={login.link_token}", JSON, b"{}").status_code == 401
+    assert call(app, path=f"/api/runs?token={login.link_token}").status_code == 401
+    assert "set-cookie" in call(app, path=f"/?token={login.link_token}").headers
+
+
+def test_by_https_the_cookie_is_kept_to_it(tmp_path):
+    login = Login("a", "b", tmp_path / "key")
+    answer = call(make_app(login=login), path=f"/?token={login.link_token}", base="https://127.0.0.1:7860")
+    assert answer.headers["set-cookie"].endswith("; Secure")
+
+
+def test_files_of_a_certificate_are_checked_before_the_server_starts(tmp_path):
+    with pytest.raises(RamstreamError, match="--tls-key .*no such file"):
+        (tmp_path / "cert.pem").write_text("no certificate")
+        tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")
+    (tmp_path / "key.pem").write_text("no key")
+    with pytest.raises(RamstreamError, match="no PEM certificate"):
+        tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")
+    if shutil.which("openssl"):
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout",
+                        tmp_path / "key.pem", "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
+        assert tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")["ssl_keyfile"] == str(tmp_path / "key.pem")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import threading
 import time
 from types import SimpleNamespace
@@ -41,7 +42,7 @@ class FakeRun:
                     step += 1
                     recorder.emit(step_finished(step, 10))
             for command in self.commands:
-                recorder.emit(ControlReceived(command=command))
+                recorder.emit(ControlReceived(command=command if isinstance(command, str) else "change"))
             recorder.emit(RunEnded(state="stopped" if self.asked.is_set() else "finished"))
             recorder.close()
 
@@ -211,7 +212,7 @@ def test_a_growing_record_is_followed(session):
 def test_only_what_changed_is_sent(session):
     folder = finished_run(session)
     whole = get(session, f"/api/live/{folder.id}").json()
-    assert set(whole["parts"]) == {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+    assert set(whole["parts"]) >= {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
     assert whole["server_id"] == session.server_id and whole["active"] is None
     seen = get(session, f"/api/live/{folder.id}?since={whole['seq']}").json()
     assert seen["parts"] == {} and seen["bar"] == whole["bar"]
@@ -245,7 +246,7 @@ def test_a_run_without_a_record_yet_can_be_looked_at(session):
     with folder.lock():
         answer = get(session, f"/api/live/{folder.id}").json()
     assert answer["bar"]["state"] == "preparing" and answer["run_id"] == folder.id
-    assert set(answer["parts"]) == {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+    assert set(answer["parts"]) >= {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
 
 
 @pytest.mark.parametrize("run_id", ["nothing-here", "..", "..%2F..%2Fetc", "%00", ".login.key"])
@@ -341,3 +342,71 @@ def test_answers_are_json_that_any_reader_takes(session):
     folder = finished_run(session)
     text = get(session, f"/api/live/{folder.id}").text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# ------------------------------------------------------------------ names, details, damage
+
+
+def test_a_run_is_renamed_in_the_list_and_in_the_bar(session):
+    folder = finished_run(session)
+    get(session, f"/api/live/{folder.id}")
+    answer = post(session, f"/api/runs/{folder.id}/describe", {"name": " Better ", "note": "as it <i>was</i>"})
+    assert answer.json() == {"name": "Better", "note": "as it <i>was</i>"}
+    row, = get(session, "/api/runs").json()["runs"]
+    assert (row["id"], row["name"], row["note"]) == (folder.id, "Better", "as it <i>was</i>")
+    wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["name"] == "Better")
+    bar = get(session, f"/api/live/{folder.id}").json()["bar"]
+    assert bar["note"] == "as it <i>was</i>" and "Better" in bar["title"]
+    for wrong in ({"name": "x"}, {"name": 1, "note": ""}, {"name": "a\nb", "note": ""}):
+        assert post(session, f"/api/runs/{folder.id}/describe", wrong).status_code == 409
+    assert post(session, "/api/runs/none/describe", {"name": "", "note": ""}).status_code == 409
+
+
+def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):
+    folder = finished_run(session, run_events(5, total=10, ended="stopped"))
+    (folder.path / "stderr.txt").write_text("a warning\n")
+    found = get(session, f"/api/runs/{folder.id}/details").json()
+    assert found["config"] == (folder.path / "config.yaml").read_text() and found["config_name"] == "Fake"
+    runs = str(session.runs_dir)
+    assert [command["text"] for command in found["commands"]] == [
+        f"python launch.py train --resume {folder.id} --runs-dir {runs}",
+        f"python launch.py train {runs}/{folder.id}/config.yaml --runs-dir {runs}"]
+    assert found["printed"] == ["a warning"]
+    finished = get(session, f"/api/runs/{finished_run(session).id}/details").json()
+    assert [command["label"] for command in finished["commands"]] == ["A new run with the same settings"]
+    assert get(session, "/api/runs/none/details").status_code == 404
+
+
+def test_the_commands_are_quoted_for_a_shell(tmp_path, engine):
+    session = Session(tmp_path / "my runs; $HOME", engine.calls())
+    folder = finished_run(session)
+    command, = get(session, f"/api/runs/{folder.id}/details").json()["commands"]
+    assert shlex.split(command["text"])[3:] == [str(folder.path / "config.yaml"), "--runs-dir", str(session.runs_dir)]
+
+
+def test_damaged_runs_are_listed_beside_the_others(session):
+    good, damaged, gone = (finished_run(session) for _ in range(3))
+    (damaged.path / "config.yaml").write_bytes(b"\xff{")
+    (damaged.path / "about.json").write_text("{")
+    (gone.path / "config.yaml").unlink()
+    rows = {row["id"]: row for row in get(session, "/api/runs").json()["runs"]}
+    assert rows[good.id]["state"] == "finished"
+    for folder in (damaged, gone):
+        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == ["details", "delete"]
+        found = get(session, f"/api/runs/{folder.id}/details").json()
+        assert found["commands"] == [] and bool(found["config_problem"]) == (folder is gone)
+
+
+def test_an_interrupted_run_can_be_resumed_from_the_list(session):
+    folder = finished_run(session, run_events(5, total=10, ended=None))
+    row, = get(session, "/api/runs").json()["runs"]
+    assert row["state"] == "interrupted" and "resume" in row["actions"] and folder.id == row["id"]
+
+
+def test_a_run_of_another_process_blocks_start_while_it_goes_on(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    with folder.lock():
+        with pytest.raises(RunError, match=f"{folder.id} is running in a process of its own"):
+            session.start(CONFIG)
+        assert get(session, f"/api/live/{folder.id}").json()["active"] == folder.id
+    session.start(CONFIG)

@@ -8,9 +8,9 @@ import plotly.graph_objects as go
 import pytest
 
 from app.figures import summaries
+from app.spans import MAX_SPANS, lanes_of
 from app.theme import DARK, LIGHT
-from app.timeline import (LANE_WORDS, MAX_SPANS, OP_COLOURS, OP_GROUPS, OP_WORDS, WAIT_COLOUR, lanes_of, timeline_figure,
-                          timeline_legend)
+from app.timeline import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS, timeline_figure, timeline_legend, timeline_said
 from app.view import details
 from app.words import in_step_time
 from engine.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
@@ -46,7 +46,7 @@ def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2):
 
 @pytest.fixture(scope="module")
 def step():
-    return fold(StepTimeline(step=1, spans=spans_of()))
+    return StepTimeline(step=1, spans=spans_of())
 
 
 # ------------------------------------------------------------------ rows, colours, words
@@ -64,12 +64,12 @@ def test_every_lane_with_spans_has_a_row(step):
 
 
 def test_lanes_without_spans_have_no_row():
-    without = timeline_figure(fold(StepTimeline(step=1, spans=spans_of(homes=()))))
+    without = timeline_figure(StepTimeline(step=1, spans=spans_of(homes=())))
     assert [trace["name"] for trace in without["data"]] == [H2D, COMPUTE, D2H, HOST, "waiting"]
     assert without["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
-    some = timeline_figure(fold(StepTimeline(step=1, spans=[span("a", "device_update", UPDATE, 0, 1)])))
+    some = timeline_figure(StepTimeline(step=1, spans=[span("a", "device_update", UPDATE, 0, 1)]))
     assert some["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
-    assert timeline_figure(RunSnapshot())["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
+    assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
 
 
 def test_states_have_a_colour_of_their_own_and_the_update_the_optimizer_s(step):
@@ -79,10 +79,13 @@ def test_states_have_a_colour_of_their_own_and_the_update_the_optimizer_s(step):
     assert shown[UPDATE] == {OP_COLOURS["update"]}
     assert states not in {colour for label, (colour, _) in OP_GROUPS.items() if label != "States in and out"}
     assert all(_contrast(states, theme["card"]) >= 3 for theme in (LIGHT, DARK))
-    legend = dict(map(tuple, timeline_legend(step)))
+    legend = colours_of(timeline_legend(step))
     assert legend["States in and out"] == states and legend["Optimizer"] == OP_COLOURS["device_update"]
-    assert legend["Compute waits"] == WAIT_COLOUR
-    assert "States in and out" not in dict(map(tuple, timeline_legend(fold(StepTimeline(step=1, spans=spans_of(()))))))
+    assert "States in and out" not in colours_of(timeline_legend(StepTimeline(step=1, spans=spans_of(()))))
+
+
+def colours_of(legend):
+    return {entry["label"]: entry["colour"] for entry in legend}
 
 
 def _contrast(one, other):
@@ -107,7 +110,7 @@ def test_ops_are_named_in_words(step):
 def test_the_sentence_counts_compute_alone():
     spans = [span("a", "forward", COMPUTE, 0, 6), span("a", "fetch_states", STATES_IN, 0, 3),
              span("a", "device_update", UPDATE, 6, 7), span("a", "offload_states", STATES_OUT, 7, 8)]
-    assert summaries(fold(StepTimeline(step=9, spans=spans)))["timeline"] == "step 9, 8.00 s, compute busy 75 %"
+    assert timeline_said(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
 
 
 # ------------------------------------------------------------------ merging
@@ -129,7 +132,7 @@ def test_seven_lanes_are_merged_within_the_limit(limit):
 
 def test_merged_states_say_how_many_ops_they_are():
     spans = [span(f"block {k}", "fetch_states", STATES_IN, 0.001 * k, 0.001 * k + 0.0005) for k in range(2 * MAX_SPANS)]
-    figure = timeline_figure(fold(StepTimeline(step=1, spans=spans)))
+    figure = timeline_figure(StepTimeline(step=1, spans=spans))
     row = {trace["name"]: trace for trace in figure["data"]}[STATES_IN]
     assert len(row["x"]) <= MAX_SPANS
     first = row["customdata"][0]

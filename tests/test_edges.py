@@ -12,7 +12,7 @@ from engine.job import start_run
 from engine.needs import DOES_NOT_FIT
 from engine.paths import PROGRAM_ROOT
 from engine.recorder import EVENTS_FILE, replay
-from engine.runs import list_runs
+from engine.run_list import list_runs
 from tests.cgroups import memory_limit, run_within
 from tests.folders import make_config, make_model
 

@@ -10,9 +10,10 @@ import pytest
 from engine.events import EVENT_TYPES, RUN_STATES, Event, Record, RunStarted, StepFinished, StepTimeline, Unknown
 from engine.snapshot import OVER_STATES
 
-KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit_reported", "plan_built", "forecast_checked",
-         "step_finished", "step_timeline", "memory_sampled", "eval_finished", "exact_match_measured",
-         "checkpoint_written", "export_written", "control_received", "log_line", "run_ended", "unknown"}
+KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit_reported", "plan_built",
+         "plan_simulated", "forecast_checked",
+         "step_finished", "step_timeline", "unit_norms", "memory_sampled", "eval_finished", "exact_match_measured",
+         "checkpoint_written", "export_written", "control_received", "settings_changed", "prompts_answered", "log_line", "run_ended", "unknown"}
 
 EXAMPLES = {int: 3, float: 0.1, str: "é \u2028 \"quoted\"\n", bool: True}
 
@@ -22,7 +23,7 @@ def filled(kind: type[Event]) -> Event:
     values = {}
     for field in dataclasses.fields(kind):
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        values[field.name] = ([{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}] if isinstance(default, list)
+        values[field.name] = ([0.5, 1] if field.name == "norms" else [{"prompt": "p", "answer": "a"}] if field.name == "answers" else [{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}] if isinstance(default, list)
                               else {"a": {"predicted": 1, "measured": None, "error": 2.5}} if isinstance(default, dict)
                               else 5 if default is None else EXAMPLES[type(default)])
     return kind(**values)
@@ -51,7 +52,7 @@ def test_what_outside_tools_rely_on():
     step = Record("r", 1, 2.0, StepFinished()).to_json()
     assert {"step", "loss", "grad_norm", "learning_rate", "tokens", "seconds", "tokens_per_second", "tflops",
             "exposed"} <= set(step)
-    assert set(StepTimeline().fields()) == {"step", "spans"}
+    assert {"step", "spans"} <= set(StepTimeline().fields())
 
 
 def test_a_line_of_an_older_version_takes_the_defaults():

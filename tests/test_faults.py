@@ -20,7 +20,7 @@ import engine.watch
 from engine.checkpoint import body_checksum
 from engine.events import JobProgressed, LogLine, RunStarted
 from engine.recorder import replay
-from engine.runs import list_runs
+from engine.run_list import list_runs
 from tests.failing import (at_event, at_step, command, failed, intact, preset, refused, resumes_to_the_end, runs,  # noqa: F401
                            saved, whole, whole_checkpoints)
 

@@ -12,7 +12,8 @@ from transformers.cache_utils import DynamicLayer
 
 from engine.cache import cache_bytes
 from engine.config import ModelConfig
-from engine.generate import generate, pick
+from engine.errors import CacheError
+from engine.generate import generate, pick, stream
 from engine.model import build_model
 from engine.plan import COMPUTE, H2D
 from engine.planner import PlanChoices
@@ -113,6 +114,37 @@ def test_drawn_tokens_are_those_drawn_without_a_cache(qwen3, monkeypatch, top_p)
     assert generate(qwen3.engine, PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=4) != cached
     monkeypatch.setitem(vars(qwen3.engine), "cache_cost", None)
     assert generate(qwen3.engine, PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=3) == cached
+
+
+@pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_stream_is_the_answer_token_by_token(qwen3, monkeypatch, has_cache, temperature):
+    drawn = dict(temperature=temperature, top_p=0.9, seed=5)
+    expected = [generate(qwen3.engine, [prompt], 12, {2}, **drawn)[0] for prompt in PROMPTS]
+    if not has_cache:
+        monkeypatch.setitem(vars(qwen3.engine), "cache_cost", None)
+    assert [list(stream(qwen3.engine, prompt, 12, {2}, **drawn)) for prompt in PROMPTS] == expected
+    # Another answer, or anything else, between two tokens changes none of them.
+    pairs = list(zip(*(stream(qwen3.engine, prompt, 12, set(), **drawn) for prompt in PROMPTS[:2])))
+    assert [list(row) for row in zip(*pairs)] == [generate(qwen3.engine, [prompt], 12, set(), **drawn)[0]
+                                                  for prompt in PROMPTS[:2]]
+    assert len(list(stream(qwen3.engine, PROMPTS[0], 12, set(), max_length=5))) == 2
+    assert not list(stream(qwen3.engine, PROMPTS[0], 12, set(), max_length=3))
+
+
+def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
+    expected = generate(qwen3.engine, [PROMPTS[1]], 8, set())[0]
+    cached_logits, calls = qwen3.engine.cached_logits, []
+
+    def failing(tokens, caches):
+        calls.append(len(tokens))
+        if len(calls) > 3:
+            raise CacheError("no memory for this cache")
+        return cached_logits(tokens, caches)
+
+    monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
+    assert list(stream(qwen3.engine, PROMPTS[1], 8, set())) == expected
+    assert len(calls) == 4
 
 
 @pytest.mark.parametrize("choices", [dict(slots=1), dict(slots=3, prefetch_depth=2), dict(resident_blocks=2)], ids=repr)

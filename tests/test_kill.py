@@ -163,7 +163,7 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
 def check_equal(runs: Path, whole: Path) -> None:
     """The planes to the bit, and a record that is whole and tells the undisturbed run's losses."""
     from engine.recorder import replay
-    from engine.runs import list_runs
+    from engine.run_list import list_runs
     from engine.snapshot import RunSnapshot
 
     run, reference = list_runs(runs)[0], list_runs(whole)[0]
@@ -195,7 +195,7 @@ def main() -> int:
     import engine.trainer  # noqa: F401
     from engine.kernels import kernel
     from engine.library import transformers
-    from engine.runs import list_runs
+    from engine.run_list import list_runs
     from tests.folders import make_config
 
     transformers()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import launch
-from engine.runs import list_runs
+from engine.run_list import list_runs
 from tests.folders import make_config
 
 ROOT = Path(launch.__file__).parent

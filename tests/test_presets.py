@@ -15,7 +15,7 @@ from engine.catalog import entry_of
 from engine.config import TrainConfig
 from engine.library import no_progress_bars
 from engine.recorder import EVENTS_FILE
-from engine.runs import list_runs
+from engine.run_list import list_runs
 from tests.families import tiny_family_config
 from tests.folders import make_data, make_tokenizer
 

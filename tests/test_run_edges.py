@@ -17,7 +17,7 @@ from engine.events import (CheckpointWritten, DataPrepared, ExactMatchMeasured, 
 from engine.export import export_run
 from engine.generate import ask_run
 from engine.job import resume_run, start_run
-from engine.runs import list_runs
+from engine.run_list import list_runs
 from tests.folders import make_config, make_data, make_model, make_tokenizer
 from tests.test_trainer import events_of, execute, planes_on_disk
 

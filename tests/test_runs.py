@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine import runs
+from engine import run_list
+from engine.about import NAME_LIMIT, NOTE_LIMIT, About, read_about, write_about
 from engine.config import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.events import PlanBuilt, Record, RunEnded, RunStarted, StateChanged, StepFinished, StepTimeline
 from engine.paths import PROGRAM_ROOT
 from engine.recorder import RunRecorder, replay
-from engine.runs import (COMMANDS, CommandReader, RunFolder, create_run, delete_run, list_runs, open_run, send_command,
+from engine.run_list import list_runs
+from engine.runs import (COMMANDS, CommandReader, RunFolder, create_run, delete_run, open_run, send_command,
                          shown_state)
 from engine.snapshot import RunSnapshot
 from tests.test_snapshot import random_run
@@ -293,7 +295,7 @@ def test_the_newest_run_comes_first(tmp_path):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_two_ends_tell_what_the_whole_record_tells(tmp_path, monkeypatch, seed):
-    monkeypatch.setattr(runs, "_TAIL_BYTES", random.Random(seed).choice([50, 300, 5000]))
+    monkeypatch.setattr(run_list, "_TAIL_BYTES", random.Random(seed).choice([50, 300, 5000]))
     folder = create_run(tmp_path, CONFIG)
     recorder = RunRecorder(folder, folder.id)
     for event in random_run(seed):
@@ -323,7 +325,7 @@ def test_steps_that_two_resumes_took_back_are_not_told(tmp_path):
 
 
 def test_only_the_ends_of_a_long_record_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "_END_LIMIT", 200_000)
+    monkeypatch.setattr(run_list, "_END_LIMIT", 200_000)
     folder = create_run(tmp_path, CONFIG)
     middle = [StepFinished(step, loss=1 / step) for step in range(1, 1001)]
     record(folder, StateChanged("preparing"), PlanBuilt(grid="x" * 1000), RunStarted(total_steps=5000),
@@ -393,3 +395,55 @@ def test_the_time_between_sessions_is_not_in_the_list_either(tmp_path, monkeypat
     again.close()
     run, = list_runs(tmp_path)
     assert run.seconds == again.snapshot.seconds == 34.0 and run.created == 1000.0
+
+
+# ---------------------------------------------------------------------- names and notes
+
+
+def test_a_name_and_a_note_are_kept_beside_the_run_and_change_nothing_else(tmp_path):
+    folder = create_run(tmp_path, named("As run"))
+    assert write_about(folder, "  Renamed – <b> ", " first line\nsecond \n") == About("Renamed – <b>", "first line\nsecond")
+    run, = list_runs(tmp_path)
+    assert (run.id, run.name, run.note) == (folder.id, "Renamed – <b>", "first line\nsecond")
+    assert open_run(tmp_path, folder.id).config.name == "As run"
+    assert sorted(path.name for path in folder.path.iterdir()) == ["about.json", "config.yaml"]
+    write_about(folder, "", "")
+    run, = list_runs(tmp_path)
+    assert (run.name, run.note) == ("As run", "")
+
+
+@pytest.mark.parametrize(("name", "note", "says"), [
+    ("two\nlines", "", "in one line"), ("a\0b", "", "in one line"), ("n" * (NAME_LIMIT + 1), "", "The name has 121 characters"),
+    ("n", "x" * (NOTE_LIMIT + 1), "The note has 4,001 characters; 4,000 are possible"),
+])
+def test_names_and_notes_that_cannot_be_shown_are_refused(tmp_path, name, note, says):
+    folder = create_run(tmp_path, CONFIG)
+    write_about(folder, "kept", "as well")
+    with pytest.raises(RunError, match=says):
+        write_about(folder, name, note)
+    assert read_about(folder.path) == About("kept", "as well")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": 1, "note": ""}', b'{"name": "x"}', b"\xff", b"[" * 100_000])
+def test_a_damaged_note_hides_no_run(tmp_path, content):
+    folder = create_run(tmp_path, named("n"))
+    (folder.path / "about.json").write_bytes(content)
+    run, = list_runs(tmp_path)
+    assert (run.name, run.note, run.state) == ("n", "", "interrupted")
+
+
+def test_a_run_that_cannot_be_read_keeps_its_name(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    write_about(folder, "Known", "still")
+    (folder.path / "config.yaml").write_bytes(b"\0\xff")
+    run, = list_runs(tmp_path)
+    assert (run.state, run.name, run.note) == ("unreadable", "Known", "still")
+
+
+def test_the_list_on_the_command_line_has_names_and_notes(tmp_path, capsys):
+    import launch
+
+    write_about(create_run(tmp_path, CONFIG), "Renamed", "why")
+    assert launch.main(["runs", "--json", "--runs-dir", str(tmp_path)]) == 0
+    listed, = json.loads(capsys.readouterr().out)
+    assert (listed["name"], listed["note"]) == ("Renamed", "why")

@@ -49,7 +49,9 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
 def test_ops_keep_their_lane_and_their_waits(choices):
     plan = build_step_plan(BLOCKS, True, choices, NUMEL)
     seconds = of_lane(COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1)
-    starts = simulate(plan, seconds).starts
+    found = simulate(plan, seconds)
+    starts = found.starts
+    assert [end - start for start, end in zip(starts, found.ends)] == pytest.approx([seconds(op) for op in plan.ops])
     ends = [start + seconds(op) for start, op in zip(starts, plan.ops)]
     for op in plan.ops:
         assert all(starts[op.index] >= ends[k] - 1e-9 for k in op.waits)

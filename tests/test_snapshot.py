@@ -108,7 +108,7 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
 
 def test_a_run_of_any_length_takes_a_bounded_room(monkeypatch):
     """Against all rows: the newest are whole, the older ones every 2nd, 4th, 8th ... from the first on."""
-    monkeypatch.setattr("engine.snapshot.ROWS", 64)
+    monkeypatch.setattr("engine.columns.ROWS", 64)
     snapshot, rows = RunSnapshot(), []
     for step in range(1, 1001):
         event = StepFinished(step, loss=1 / step, exposed={"h2d": step / 7} | ({"late": 1.0} if step > 500 else {}))

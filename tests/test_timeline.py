@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.executor import Span
-from engine.plan import COMPUTE, D2H, H2D, HOST, Op
-from engine.timeline import as_records, exposed_seconds, overlap_seconds
+from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, Op
+from engine.timeline import Wait, as_records, exposed_seconds, overlap_seconds, waits_as_records, waits_of
+from tests.planned_steps import measured, plan_of
 
 
 def op(index, lane, kind="op", waits=(), previous=()):
@@ -64,6 +65,33 @@ def test_no_more_is_exposed_than_the_step_took(inline):
     step = [Span(op(0, H2D, "prefetch", previous=(1,)), 9.0, 9.5), Span(op(1, COMPUTE, "forward", (0,)), 9.5, 10.0)]
     found = exposed_seconds(step, before, inline, seconds=3.0)
     assert found == pytest.approx({"h2d": 0.5, "d2h": 0.0, "optimizer": 2.0, "other": 0.0})
+
+
+def test_waits_are_stretches_of_time_with_a_cause():
+    before = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, HOST, "update"), 1.0, 4.0)]
+    step = [Span(op(0, H2D, "prefetch", previous=(1,)), 4.0, 6.0), Span(op(1, COMPUTE, "forward", (0,)), 6.5, 8.0)]
+    waits = waits_of(step, before, inline=False)
+    assert waits == [Wait(1.0, 4.0, "optimizer"), Wait(4.0, 6.0, "h2d"), Wait(6.0, 6.5, "other")]
+    assert waits_as_records(waits, step) == [{"start": -3.0, "end": 0.0, "cause": "optimizer"},
+                                             {"start": 0.0, "end": 2.0, "cause": "h2d"},
+                                             {"start": 2.0, "end": 2.5, "cause": "other"}]
+    assert waits_as_records([Wait(4.0, 4.0000001, "h2d")], step) == []
+
+
+def test_waits_on_one_thread_are_what_ran_meanwhile():
+    step = [Span(op(0, COMPUTE), 0.0, 1.0), Span(op(1, H2D), 1.0, 1.5), Span(op(2, H2D), 1.5, 2.0),
+            Span(op(3, COMPUTE), 2.25, 3.0), Span(op(4, HOST), 3.0, 4.0), Span(op(5, COMPUTE), 4.0, 5.0)]
+    assert waits_of(step, None, inline=True) == [Wait(1.0, 2.0, "h2d"), Wait(2.0, 2.25, "other"), Wait(3.0, 4.0, "optimizer")]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_waits_fill_the_gaps_of_compute_and_nothing_else(rounds):
+    step = measured(plan_of(rounds=rounds), 1)
+    assert {span["lane"] for span in step.spans} <= set(LANES) and len(step.waits) > 2
+    compute = [(span["start"], span["end"]) for span in step.spans if span["lane"] == COMPUTE]
+    busy = sorted(compute + [(wait["start"], wait["end"]) for wait in step.waits])
+    assert all(before[1] == pytest.approx(after[0], abs=2e-6) for before, after in zip(busy, busy[1:]))
+    assert all(wait["end"] > wait["start"] for wait in step.waits)
 
 
 def test_overlap_counts_shared_time_once():

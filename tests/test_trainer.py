@@ -21,7 +21,8 @@ from engine.job import Run, resume_run, start_run
 from engine.plan import COMPUTE, D2H, H2D, HOST
 from engine.recorder import replay
 from engine.restore import newest_checkpoint
-from engine.runs import list_runs, open_run, send_command
+from engine.run_list import list_runs
+from engine.runs import open_run, send_command
 from engine.snapshot import RunSnapshot
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
 

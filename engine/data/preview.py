@@ -11,6 +11,7 @@ from engine.config import DataConfig
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
 from engine.data.formats import ColumnMap, map_columns
+from engine.data.packing import pack
 from engine.data.render import Skipped, warning_sentences
 from engine.data.sources import Source, notes_on, open_source
 from engine.errors import DataError
@@ -26,7 +27,8 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`, `max_seq_len`,
     `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text, trained}]]}`), `rows_measured`,
     `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
-    `histogram` `{edges, counts}` of these, and `warnings`."""
+    `histogram` `{edges, counts}` of these, `packed_rows` (that the measured examples come to when they share rows, None where
+    they do not) and `percent_filled` of these, and `warnings`."""
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts = config.parts()
     measured = max(rows, -(-_ROWS_MEASURED // len(parts)))
@@ -49,7 +51,8 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
             tokens, trained = tokens + row["tokens"], trained + row["trained_tokens"]
             cut, skipped = cut + row["cut"], skipped + (row["skipped"] is not None)
             lengths.extend(d.length for d in kept)
-    counts, edges = np.histogram(lengths, bins=_BINS) if lengths else (np.empty(0), np.empty(0))
+    counts, edges = _histogram(lengths)
+    packed, filled = _packed(lengths, config) if lengths and config.packing else (None, None)
     return {
         "source": opened[0][0].name if len(opened) == 1 else config.title,
         "format": ", ".join(dict.fromkeys(columns.format for _, columns, _ in opened)),
@@ -60,10 +63,27 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
         "max_seq_len": config.max_seq_len, "rows": shown, "rows_measured": sum(len(read) for _, _, read in opened),
         "rows_cut": cut, "rows_skipped": skipped,
         "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0, "lengths": lengths,
-        "histogram": {"edges": edges.round(1).tolist(), "counts": counts.astype(int).tolist()},
+        "histogram": {"edges": edges, "counts": counts}, "packed_rows": packed, "percent_filled": filled,
         "warnings": [*warning_sentences(encoder.renderer.warnings),
                      *(note for part, _ in parts for note in notes_on(part))],
     }
+
+
+def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
+    """(how many lengths from one edge to before the next, the edges): whole numbers, about `_BINS` of them."""
+    if not lengths:
+        return [], []
+    low, high = min(lengths), max(lengths)
+    width = -(-(high - low + 1) // _BINS)
+    edges = list(range(low, high + width + 1, width))
+    return np.histogram(lengths, bins=edges)[0].tolist(), edges
+
+
+def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
+    """(rows that these documents share, per cent of the rows' positions that are tokens)."""
+    kept = np.minimum(np.array(lengths, dtype=np.int64), config.max_seq_len)
+    rows = len(pack(kept, config.max_seq_len, np.arange(len(kept))))
+    return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
 
 
 def _open(config: DataConfig, count: int) -> tuple[Source, ColumnMap, list[Numbered]]:

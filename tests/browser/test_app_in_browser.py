@@ -14,7 +14,8 @@ from playwright.sync_api import expect
 
 from engine.config import TrainConfig
 from engine.recorder import RunRecorder
-from engine.runs import create_run, list_runs
+from engine.run_list import list_runs
+from engine.runs import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
 from tests.synthetic_run import run_events
 

@@ -1,0 +1,41 @@
+// A notification of the browser when a run that this page watches ends, while nobody looks at the page.
+
+const KEPT = 'ramstream-notify';
+
+let before = null;
+
+const wanted = () => localStorage.getItem(KEPT) === 'on';
+
+// Called with every run bar that arrives.
+export function announce(bar) {
+  const ended = before?.run_id === bar.run_id && before.tone === 'busy' && bar.tone !== 'busy' && bar.state !== 'paused';
+  before = {run_id: bar.run_id, tone: bar.tone};
+  if (!ended || !wanted() || !document.hidden || window.Notification?.permission !== 'granted') return;
+  const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {body: bar.sentence, tag: bar.run_id});
+  shown.addEventListener('click', () => { window.focus(); shown.close(); });
+}
+
+// Asks for the permission when it is switched on; not there where the browser has no notifications.
+export class NotifySwitch {
+  constructor(button) {
+    this.button = button;
+    if (!('Notification' in window)) return;
+    button.hidden = false;
+    button.title = 'A notification of the browser when the run ends, while this page is in the background';
+    button.addEventListener('click', () => this.toggle());
+    this.show();
+  }
+
+  async toggle() {
+    const on = !wanted() && await Notification.requestPermission() === 'granted';
+    localStorage.setItem(KEPT, on ? 'on' : 'off');
+    this.show();
+    if (Notification.permission === 'denied') this.button.title = 'The browser does not allow notifications of this page.';
+  }
+
+  show() {
+    const on = wanted() && Notification.permission === 'granted';
+    this.button.setAttribute('aria-pressed', String(on));
+    this.button.textContent = on ? 'Will notify' : 'Notify me';
+  }
+}

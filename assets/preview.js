@@ -1,0 +1,76 @@
+// The preview of the data: the first rows with what is trained marked, and how long the examples are.
+
+import {loadPlotly} from './charts.js';
+import {el, field} from './dom.js';
+import {small, themed} from './themed.js';
+
+const PATIENCE = 600;
+const PLOT = {responsive: false, displayModeBar: false, showSendToCloud: false, doubleClick: false};
+
+export function drawPreview(place, preview) {
+  // What is shown stays until the answer is there; only one that takes long says so.
+  clearTimeout(place.late);
+  const {element} = place;
+  element.querySelector('.rs-preview').setAttribute('aria-busy', Boolean(preview.pending));
+  if (preview.pending) {
+    place.late = setTimeout(() => { field(element, 'understood').textContent = 'Reading the first rows …'; }, PATIENCE);
+    return;
+  }
+  const understood = field(element, 'understood'), rows = field(element, 'rows');
+  const key = element.querySelector('.rs-preview-key');
+  const failed = Boolean(preview.error);
+  understood.classList.toggle('rs-error', failed);
+  key.hidden = failed || !preview.rows;
+  if (!preview.rows) {
+    understood.textContent = preview.error ?? '';
+    rows.replaceChildren();
+    field(element, 'warnings').replaceChildren();
+    lengths(place, null);
+    return;
+  }
+  const columns = preview.columns.map(([name, meaning]) => `${name} → ${meaning}`).join(', ');
+  understood.textContent = `${preview.format_detected ? 'Recognised as' : 'Read as'} ${preview.format}` +
+    (columns ? `: ${columns}.` : '.');
+  const notes = [`${preview.percent_trained} % of the tokens of the first ${preview.rows_measured} rows`];
+  if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
+  field(element, 'counted').textContent = `· ${notes.join(' · ')}`;
+  rows.replaceChildren(...preview.rows.map((row) => el('li', {},
+    el('p', {class: 'rs-tokens'}, ...(row.skipped ? [el('em', {}, `Skipped: ${row.skipped}`)]
+      : row.pieces.map((piece) => el(piece.trained ? 'mark' : 'span', {}, piece.text)))),
+    el('small', {}, `${row.where} · ${row.tokens} tokens, ${row.trained_tokens} trained${row.cut ? ' · cut' : ''}`))));
+  field(element, 'warnings').replaceChildren(...preview.warnings.map((warning) => el('li', {}, warning)));
+  lengths(place, preview);
+}
+
+// How long the examples are; null takes the figure away.
+function lengths(place, preview) {
+  const root = place.element.querySelector('.rs-lengths');
+  root.hidden = !preview?.said;
+  if (root.hidden) return;
+  place.lengths ??= new Lengths(root);
+  place.lengths.show(preview);
+}
+
+class Lengths {
+  constructor(root) {
+    this.plot = root.querySelector('.rs-lengths-plot');
+    this.said = root.querySelector('p');
+    new ResizeObserver(() => { if (this.plot.clientWidth !== this.width) this.draw(); }).observe(this.plot);
+    new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ['class']});
+  }
+
+  show({lengths, said}) {
+    this.figure = lengths;
+    this.said.textContent = said;
+    this.plot.setAttribute('aria-label', said);
+    this.draw();
+  }
+
+  async draw() {
+    const Plotly = await loadPlotly();
+    this.width = this.plot.clientWidth;
+    if (!this.width || !this.figure) return;
+    const {data, layout} = themed(this.figure);
+    await Plotly.react(this.plot, data, small(this.plot, layout), PLOT);
+  }
+}

@@ -1,0 +1,213 @@
+// The timeline of one step: which sampled step is looked at, its figure, its legend, its zoom.
+
+import {CONFIG, loadPlotly, onScreen, themed} from './charts.js';
+import {el, send} from './dom.js';
+
+const ZOOM = 0.6, MOVE = 0.2;
+const KEYS = {'+': ['zoom', ZOOM], '=': ['zoom', ZOOM], '-': ['zoom', 1 / ZOOM], 0: ['all'], Home: ['all'],
+  ArrowLeft: ['move', -MOVE], ArrowRight: ['move', MOVE]};
+const LEAST_NAMED = 34;  // pixels of a phase that hold a word
+
+export class Timeline {
+  // `step`: the one to open first, null for the latest; `onStep` is told whenever another is chosen.
+  constructor(root, step, onStep) {
+    Object.assign(this, {root, onStep, chosen: step, run: null, steps: [], latest: null, taken: null, bands: [], range: null,
+      dirty: false, drawn: false, predicted: true, loading: false, frame: 0});
+    this.node = root.querySelector('[data-figure="timeline"]');
+    this.slider = this.part('step');
+    this.slider.addEventListener('input', () => this.choose(this.steps[Number(this.slider.value)]));
+    this.part('earlier').addEventListener('click', () => this.choose(this.steps[this.position() - 1]));
+    this.part('later').addEventListener('click', () => this.choose(this.steps[this.position() + 1]));
+    this.part('latest').addEventListener('click', () => this.choose(this.chosen === null ? this.steps.at(-1) : null));
+    this.part('predicted').addEventListener('click', ({target}) => {
+      this.predicted = !this.predicted;
+      target.setAttribute('aria-pressed', String(this.predicted));
+      this.redraw();
+    });
+    this.part('all').addEventListener('click', () => { this.setRange(null); this.node.focus(); });
+    this.node.addEventListener('keydown', (event) => this.press(event));
+    new ResizeObserver(() => this.redraw()).observe(this.node);
+    new MutationObserver(() => this.redraw()).observe(document.body, {attributeFilter: ['class']});
+    window.addEventListener('scroll', () => this.schedule(), {passive: true});
+  }
+
+  part(name) { return this.root.querySelector(`[data-timeline="${name}"]`); }
+
+  clear() {
+    Object.assign(this, {chosen: null, run: null, steps: [], latest: null, taken: null, range: null});
+    this.onStep(null);
+  }
+
+  // The latest timeline of `run`, and the steps that have one.
+  show(part, run) {
+    Object.assign(this, {run, steps: part.steps, latest: part});
+    const isKnown = this.chosen === null || !this.steps.length || this.steps.includes(this.chosen);
+    if (isKnown) this.follow();
+    else this.choose(nearest(this.steps, this.chosen));
+  }
+
+  openNear(step) {
+    if (!this.steps.length) return;
+    this.choose(nearest(this.steps, step));
+    this.root.scrollIntoView({block: 'nearest', behavior: 'smooth'});
+  }
+
+  choose(step) {
+    if (step === undefined) return;
+    this.chosen = step;
+    this.onStep(step);
+    this.follow();
+  }
+
+  follow() {
+    this.showSteps();
+    if (this.chosen === null || this.chosen === this.latest.step) this.take(this.latest);
+    else this.load();
+  }
+
+  // One request at a time: a slider that is dragged asks for where it has come to by then.
+  async load() {
+    if (this.loading) return;
+    this.loading = true;
+    try {
+      while (this.chosen !== null && this.chosen !== this.taken?.step) {
+        const {run, chosen} = this;
+        const found = await send(`/api/runs/${encodeURIComponent(run)}/timeline?step=${chosen}`).catch((error) => ({error}));
+        if (run !== this.run || chosen !== this.chosen) continue;
+        if (found.error) {
+          this.say(found.error.message);
+          break;
+        }
+        this.take(found);
+      }
+    } finally {
+      this.loading = false;
+    }
+  }
+
+  take(part) {
+    if (part === this.taken) return;
+    this.taken = part;
+    this.say(part.said);
+    this.node.style.setProperty('--rs-rows', part.layout.yaxis.categoryarray.length);
+    this.part('legend').replaceChildren(...part.legend.map(({label, colour, kind}) => {
+      const swatch = el('i', {'data-kind': kind});
+      swatch.style.setProperty('--rs-swatch', colour);
+      return el('span', {}, swatch, label);
+    }));
+    this.bands = part.phases.map(({label, short, colour}) => {
+      const band = el('span', {role: 'listitem', title: label, 'aria-label': label}, short);
+      band.style.setProperty('--rs-swatch', colour);
+      return band;
+    });
+    this.part('phases').replaceChildren(...this.bands);
+    this.part('predicted').hidden = !part.layout.shapes.some(isPredicted);
+    const trace = this.part('trace');
+    trace.hidden = part.step === null;
+    trace.href = `/api/runs/${encodeURIComponent(this.run)}/trace?step=${part.step}`;
+    this.redraw();
+  }
+
+  say(text) { this.root.querySelector('[data-said="timeline"]').textContent = text; }
+
+  // -------------------------------------------------------------- which step
+
+  position() { return this.steps.indexOf(this.chosen ?? this.latest?.step); }
+
+  showSteps() {
+    const at = this.position(), last = this.steps.length - 1;
+    this.part('steps').hidden = last < 1;
+    this.slider.max = Math.max(0, last);
+    this.slider.value = at;
+    const step = this.steps[at];
+    if (step !== undefined) this.slider.setAttribute('aria-valuetext', `Step ${step.toLocaleString('en')}`);
+    this.part('number').textContent = step === undefined ? '' : `Step ${step.toLocaleString('en')}`;
+    this.part('earlier').disabled = at <= 0;
+    this.part('later').disabled = at >= last;
+    this.part('latest').setAttribute('aria-pressed', String(this.chosen === null));
+  }
+
+  // -------------------------------------------------------------- drawing
+
+  redraw() {
+    this.dirty = true;
+    this.schedule();
+  }
+
+  schedule() {
+    this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.draw(); });
+  }
+
+  async draw() {
+    if (!this.dirty || !this.taken || !onScreen(this.node)) return;
+    const Plotly = await loadPlotly();
+    const {taken, node} = this;
+    if (!taken || !onScreen(node)) return;
+    this.dirty = false;
+    const layout = themed(taken.layout, node);
+    // What was zoomed to, by whatever means, stays over updates and other steps, until another run is opened.
+    if (this.range) layout.xaxis.range = [...this.range];
+    if (!this.predicted) layout.shapes = layout.shapes.filter((shape) => !isPredicted(shape));
+    await Plotly.react(node, taken.data, layout, {...CONFIG, doubleClick: false});
+    if (!this.drawn) {
+      node.on('plotly_relayout', () => this.keepZoom());
+      node.on('plotly_relayouting', (change) => this.placePhases(change['xaxis.range[0]'], change['xaxis.range[1]']));
+      node.on('plotly_doubleclick', () => this.setRange(null));
+    }
+    this.drawn = true;
+    this.showZoom();
+  }
+
+  keepZoom() {
+    if (!this.taken) return;
+    const whole = this.taken.layout.xaxis.range, shown = this.node.layout.xaxis.range;
+    this.range = shown.every((end, index) => end === whole[index]) ? null : [...shown];
+    this.showZoom();
+  }
+
+  showZoom() {
+    this.part('all').hidden = !this.range;
+    if (this.taken) this.placePhases(...(this.range ?? this.taken.layout.xaxis.range));
+  }
+
+  // The band of phases goes with the axis; what is cut off by its ends is still named in the middle of what is seen.
+  placePhases(from, to) {
+    if (from === undefined) return;
+    const pixels = this.part('phases').clientWidth / 100;
+    this.taken.phases.forEach(({start, end}, index) => {
+      const [left, right] = [start, end].map((x) => 100 * (Math.min(Math.max(x, from), to) - from) / (to - from));
+      const {style} = this.bands[index];
+      style.left = `${left}%`;
+      style.width = `${right - left}%`;
+      style.display = right > left ? '' : 'none';
+      style.color = pixels * (right - left) < LEAST_NAMED ? 'transparent' : '';
+    });
+  }
+
+  // -------------------------------------------------------------- zoom by keyboard
+
+  async setRange(range) {
+    if (!this.drawn || !this.taken) return;
+    const Plotly = await loadPlotly();
+    await Plotly.relayout(this.node, {'xaxis.range': range ?? [...this.taken.layout.xaxis.range]});
+  }
+
+  press(event) {
+    const [what, much] = KEYS[event.key] ?? [];
+    if (!what || event.ctrlKey || event.metaKey || event.altKey || !this.drawn || !this.taken) return;
+    event.preventDefault();
+    if (what === 'all') {
+      this.setRange(null);
+      return;
+    }
+    const [from, to] = this.range ?? this.taken.layout.xaxis.range, length = to - from;
+    if (what === 'move') this.setRange([from + much * length, to + much * length]);
+    else this.setRange([from + (1 - much) * length / 2, to - (1 - much) * length / 2]);
+  }
+}
+
+const isPredicted = (shape) => shape.name === 'predicted';
+
+function nearest(steps, wanted) {
+  return steps.reduce((best, step) => Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best);
+}

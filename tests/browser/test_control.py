@@ -1,0 +1,96 @@
+"""Changing a run while it goes on, being told of its end, and coming in by the link that works once; in Chromium."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.events import SettingsChanged
+from engine.recorder import EVENTS_FILE, replay
+from tests.browser.conftest import Server, free_port
+from tests.browser.test_app_in_browser import press, start_short_run, state
+
+NOTIFICATIONS = """window.told = [];
+window.Notification = class extends EventTarget {
+  constructor(title, options) { super(); window.told.push([title, options.body]); }
+  static permission = 'default';
+  static requestPermission() { return Promise.resolve(Notification.permission = 'granted'); }
+};
+Object.defineProperty(document, 'hidden', {get: () => window.away ?? false});"""
+
+
+def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
+    page.add_init_script(NOTIFICATIONS)
+    page.reload()
+    page.wait_for_selector("#start:not([disabled])")
+    run_id = start_short_run(page, "Changed", steps=100_000)
+    expect(state(page)).to_have_text("Running")
+    page.get_by_role("button", name="Notify me").click()
+    expect(page.get_by_role("button", name="Will notify")).to_have_attribute("aria-pressed", "true")
+
+    # By keyboard alone: open, a wrong number of steps, a right one.
+    change = page.locator(".rs-actions [data-command=change]")
+    change.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog", name="Change this run")
+    expect(dialog.get_by_label("Steps in all")).to_have_value("100000")
+    dialog.get_by_label("Learning rate, at its peak").fill("-1")
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("Learning rate, at its peak").fill("0.0007")
+    done = int(re.match(r"[\d,]+", page.locator(".rs-bar [data-field=step]").inner_text()).group().replace(",", ""))
+    dialog.get_by_label("Steps in all").fill(str(done + 40))
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    page.evaluate("window.away = true")
+    expect(state(page)).to_have_text("Finished")
+    assert [title for title, _ in page.evaluate("window.told")] == ["Changed: finished"]
+    page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    changed, = [record.event for record in replay(server.runs / run_id / EVENTS_FILE)
+                if isinstance(record.event, SettingsChanged)]
+    assert changed.values == {"train.learning_rate": 0.0007, "train.steps": done + 40}
+    expect(page.locator(".rs-log")).to_contain_text(f"steps 100,000 → {done + 40}")
+    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(f"{done + 40:,} of {done + 40:,}")
+
+
+def test_less_steps_than_are_done_are_refused_in_the_dialog(page):
+    start_short_run(page, "Kept", steps=100_000)
+    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(re.compile(r"^[\d,]*\d\d of"))
+    press(page, "change")
+    dialog = page.get_by_role("dialog", name="Change this run")
+    dialog.get_by_label("Steps in all").evaluate("box => { box.min = 1; box.value = 1; }")
+    dialog.get_by_role("button", name="Change it").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("fewer than the")
+    dialog.get_by_role("button", name="Leave it as it is").click()
+    press(page, "stop")
+    expect(state(page)).to_have_text("Stopped")
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    server = Server(tmp_path, free_port(), {"RAMSTREAM_LOGIN": "me:secret"})
+    server.start()
+    yield server
+    server.end(signal.SIGKILL)
+
+
+def test_the_link_logs_in_once(browser, guarded):
+    link = re.search(r"http\S+\?token=\S+", guarded.log()).group()
+    first = browser.new_context()
+    page = first.new_page()
+    page.goto(link)
+    page.wait_for_selector(".rs-verdict")
+    assert page.url.startswith(guarded.address) and "token" not in page.url
+    second = browser.new_context()
+    page = second.new_page()
+    page.goto(link)
+    expect(page.get_by_role("alert")).to_have_text("That link has been used, or is of an earlier start: log in.")
+    page.get_by_label("User").fill("me")
+    page.get_by_label("Password").fill("secret")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector(".rs-verdict")
+    for context in (first, second):
+        context.close()

@@ -1,0 +1,118 @@
+"""The curves of the Live tab and the diagnosis above them, in Chromium, against the real server."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.config import TrainConfig
+from engine.events import RunStarted, StateChanged, StepFinished
+from engine.runs import create_run
+from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
+from tests.synthetic_run import records, run_events, step_finished, write_events
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+CONFIG = TrainConfig.from_dict({
+    "name": "Curves", "model": {"source": str(ROOT / "assets/starter-model"), "init": "random", "dtype": "float32"},
+    "data": {"source": str(ROOT / "assets/starter.jsonl")}, "train": {"steps": 400, "batch_size": 16}})
+NAMES = ("loss", "throughput", "optimizer", "memory", "step_time", "power", "norms")
+AXIS = "([name, axis]) => document.querySelector(`[data-figure=${name}]`)._fullLayout[axis]"
+RANGE = f"(wanted) => ({AXIS})(wanted).range.map(Number)"
+DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
+
+
+def recorded(server, events, config=CONFIG):
+    folder = create_run(server.runs, config)
+    write_events(folder.events_path, records(events, folder.id))
+    return folder
+
+
+def chart(page, name):
+    return page.locator(f"[data-figure={name}]")
+
+
+@pytest.fixture
+def live(context, server):
+    """A page with a view of the whole tab, and how to open a run in it."""
+    page = context.new_page()
+    page.set_viewport_size({"width": 1440, "height": 2600})
+
+    def open_run(folder, drawn="norms"):
+        page.goto(f"{server.address}/?run={folder.id}&tab=live")
+        page.wait_for_function(f"({DRAWN})('{drawn}') > 0")
+        return page
+
+    return open_run
+
+
+def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, server):
+    folder = recorded(server, run_events(200, total=300, blocks=4, ended=None))
+    page = live(folder)
+    for name in NAMES:
+        page.wait_for_function(f"({DRAWN})('{name}') > 0")
+        expect(page.locator(f"[data-said={name}]")).not_to_be_empty()
+    units = page.evaluate("document.querySelector('[data-figure=norms]').data[0].y")
+    assert units == ["embed", *(f"block.{k}" for k in range(4)), "head"]
+    # Zoom one, and all follow; what is recorded meanwhile does not undo it.
+    page.evaluate("Plotly.relayout(document.querySelector('[data-figure=loss]'), {'xaxis.range[0]': 50, 'xaxis.range[1]': 90})")
+    for name in NAMES:
+        page.wait_for_function(f"Math.abs(({RANGE})(['{name}', 'xaxis'])[1] - 90) < 0.01")
+    shown = page.evaluate(DRAWN, "loss")
+    write_events(folder.events_path, records([step_finished(step, 300) for step in range(201, 206)], folder.id, first_seq=9000))
+    page.wait_for_function(f"({DRAWN})('loss') > {shown}")
+    assert all(page.evaluate(RANGE, [name, "xaxis"]) == pytest.approx([50, 90]) for name in NAMES)
+    page.get_by_role("button", name="Show everything").click()
+    page.wait_for_function(f"({RANGE})(['memory', 'xaxis'])[1] > 150")
+
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    page.wait_for_function("document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so far'")
+    page.wait_for_function(f"({RANGE})(['norms', 'xaxis'])[1] > 200 * 4096 * 0.9")
+
+
+def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
+    page = live(recorded(server, run_events(100, blocks=2)))
+    toggle = page.get_by_role("button", name="Log scale")
+    toggle.focus()
+    page.keyboard.press("Enter")
+    expect(toggle).to_have_attribute("aria-pressed", "true")
+    page.wait_for_function(f"({AXIS})(['loss', 'yaxis']).type === 'log' && ({AXIS})(['optimizer', 'yaxis2']).type === 'log'")
+    assert page.evaluate(f"({AXIS})(['optimizer', 'yaxis']).type") == "linear"
+    # Of the log axis itself: losses lie between 0.05 and 5.
+    low, high = page.evaluate(RANGE, ["loss", "yaxis"])
+    assert -2 < low < high < 1
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"({AXIS})(['loss', 'yaxis']).type === 'linear'")
+
+
+def test_charts_of_a_run_without_a_gpu_fit_at_every_width(live, server):
+    page = live(recorded(server, run_events(60, gpu=False, blocks=2)))
+    expect(chart(page, "power")).to_be_hidden()
+    for width in (1440, 800, 390):
+        page.set_viewport_size({"width": width, "height": 5200})
+        page.wait_for_function("[...document.querySelectorAll('.rs-charts figure:not([hidden]) .rs-plot')].every("
+                               "(plot) => Math.abs(plot._fullLayout?.width - plot.clientWidth) < 2)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_diagnosis_opens_a_corrected_draft(live, server):
+    waiting = [RunStarted(name="Curves", device="cuda", total_steps=400, units=["embed"]), StateChanged("running"),
+               *(StepFinished(step=step, seconds=1.0, loss=1.0, tokens=10, tokens_per_second=10.0, tflops=1.0,
+                              exposed={"optimizer": 0.3}) for step in range(1, 31))]
+    folder = recorded(server, waiting)
+    page = live(folder, "loss")
+    card = page.get_by_role("region", name="Diagnosis")
+    expect(card).to_contain_text("The host optimizer holds the GPU up for 30 % of the time.")
+    expect(card).to_contain_text("32 rows a step instead of 16, 200 steps instead of 400")
+    card.get_by_role("button", name="Open a corrected draft").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/?tab=train")
+    for field, value in (("train-batch_size", "32"), ("train-steps", "200"), ("model-source", CONFIG.model.source)):
+        expect(page.locator(f"#field-{field} :is(input, textarea)")).to_have_value(value)
+    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    expect(page.locator("#preset input")).to_have_value("")
+    # A run whose settings do not load is told in the card.
+    page = live(folder, "loss")
+    (folder.path / "config.yaml").unlink()
+    page.get_by_role("button", name="Open a corrected draft").click()
+    expect(page.locator("[data-part=offer-error]")).to_contain_text("cannot be used by this version")

@@ -1,0 +1,90 @@
+"""The Talk tab and the answers to sample prompts, in Chromium, against the real server and a run that it can talk to."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.job import start_run
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.folders import make_config
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\">"
+
+
+@pytest.fixture(scope="module")
+def run_id(server):
+    """A finished run with two checkpoints and the answers to two prompts, one of which would be markup."""
+    run = start_run(make_config(server.folder, **{
+        "train.steps": 30, "output.checkpoint_every": 15, "output.eval_every": 10, "output.sample_tokens": 4,
+        "output.sample_prompts": ["say after two", f"say {HOSTILE}"]}), server.runs)
+    assert run.execute().state == "finished"
+    return run.id
+
+
+def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_id):
+    page = context.new_page()
+    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    about = page.locator(".rs-talk [data-field=about]")
+    expect(about).to_contain_text("the model’s own chat template")
+    expect(page.get_by_label("Weights").locator("option")).to_have_text(["Step 30, the newest", "Step 15"])
+    page.get_by_text("How answers are drawn").click()
+    page.get_by_label("Tokens at most").fill("8")
+    page.get_by_label("System message").fill("say one")
+
+    # Two turns, by keyboard; what is typed stays text.
+    message, turns = page.get_by_label("Message", exact=True), page.locator(".rs-talk-turn")
+    for count, text in enumerate(("say after two", f"say {HOSTILE}"), 1):
+        message.fill(text)
+        message.press("Enter")
+        expect(turns).to_have_count(count)
+        expect(turns.last.locator("[data-state=done]")).to_have_count(2)
+        expect(turns.last.locator(".rs-talk-message")).to_contain_text(text)
+    expect(turns.first.locator("[data-side=base] strong")).to_contain_text("Before training: ")
+    expect(turns.first.locator("[data-side=tuned] strong")).to_have_text("Tiny, step 30, the newest")
+    expect(turns.first.locator("[data-side=tuned]")).to_contain_text("token")
+    assert page.locator(".rs-talk img").count() == 0 and page.evaluate("window.hacked") is None
+
+    # The chat outlives the page.
+    page.reload()
+    expect(turns).to_have_count(2)
+    expect(page.locator(".rs-talk [data-field=memory]")).to_contain_text("of RAM in use")
+    for width in (800, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    # Other weights, alone, begin a new chat.
+    page.get_by_label("Weights").select_option("step-15")
+    expect(about).to_contain_text("begin a new chat")
+    page.get_by_label("Compare with the model before training").uncheck()
+    message.fill("say after three")
+    message.press("Enter")
+    expect(turns).to_have_count(1)
+    expect(turns.locator(".rs-talk-answer strong")).to_have_text(["Tiny, step 15"])
+    expect(turns.locator("[data-state=done]")).to_have_count(1)
+    page.get_by_role("button", name="Unload").click()
+    expect(page.locator(".rs-talk [data-field=memory]")).to_be_empty()
+    page.get_by_role("button", name="New chat").click()
+    expect(turns).to_have_count(0)
+
+    # A folder that is none is one sentence.
+    page.locator(".rs-talk select[name=run]").select_option(":folder")
+    page.get_by_role("textbox", name="Folder on this machine").fill("/nowhere")
+    page.get_by_role("textbox", name="Folder on this machine").press("Tab")
+    expect(about).to_contain_text("/nowhere is not a folder on this machine")
+
+
+def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, run_id):
+    page = context.new_page()
+    page.goto(f"{server.address}/?tab=live&run={run_id}")
+    card = page.locator(".rs-prompts")
+    expect(card.locator("tbody tr")).to_have_count(2)
+    expect(card.locator("[data-field=said]")).to_have_text("Step 30, 4 of 4")
+    expect(card.locator("thead th")).to_have_text(["Prompt", "Before training", "Step 30"])
+    expect(card.locator("tbody tr").last.locator("td").first).to_have_text(f"say {HOSTILE}")
+    card.get_by_label("Evaluation to show").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(card.locator("[data-field=said]")).to_have_text("Step 20, 3 of 4")
+    assert page.evaluate("window.hacked") is None
