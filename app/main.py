@@ -113,9 +113,9 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         try:
             place = session.queue.add(read_config(shown_in(values)))
         except RamstreamError as error:
-            return {panel.why_not: {"why_not": str(error)}}
+            return {panel.queued: {"queued": str(error)}}
         then = "it is held until you continue it in Runs" if session.queue.is_held else "Runs shows it"
-        return {panel.why_not: {"why_not": f"Number {place} in the queue now; {then}."}}
+        return {panel.queued: {"queued": f"Number {place} in the queue now; {then}."}}
 
     def in_page(js: str, inputs: Any, outputs: Any = None, **names: Any) -> dict[str, Any]:
         """An event that never reaches the server; `names` stand in its script for their values."""
@@ -141,7 +141,7 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
     at_once = {"queue": False, "concurrency_limit": None, **quiet}
     panel.start.click(starting(session.start), inputs, [bar, tabs, panel.why_not], **at_once)
     panel.detached.click(starting(session.start_detached), inputs, [bar, tabs, panel.why_not], **at_once)
-    panel.queue.click(enqueue, inputs, panel.why_not, **at_once)
+    panel.queue.click(enqueue, inputs, panel.queued, **at_once)
     offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
     panel.verdict.change(**in_page(OFFER, panel.verdict, offered, SLOTS=list(range(REMEDIES_SHOWN))))
     for number, button in enumerate(panel.remedies):

@@ -76,6 +76,7 @@ class TrainPanel:
     start: gr.Button
     detached: gr.Button
     queue: gr.Button
+    queued: gr.HTML
     why_not: gr.HTML
 
 
@@ -126,9 +127,10 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
                 start = gr.Button("Start", variant="primary", size="lg", interactive=False, elem_id="start")
                 why_not = drawn("why_not", {})
                 queue = gr.Button("Add to queue", size="lg", visible=False, elem_id="add-to-queue")
+                queued = drawn("queued", {})
                 detached = gr.Button("Start detached", size="sm", interactive=False, elem_id="start-detached")
                 gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
-    return TrainPanel(preset, about, fields, preview, verdict, remedies, start, detached, queue, why_not)
+    return TrainPanel(preset, about, fields, preview, verdict, remedies, start, detached, queue, queued, why_not)
 
 
 def _other_settings(place: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from app.words import in_bytes
 from engine.errors import DataError, FitError, RamstreamError, RunError
 
 if TYPE_CHECKING:
-    from engine.talk import Message, Sampling, Source, Talker, Voice
+    from engine.talk import Message, Sampling, Source, Talker
 
 IDLE_SECONDS = 600
 GIVE_UP_SECONDS = 30
@@ -293,7 +293,9 @@ class Talk:
             folder = open_run(self._session.runs_dir, run_id)
             steps = sorted(folders_by_step(folder.checkpoints_path), reverse=True)
             paused = self._session.active_id == run_id and self._paused_calls() is not None
-            found = {CURRENT: f"Now, paused after step {self._session.active_run.recorder.snapshot.step:,}"} if paused else {}
+            found = {}
+            if paused:
+                found[CURRENT] = f"Now, paused after step {self._session.active_run.recorder.snapshot.step:,}"
             found |= {f"step-{step}": f"Step {step:,}{', the newest' if step == steps[0] else ''}" for step in steps}
             return found | ({"export": "Its export"} if (folder.export_path / "config.json").exists() else {})
         return {}
@@ -329,8 +331,8 @@ class Talk:
             return None
         paused = self._paused_calls()
         if paused is None:
-            raise RunError(f"{self._session.active_id} is training here and needs the machine: pause it to talk, or wait until it "
-                           "ends.")
+            raise RunError(f"{self._session.active_id} is training here and needs the machine: pause it to talk, or wait until "
+                           "it ends.")
         return paused
 
     def _give_back(self, talkers: dict[str, Talker]) -> None:

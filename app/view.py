@@ -29,7 +29,8 @@ PENDING_WORDS = {"stop": "Stop requested: finishing the step, then saving.",
                  "discard": "Discard requested: finishing the step.", "pause": "Pause requested: finishing the step.",
                  "resume": "Resuming.", "save": "Save requested: finishing the step.",
                  "change": "Change requested: made before the next step."}
-ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "change", "stop", "discard"), "pausing": ("stop", "discard"),
+ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "change", "stop", "discard"),
+           "pausing": ("stop", "discard"),
            "paused": ("resume", "save", "change", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
            "interrupted": ("resume",)}
 """What a person can ask for in each state."""

@@ -112,7 +112,8 @@ export class RunBar {
 // Asks for another learning rate or another number of steps; the run takes them over before its next step.
 class ChangeDialog {
   constructor(dialog, post, wake) {
-    Object.assign(this, {dialog, post, wake, rate: dialog.querySelector('[name=rate]'), steps: dialog.querySelector('[name=steps]')});
+    const [rate, steps] = ['rate', 'steps'].map((name) => dialog.querySelector(`[name=${name}]`));
+    Object.assign(this, {dialog, post, wake, rate, steps});
     this.problem = field(dialog, 'problem');
     dialog.querySelector('form').addEventListener('submit', (event) => {
       event.preventDefault();

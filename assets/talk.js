@@ -200,14 +200,16 @@ export class Talk {
     this.part('new').disabled = !state.turns.length;
     this.part('unload').hidden = !state.loaded.length;
     field(this.root, 'memory').textContent = state.loaded.length ? (state.held
-      ? `${state.held} of RAM in use, given back after ${this.minutes} idle minutes.` : 'Nothing is copied: the paused run answers.') : '';
+      ? `${state.held} of RAM in use, given back after ${this.minutes} idle minutes.`
+      : 'Nothing is copied: the paused run answers.') : '';
   }
 
   place(index, turn, sides) {
     const answers = Object.fromEntries(sides.map((side) => [side, this.answer(side)]));
     const node = el('article', {class: 'rs-talk-turn', 'aria-label': `Message ${index + 1}`},
       el('p', {class: 'rs-talk-message'}, el('span', {class: 'rs-hidden'}, 'You: '), turn.message),
-      el('div', {class: `rs-talk-answers${sides.length > 1 ? ' rs-talk-both' : ''}`}, ...sides.map((side) => answers[side].node)));
+      el('div', {class: `rs-talk-answers${sides.length > 1 ? ' rs-talk-both' : ''}`},
+        ...sides.map((side) => answers[side].node)));
     const old = this.turns[index];
     if (old) old.node.replaceWith(node);
     else this.part('log').append(node);

@@ -13,7 +13,8 @@ const BOX = '[data-testid="textbox"]', MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const text = (name) => ({element}, value) => { field(element, name).textContent = value[name] ?? ''; };
-const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), preview: drawPreview};
+const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), queued: text('queued'),
+  preview: drawPreview};
 const places = {};
 
 export function mountTrain(place) {
@@ -177,6 +178,7 @@ function drawVerdict(place, verdict) {
   place.props.value = {can_start, can_queue, remedies};
   places.why_not.props.value = {why_not};
   draw.why_not(places.why_not, {why_not});
+  if (!can_queue && places.queued) draw.queued(places.queued, {});  // of a place in the queue that is no longer true
 }
 
 function drawParts({element, parts}, bars) {

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.columns import EvalColumns, MemoryColumns, NormColumns, StepColumns
-from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
+from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, ExactMatchMeasured,
                            ExportWritten, FitReported, ForecastChecked, JobProgressed, LogLine, MemorySampled, PlanBuilt,
                            PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged, StateChanged,
                            StepFinished, StepTimeline, UnitNorms)

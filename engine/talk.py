@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from engine.data.dates import fixed_date
 from engine.data.encode import Encoder
 from engine.data.special import ReservedText
 from engine.engine import StreamingEngine
-from engine.errors import DataError, FitError, GpuMemoryError, ModelError, RunError
+from engine.errors import DataError, FitError, GpuMemoryError, ModelError
 from engine.generate import end_tokens, longest_row, stream
 from engine.host_store import WEIGHT_PLANES, HostStore
 from engine.machine import sample_host_memory
@@ -190,8 +189,8 @@ class Voice:
         else:
             ids = self._encoder.question("".join(message["content"] for message in messages if message["role"] != "system"))
         if self.longest is not None and len(ids) >= self.longest:
-            raise DataError(f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} at most; begin a new "
-                            "chat or shorten the message.")
+            raise DataError(f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} at most; begin a "
+                            "new chat or shorten the message.")
         return ids
 
     def _written(self, messages: list[Message]) -> str:
@@ -203,8 +202,8 @@ class Voice:
             raise DataError("The message holds private-use characters that stand for special tokens here; leave them "
                             "out.") from None
         except Exception as error:  # templates raise what they like
-            raise DataError(f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); begin a new chat or "
-                            "change the system message.") from error
+            raise DataError(f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); begin a new chat "
+                            "or change the system message.") from error
 
     def text(self, ids: list[int]) -> str:
         """An answer so far; a character that is not whole yet is left out."""

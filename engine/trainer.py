@@ -199,7 +199,8 @@ class Trainer:
         self.recorder.emit(LogLine("info", f"From step {step + 1:,} on: {told}."))
 
     def _commands(self) -> list[str]:
-        """New requests, recorded; changes wait until they can be made, stop and discard are obeyed by leaving the loop, and so is a lack of memory."""
+        """New requests, recorded. Changes wait until they can be made; stop and discard are obeyed by leaving the loop, and so
+        is a lack of memory."""
         self._watch.check()
         found = self._next_commands()
         for command in found:

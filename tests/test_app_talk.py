@@ -115,7 +115,8 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
     first = say(talk, "one")
     assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == ["base", "checkpoint"]
     answers = first["turns"][0]["answers"]
-    assert answers["base"]["weights"].startswith("Before training: ") and answers["tuned"]["weights"] == "Tiny, step 20, the newest"
+    assert answers["base"]["weights"].startswith("Before training: ")
+    assert answers["tuned"]["weights"] == "Tiny, step 20, the newest"
     assert answers["base"]["state"] == "done" and answers["base"]["rate"].endswith("tokens/s") and first["held"] == "2.00 MiB"
     say(talk, "two", system="be short")
     assert fake.loads == ["base", "checkpoint"]

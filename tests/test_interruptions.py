@@ -146,7 +146,7 @@ def low_from(monkeypatch, step: int, *available: int) -> None:
 
     def start():
         monkeypatch.setattr(engine.watch, "LOOK_SECONDS", 0.0)
-        monkeypatch.setattr("engine.trainer.LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("engine.observe.LOOK_SECONDS", 0.0)
         monkeypatch.setattr(engine.watch, "sample_host_memory",
                             lambda: (3 << 30, rest.pop(0) if len(rest) > 1 else rest[0]))
 

@@ -76,6 +76,7 @@ def start_short_run(page, name, steps=60):
 
 
 def wait_for_points(page, figure="loss", least=5):
+    page.locator(f"[data-figure={figure}]").scroll_into_view_if_needed()  # what nobody can see is not drawn
     page.wait_for_function(f"({POINTS})('{figure}') >= {least}")
 
 
@@ -320,13 +321,14 @@ def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, wi
 
 def test_charts_follow_a_window_that_becomes_narrow(browser, server):
     folder = recorded_run(server, 20)
-    context = browser.new_context(viewport={"width": 1440, "height": 2600})
+    context = browser.new_context(viewport={"width": 1440, "height": 5000})
     page = context.new_page()
     page.goto(f"{server.address}/?run={folder.id}&tab=live")
     page.wait_for_selector("[data-figure=timeline] .main-svg", timeout=WAIT_MILLISECONDS)
-    page.set_viewport_size({"width": 800, "height": 2600})
+    page.set_viewport_size({"width": 800, "height": 5000})
     page.wait_for_function("document.documentElement.scrollWidth <= 800 && [...document.querySelectorAll('.rs-plot')]"
-                           ".every(node => node.querySelector('.main-svg').clientWidth === node.clientWidth)",
+                           ".filter(node => node.offsetParent)"
+                           ".every(node => node.querySelector('.main-svg')?.clientWidth === node.clientWidth)",
                            timeout=WAIT_MILLISECONDS)
     context.close()
 

@@ -109,11 +109,11 @@ def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(
         expect(page.locator("#add-to-queue")).to_have_count(0)
         start_short_run(page, "Now", steps=2000)
         open_tab(page, "train")
-        for name in ("Second", "Third", "Fourth"):
+        for number, name in enumerate(("Second", "Third", "Fourth"), 1):
             fill(page, "name", name)
             page.wait_for_timeout(500)
             page.locator("#add-to-queue").click()
-            expect(page.locator(".rs-why-not")).to_contain_text("in the queue now")
+            expect(page.locator(".rs-queued")).to_have_text(f"Number {number} in the queue now; Runs shows it.")
         open_tab(page, "runs")
         queued = page.locator("[data-part=queue-rows] li")
         expect(queued).to_have_count(3)
