@@ -103,8 +103,12 @@ class Checker:
     def _preview_now(self, model: str, data: Any) -> dict[str, Any]:
         engine = self._session.engine
         found = engine.preview(data, engine.load_tokenizer(model), rows=PREVIEW_ROWS)
+        mapping = _as_in_form(found.get("mapping"))
+        if "error" in found:
+            return {"error": _as_labelled(found["error"]), "mapping": mapping}
         return {name: found[name] for name in ("source", "format", "format_detected", "rows_measured", "rows_cut",
                                                "rows_skipped", "percent_trained", "warnings")} | {
+            "mapping": mapping,
             "columns": [[str(name), str(meaning)] for name, meaning in dict(found["columns"]).items()],
             "rows": [_shortened(row) for row in found["rows"]], "lengths": lengths_figure(found), "said": lengths_words(found)}
 
@@ -123,6 +127,15 @@ def known_models() -> list[list[str]]:
     return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]
 
 
+def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What can be chosen of the columns, each with what its settings show when it is chosen (`shown`)."""
+    if mapping is None:
+        return None
+    setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
+    return mapping | {"why": _as_labelled(mapping["why"]),
+                      "columns": [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]}
+
+
 def _as_shown(changes: dict[str, Any]) -> dict[str, Any]:
     """Component values of config values, both by dotted name."""
     return {setting.dotted: setting.show(changes[setting.dotted]) for setting in settings() if setting.dotted in changes}
@@ -136,7 +149,7 @@ def _element_of(field: str) -> str | None:
 def _as_labelled(sentence: str) -> str:
     """A sentence of the engine with settings called as the form calls them."""
     labels = {setting.dotted: setting.label for setting in settings()}
-    return re.sub(r"\b[a-z]+\.[a-z_0-9]*[a-z0-9]", lambda name: labels.get(name[0], name[0]), sentence)
+    return re.sub(r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: labels.get(name[0], name[0]), sentence)
 
 
 def _size_words(report: FitReport) -> str:

@@ -113,13 +113,14 @@ def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
-    """`runs` (id, name, colour, state), `figures` by name, `rows` of key figures and `settings` that differ, as text."""
-    names = labels(runs)
+    """`runs` (id, name, colour, state), `figures` by name, what each says (`said`), `rows` of key figures and `settings` that differ, as text."""
+    names, rows = labels(runs), key_figures(runs)
     return {
         "runs": [{"id": run.id, "name": name, "colour": colour, "word": STATE_WORDS[run.state], "tone": STATE_TONES[run.state]}
                  for run, name, colour in zip(runs, names, COLOURS)],
         "figures": {name: build(runs, names, axis) for name, build in FIGURES.items()},
-        "rows": key_figures(runs),
+        "said": summaries(names, rows),
+        "rows": rows,
         "settings": differing_settings(runs),
         "unread": [name for run, name in zip(runs, names) if not run.settings],
         "going_on": any(STATE_TONES[run.state] == "busy" for run in runs),
@@ -201,6 +202,22 @@ def _setting(settings: dict[str, Any], name: str) -> str:
         return "–"
     value = settings[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+SUMMARISED = {"loss": ("Final loss (mean of the last steps)", "Held-out loss, last"),
+              "throughput": ("Tokens per second (median)",), "memory": ("Host memory, peak", "GPU memory, peak")}
+"""Rows of key figures that say what a figure shows."""
+
+
+def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Of each figure, in words for those who cannot or will not read the curves."""
+    texts = {row["name"]: row["texts"] for row in rows}
+
+    def said(name: str) -> str:
+        return f"{name}: {', '.join(f'{run} {text}' for run, text in zip(names, texts[name]))}."
+
+    told = {figure: " ".join(said(name) for name in wanted if set(texts[name]) != {"–"}) for figure, wanted in SUMMARISED.items()}
+    return {figure: text or "None of these runs has made a step yet." for figure, text in told.items()}
 
 
 # ------------------------------------------------------------------ curves

@@ -40,8 +40,8 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
             if min(lengths) < max(lengths) else f"Every example has {lengths[0]:,} tokens")
     rows = preview["packed_rows"]
     if rows is not None:
-        said += (f"; packed, {len(lengths):,} of them share {rows:,} row{'s' if rows > 1 else ''} of {preview['max_seq_len']:,}, "
-                 f"{preview['percent_filled']:g} % full")
+        said += (f"; packed, {len(lengths):,} of them share {rows:,} row{'s' if rows > 1 else ''} of "
+                 f"{preview['max_seq_len']:,}, {preview['percent_filled']:g} % full")
     if preview["rows_cut"]:
         said += f"; {preview['rows_cut']:,} longer than {preview['max_seq_len']:,} are cut"
     return said + "."

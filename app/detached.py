@@ -35,6 +35,9 @@ LINES_TOLD = 3
 START_PATIENCE = 60.0
 START_LOOK = 0.1
 
+_awaited: set[Path] = set()
+"""Folders whose process a thread of ours waits for: it alone will know how the process ended."""
+
 
 def train_command(folder: RunFolder) -> list[str]:
     """The command line that runs `folder`, or goes on with it."""
@@ -63,9 +66,12 @@ def start_detached(config: TrainConfig, runs_dir: Path, on_end: Callable[[], Non
         delete_run(runs_dir, folder.id)
         raise RunError(f"A process for the run cannot be started ({error.strerror}); check the machine's limits.") from None
 
+    _awaited.add(folder.path)
+
     def wait() -> None:
         code = process.wait()
         settle(folder, code)
+        _awaited.discard(folder.path)
         on_end()
 
     threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
@@ -81,6 +87,8 @@ def settle(folder: RunFolder, code: int | None = None) -> None:
     """Record the failure of a process that ended before its first record; nothing otherwise. `code`: its exit code, negative
     for a signal, None when it was another server's."""
     if not (folder.path / PROCESS_FILE).is_file() or file_size(folder.events_path) or _is_alive(folder):
+        return
+    if code is None and folder.path in _awaited:
         return
     with contextlib.suppress(RunError), folder.lock():  # whoever has it now records for itself
         if file_size(folder.events_path) == 0:

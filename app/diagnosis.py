@@ -140,21 +140,23 @@ def _optimizer(case: _Case) -> Diagnosis:
 
 
 def _h2d(case: _Case) -> Diagnosis:
-    text = f"Weights arrive late (H2D): {case.worker} waits {case.percent} for them"
-    by_hand = case.back_to_auto("engine.slots", "engine.rounds", "engine.residency")
-    if by_hand is not None:
-        return Diagnosis(text, advice="These settings were set by hand; the planner chooses them by the measured bus.",
-                         offer=by_hand)
-    return Diagnosis(text, advice="More tokens for each load of the weights would hide it.", offer=case.more_tokens)
+    return _late(case, "Weights arrive late (H2D)", "More tokens for each load of the weights would hide it.",
+                 "engine.slots", "engine.rounds", "engine.residency")
 
 
 def _d2h(case: _Case) -> Diagnosis:
-    text = f"Gradients leave late (D2H): {case.worker} waits {case.percent} for them"
-    by_hand = case.back_to_auto("engine.save_level", "engine.rounds")
+    return _late(case, "Gradients leave late (D2H)", "More tokens a step would hide it: gradients leave once a step.",
+                 "engine.save_level", "engine.rounds")
+
+
+def _late(case: _Case, what: str, advice: str, *settings: str) -> Diagnosis:
+    """Of a transfer: `advice` is given where none of the settings that bear on it was set by hand."""
+    text = f"{what}: {case.worker} waits {case.percent} for them"
+    by_hand = case.back_to_auto(*settings)
     if by_hand is not None:
         return Diagnosis(text, advice="These settings were set by hand; the planner chooses them by the measured bus.",
                          offer=by_hand)
-    return Diagnosis(text, advice="More tokens a step would hide it: gradients leave once a step.", offer=case.more_tokens)
+    return Diagnosis(text, advice=advice, offer=case.more_tokens)
 
 
 def _data(case: _Case) -> Diagnosis:

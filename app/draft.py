@@ -22,19 +22,25 @@ class Draft:
     def __init__(self, folder: Path):
         self._path = folder / DRAFT_FILE
         self._last: dict[str, Any] | None = None
+        self._is_written = False
         self._lock = threading.Lock()
 
     def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
         """Keep it; a disk that cannot take it costs nothing but the memory of it after a restart."""
         draft = {"preset": preset, "shown": shown}
         with self._lock, contextlib.suppress(OSError):
-            if draft == self._last:
+            if draft == self._last and self._is_written:
                 return
-            self._last = draft
+            self._last, self._is_written = draft, False
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".partial")
-            partial.write_text(json.dumps(draft), encoding="utf-8")
-            partial.replace(self._path)
+            try:
+                partial.write_text(json.dumps(draft), encoding="utf-8")
+                partial.replace(self._path)
+            except OSError:
+                partial.unlink(missing_ok=True)  # what got through takes room on a disk that has none
+                raise
+            self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:
         """The preset and the component values; None when there are none, or none that this version can show."""

@@ -5,7 +5,6 @@ Colours that follow the theme (text, grid, background) are filled in by the page
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,23 @@ BLUE, GREEN, AMBER, VIOLET, ORANGE, RED, GREY, TEAL, PINK = (
 
 
 def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:
-    """Short JSON: significant digits that a screen can show, whole numbers without a point, None for NaN."""
-    short = (float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist())
-    return [int(value) if value is not None and value.is_integer() else value for value in short]
+    """Short JSON: significant digits that a screen can show, whole numbers without a point, None for what is not finite.
+
+    In whole arrays: every figure of a run that goes on passes here once a second, beside the engine's own Python."""
+    values = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    exact = np.where(finite, values, 0.0)
+    magnitude = np.floor(np.log10(np.abs(exact), out=np.zeros_like(exact), where=exact != 0))
+    decimals = digits - 1 - magnitude
+    # By a whole power of ten, which is exact: the quotient is then the number nearest to the decimal one, and prints as it.
+    up, down = 10.0 ** np.clip(decimals, 0, 300), 10.0 ** np.clip(-decimals, 0, 300)
+    short = np.rint(exact * up / down) / up * down
+    listed = short.tolist()
+    if np.all(short == np.rint(short)) and np.all(np.abs(short) < 2.0 ** 53):
+        listed = short.astype(np.int64).tolist()
+    if not finite.all():
+        listed = [value if known else None for value, known in zip(listed, finite.tolist())]
+    return listed
 
 
 def escaped(text: str) -> str:

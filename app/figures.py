@@ -25,8 +25,9 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     """One sentence a figure, for those who cannot or will not read the curve."""
     steps, memory, said = snapshot.steps, snapshot.memory, {}
     if len(steps):
-        said["loss"] = f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step {steps.step[-1]:,}"
-        said["optimizer"] = f"norm {min(steps.grad_norm):.2g} to {max(steps.grad_norm):.2g}"
+        said["loss"] = _loss_words(snapshot)
+        said["optimizer"] = (f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
+                             f"{steps.grad_norm[-1]:.2g}, {np.min(steps.grad_norm):.2g} to {np.max(steps.grad_norm):.2g} so far")
         said["throughput"] = _throughput_words(snapshot)
         said["step_time"] = _step_time_words(snapshot)
     if len(memory):
@@ -42,6 +43,12 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 def alarms(snapshot: RunSnapshot) -> set[str]:
     """Names of the figures that show something to look at."""
     return {"memory"} if any(kind.found.is_drifting for kind in memory_kinds(snapshot)) else set()
+
+
+def _loss_words(snapshot: RunSnapshot) -> str:
+    steps, evals = snapshot.steps, snapshot.evals
+    told = f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step {steps.step[-1]:,}"
+    return told + (f"; held out {evals.loss[-1]:.3g} at step {evals.step[-1]:,}" if len(evals) else "")
 
 
 def _memory_words(snapshot: RunSnapshot) -> str:

@@ -21,8 +21,8 @@ import yaml
 from engine.config import AUTO, TrainConfig, field_docs
 from engine.errors import ConfigError
 
-SECTION_TITLES = {"": "Run", "model": "Model", "data": "Data", "train": "Training", "engine": "Engine",
-                  "output": "Output"}
+SECTION_TITLES = {"": "Run", "model": "Model", "data": "Data", "data.columns": "Columns of the data", "train": "Training",
+                  "engine": "Engine", "output": "Output"}
 
 LABELS = {
     "name": "Run name",
@@ -134,8 +134,9 @@ class Setting:
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))
         if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
-            return json.dumps([{key: item for key, item in dataclasses.asdict(part).items() if item is not None}
-                               for part in value], ensure_ascii=False)
+            return json.dumps([_given(dataclasses.asdict(part)) for part in value], ensure_ascii=False)
+        if self.kind == "text" and self.optional:
+            return json.dumps(value) if value.lower() in (self.empty_means, "null") else _as_line(value)
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
@@ -145,8 +146,8 @@ class Setting:
         text = str(shown if shown is not None else "").strip()
         if self.kind == "lines":
             return [_of_line(line) for line in text.splitlines() if line.strip()]
-        if self.kind == "text" and self.optional and text.lower() in ("", self.empty_means, "null"):
-            return None
+        if self.kind == "text" and self.optional:
+            return None if text.lower() in ("", self.empty_means, "null") else _of_line(text)
         if self.kind == "text":
             return _listed(text) if self.mixed and text.startswith("[") else text
         if text.lower() in ("", self.empty_means, "null"):
@@ -173,7 +174,7 @@ def settings() -> tuple[Setting, ...]:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             if dataclasses.is_dataclass(hints[field.name]):
-                walk(hints[field.name], f"{field.name}.")
+                walk(hints[field.name], f"{prefix}{field.name}.")
             else:
                 found.append(_setting(prefix + field.name, hints[field.name], docs[prefix + field.name]))
 
@@ -222,6 +223,12 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
     return Setting(dotted, kind, choices, auto=kind != "choice" and AUTO in literals,
                    optional=type(None) in plain, mixed=any(typing.get_origin(option) is tuple for option in plain),
                    help=doc.replace("`", ""))
+
+
+def _given(tree: dict[str, Any]) -> dict[str, Any]:
+    """What of a mapping is not null, nor a mapping of nulls."""
+    kept = {key: _given(item) if isinstance(item, dict) else item for key, item in tree.items()}
+    return {key: item for key, item in kept.items() if item is not None and item != {}}
 
 
 def _as_line(text: str) -> str:

@@ -1,8 +1,8 @@
 """The guard in front of every route: any web page can post to a local port, and Gradio's own routes answer anyone.
 
 Pure ASGI, outermost. A request passes when its Host is one of ours (400), it was not sent by a page of another origin
-(403), its body is JSON (415) and small (413, 408 when it does not arrive), and, where a login is set, it carries our
-cookie (401, or the login form for a page). No web socket is served.
+(403), its body is JSON, or that of the login form (415), it is small (413, 431; 408 when it does not arrive), and, where a
+login is set, it carries our cookie (401, or the login form for a page). No web socket is served.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0
+MOST_HEADERS, LARGEST_HEAD = 100, 32 << 10
+"""Headers of a request, and their bytes; a browser sends some 20."""
+LONGEST_LENGTH = 20
+"""Digits of a Content-Length."""
+FORM = "application/x-www-form-urlencoded"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -83,6 +88,9 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = _Headers(scope)
+        if headers.are_too_many():
+            await _respond(send, 431, "The head of the request is too large.")
+            return
         refusal = self._refusal(scope, headers) or self._by_link(scope)
         if refusal is not None:
             await _respond(send, *refusal)
@@ -106,15 +114,16 @@ class Guard:
         if len(hosts) != 1 or not self._is_our_host(hosts[0]):
             return 400, "Unknown Host: open the app under the address that it printed when it started."
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+        if origin is not None and _netloc(origin) != hosts[0].lower():
             return 403, "Refused: this request was sent by a page of another origin."
         site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
         reads = scope["method"] in READ_METHODS
         if site == "cross-site" and not (reads and mode == "navigate"):
             return 403, "Refused: this request was sent by a page of another site."
         path = scope["path"]
-        if not reads and not self._is_login_post(scope):
-            if (headers.get("content-type") or "").partition(";")[0].strip().lower() != "application/json":
+        if not reads:
+            kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+            if kind != (FORM if self._is_login_post(scope) else "application/json"):
                 return 415, "Refused: only JSON is accepted here."
         login = self.policy.login
         if login is not None and path != LOGIN_PATH and not login.accepts_cookie(headers.get("cookie")):
@@ -149,7 +158,7 @@ class Guard:
         """The whole body, or the status of its refusal. Bodies are small here, so that counting is reading."""
         limit = self.policy.max_body_bytes
         declared = headers.get("content-length") or "0"
-        if not declared.isdecimal() or int(declared) > limit:
+        if not declared.isdecimal() or len(declared) > LONGEST_LENGTH or int(declared) > limit:
             return 413
         chunks: list[bytes] = []
         size = 0
@@ -169,6 +178,14 @@ class Guard:
             return 408
 
 
+def _netloc(origin: str) -> str | None:
+    """Host and port of an Origin header, None for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
 def _link_token(scope: Scope) -> str | None:
     """The token of the link that logs in once, where that was opened."""
     if scope["method"] != "GET" or scope["path"] != "/":
@@ -179,6 +196,9 @@ def _link_token(scope: Scope) -> str | None:
 class _Headers:
     def __init__(self, scope: Scope):
         self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
+
+    def are_too_many(self) -> bool:
+        return len(self._pairs) > MOST_HEADERS or sum(len(name) + len(value) for name, value in self._pairs) > LARGEST_HEAD
 
     def all(self, name: str) -> list[str]:
         return [value.decode("latin-1") for key, value in self._pairs if key == name.encode()]

@@ -4,7 +4,6 @@ model, and the measurement of this machine. Plain data for `hardware.js`; answer
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,7 +56,6 @@ class Hardware:
         """`read` and `measure` are those of the engine; tests give their own."""
         self._session, self._read, self._measure = session, read, measure
         self._job: Job | None = None
-        self._cancelled = threading.Event()
         self._kept: Machine | None = None
         self._rows = functools.lru_cache(maxsize=256)(_rows_of)
         self._largest = functools.lru_cache(maxsize=64)(_largest_of)
@@ -85,21 +83,14 @@ class Hardware:
         reason = self.why_not_measure()
         if reason:
             raise RunError(reason)
-        cancelled = threading.Event()
-
-        def go_on() -> None:
-            if cancelled.is_set():
-                raise RunError("The measurement was cancelled; the rates are as they were.")
+        def go_on(job: Job) -> None:
+            job.check()
             if self._session.active_id is not None:
                 raise RunError("A run was started, so the measurement was given up; the rates are as they were.")
 
-        job = self._session.jobs.start("The measurement of this machine", lambda job: self._measure(job, go_on))
-        self._job, self._cancelled = job, cancelled
+        job = self._session.jobs.start("The measurement of this machine", lambda job: self._measure(job, lambda: go_on(job)))
+        self._job = job
         return job
-
-    def cancel(self) -> None:
-        """End the measurement that is under way; nothing happens where there is none."""
-        self._cancelled.set()
 
     def _others_at_work(self) -> str:
         """The run that is at work on this machine, in this process or in another; empty where none is."""

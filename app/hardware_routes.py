@@ -4,7 +4,7 @@
     POST /api/hardware/column                   {machine, timed, settings}   one machine of the table of models
     POST /api/hardware/csv                      {machines, models, settings} rows of that table as a file
     POST /api/hardware/largest, /api/hardware/offers {[model,] settings}     the largest model; the machines for a model
-    POST /api/hardware/measure, /api/hardware/cancel {}                      starts a job; ends it
+    POST /api/hardware/measure {}                                            starts a job
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
 
         return Route(f"/api/hardware{path}", answering_errors(route), methods=[method])
 
-    def cancel(_: dict[str, Any]) -> dict[str, Any]:
-        hardware.cancel()
-        return {}
-
     return [
         answered("GET", "", lambda _: hardware.about()),
         answered("GET", "/choices", lambda _: choices()),
@@ -44,5 +40,4 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
         answered("POST", "/largest", lambda body: hardware.largest(object_of(body, "settings"))),
         answered("POST", "/offers", lambda body: hardware.offers(object_of(body, "settings"), text_of(body, "model"))),
         answered("POST", "/measure", lambda _: hardware.measure().to_dict()),
-        answered("POST", "/cancel", cancel),
     ]

@@ -14,6 +14,7 @@ import secrets
 import ssl
 import threading
 import time
+from collections import deque
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -30,6 +31,10 @@ COOKIE_NAME = "ramstream_login"
 LINK_USED = "link_used"
 COOKIE_SECONDS = 14 * 24 * 3600
 WRONG_PASSWORD_SECONDS = 0.5
+FORGOTTEN_SECONDS = 60
+"""After so long, a wrong password counts no more."""
+WRONG_OF_ONE, WRONG_OF_ALL = 10, 100
+"""Wrong passwords of one address, and of all together, after which none is looked at any more."""
 
 
 class Login:
@@ -84,6 +89,22 @@ class Login:
         return hmac.new(self._key, text.encode(), hashlib.sha256).hexdigest()
 
 
+class Attempts:
+    """Wrong passwords of the last minute, so that nobody gets to guess many."""
+
+    def __init__(self) -> None:
+        self._wrong: deque[tuple[float, str]] = deque()
+
+    def are_too_many(self, address: str, now: float) -> bool:
+        while self._wrong and self._wrong[0][0] <= now - FORGOTTEN_SECONDS:
+            self._wrong.popleft()
+        own = sum(other == address for _, other in self._wrong)
+        return own >= WRONG_OF_ONE or len(self._wrong) >= WRONG_OF_ALL
+
+    def note(self, address: str, now: float) -> None:
+        self._wrong.append((now, address))
+
+
 def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login | None:
     """The login that was asked for: `login` is "user:password", True (ask in the terminal) or False/None (none, unless
     the environment has RAMSTREAM_LOGIN). Raises RamstreamError when `host` can be reached by others and none is set."""
@@ -130,6 +151,7 @@ def is_loopback(host: str) -> bool:
 
 def login_routes(login: Login) -> list[Route]:
     """GET and POST of the form."""
+    attempts = Attempts()
 
     async def form(request: Request) -> Response:
         used = "That link has been used, or is of an earlier start: log in." if LINK_USED in request.query_params else ""
@@ -139,7 +161,12 @@ def login_routes(login: Login) -> list[Route]:
         fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
         user, password = fields.get("user", [""])[0], fields.get("password", [""])[0]
         target = _own_path(fields.get("next", ["/"])[0])
+        address = request.client.host if request.client is not None else ""
+        if attempts.are_too_many(address, time.monotonic()):  # a right one is not looked at either: guesses come in parallel
+            return HTMLResponse(_page(target, "Too many wrong passwords: wait a minute, then try again."), 429,
+                                {"retry-after": str(FORGOTTEN_SECONDS)})
         if not login.accepts(user, password):
+            attempts.note(address, time.monotonic())
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return HTMLResponse(_page(target, "That user or password is wrong."), status_code=401)
         return RedirectResponse(target, 303, {"set-cookie": login.set_cookie(request.url.scheme == "https")})

@@ -79,7 +79,7 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     data = [column("host_rss", "process", BLUE, width=2)]
     if any(memory.host_pinned):
         data.append(column("host_pinned", "pinned", GREEN, width=1.5))
-    if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= max(memory.host_rss):
+    if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
         data.append(level("host limit", x, memory.host_total[-1] / GIB, RED))
     if not (len(memory) and memory.gpu_total[-1]):
         return figure(data, axis, {"yaxis": one_row("host GiB", from_zero=True)})

@@ -18,6 +18,7 @@ import gradio as gr
 import uvicorn
 
 from app.check import REMEDIES_SHOWN, Checker, machine_words
+from app.connections import server_config
 from app.form import read_config, shown_values
 from app.guard import WILDCARD_HOSTS, GuardPolicy
 from app.login import resolve_login, tls_options
@@ -31,17 +32,19 @@ from engine.machine import read_machine
 
 TABS = ("train", "live", "runs", "talk", "hardware")
 LOGIN_KEY_FILE = ".login.key"
-SHUTDOWN_SECONDS = 2
 
 
 def build_page(session: Session, checker: Checker) -> gr.Blocks:
     """The page. Gradio carries the form; what moves is drawn by `assets/dashboard.js` from our own routes."""
     presets = read_presets()
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:
-        drawn("header", {"machine": machine_words(read_machine(session.runs_dir))})
+        machine = machine_words(read_machine(session.runs_dir))
+        drawn("header", {"machine": machine})
         bar = drawn("run_bar", {})
+        drawn("jobs", {})
         with gr.Tabs(elem_id="rs-tabs") as tabs:
             with gr.Tab("Train", id="train", elem_id="rs-tab-train"):
+                drawn("intro", {"machine": machine, "starter": FIRST_PRESET})
                 panel = train_panel(presets)
             with gr.Tab("Live", id="live", elem_id="rs-tab-live"):
                 drawn("live")
@@ -64,6 +67,7 @@ ASK = """(preset, ...values) => {
 OFFER = """({can_start, can_queue, remedies}) => [...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
+MAP = "({changes}) => FIELDS.map((name) => changes[name])"  # of the columns that were chosen in the preview
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"  # what is undefined stays as it is
 
 
@@ -132,9 +136,12 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
     # A name of the hub is looked up when it is complete, not at each letter.
     entered = [event for dotted in ("model.source", "data.source") for event in (fields[dotted].submit, fields[dotted].blur)]
     shows_data = [fields["data.format"].input, fields["data.train_on"].input, fields["data.split"].blur,
-                  fields["data.max_seq_len"].blur, *entered]
+                  fields["data.max_seq_len"].blur, *entered,
+                  *[component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]]
     gr.on(shows_data, preview, **previewed)
     panel.preset.input(load_preset, panel.preset, [*fields.values(), panel.about], **quiet).then(
+        **ask).then(preview, **previewed)
+    panel.preview.input(**in_page(MAP, panel.preview, [*fields.values()], FIELDS=list(fields))).then(
         **ask).then(preview, **previewed)
     page.load(open_page, None, [*fields.values(), panel.preset, panel.about, tabs], **quiet).then(
         **in_page(OPENED, None)).then(**ask).then(preview, **previewed)
@@ -163,8 +170,7 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
     session = Session(runs)
     checker = Checker(session)
     app = build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables())
-    server = _Server(uvicorn.Config(app, host=host, port=port, log_level="warning", access_log=False, **encryption,
-                                    timeout_graceful_shutdown=SHUTDOWN_SECONDS, ws="none", server_header=False))
+    server = _Server(server_config(app, host, port, **encryption))
     address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
     link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
     server.on_started = lambda: _announce(address, link, open_browser)
@@ -176,6 +182,7 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
                              "port.") from None
     except KeyboardInterrupt:
         pass
+    session.jobs.close()
     if session.active_id is not None:
         print(f"Stopping and saving {session.active_id}; press Ctrl-C again to leave at once.", flush=True)
         try:

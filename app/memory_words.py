@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from app.words import in_bytes
 from engine.flat import Flatness, flatness
 from engine.snapshot import RunSnapshot
@@ -25,10 +27,10 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
     memory = snapshot.memory
     if not len(memory):
         return []
-    kinds = [MemoryKind("host", max(memory.host_rss), memory.host_total[-1], flatness(memory.step, memory.host_rss))]
+    kinds = [MemoryKind("host", int(np.max(memory.host_rss)), memory.host_total[-1], flatness(memory.step, memory.host_rss))]
     if memory.gpu_total[-1]:
         values = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
-        kinds.append(MemoryKind("GPU", max(values), memory.gpu_total[-1], flatness(memory.step, values)))
+        kinds.append(MemoryKind("GPU", int(np.max(values)), memory.gpu_total[-1], flatness(memory.step, values)))
     return kinds
 
 

@@ -1,6 +1,8 @@
 """Runs that wait for their turn: kept in ``queue.json`` beside the runs, so that a restart loses none.
 
-A restart starts none either: what was queued before it waits until a person says that it goes on.
+A restart starts none by itself either: what was queued before it is held until a person says that it goes on. Where a run in a
+process of its own went on all the while, nothing was interrupted: the queue goes on when that run ends, unless it is a person
+who ends it.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Queued:
-    """A run that waits: what it is called, its model and data in words, its settings, the Unix time at which it was added, and
-    why it could not be started, after which it waits no longer."""
+    """A run that waits: what it is called, its model and data in words, its settings, the Unix time at which it was added,
+    why it could not be started, after which it waits no longer, and whether it is to be run in a process of its own."""
 
     id: str
     name: str
@@ -38,23 +40,35 @@ class Queued:
     added: float
     config: dict[str, Any]
     problem: str = ""
+    detached: bool = False
 
 
 class RunQueue:
     """All methods may be called from any thread."""
 
-    def __init__(self, runs_dir: Path, start: Callable[[TrainConfig], str], why_not: Callable[[], str | None]):
-        """`start` starts a run and raises RamstreamError where it cannot; `why_not` tells why none can be started now."""
+    def __init__(self, runs_dir: Path, start: Callable[[TrainConfig, bool], str], why_not: Callable[[], str | None],
+                 going_on: Callable[[], str | None] = lambda: None, went_its_way: Callable[[str], bool] = lambda run_id: True):
+        """`start(config, detached)` starts a run and raises RamstreamError where it cannot; `why_not` tells why none can be
+        started now. `going_on` names the run of another process that goes on, None where none does; once it is over,
+        `went_its_way` tells whether it ended by itself."""
         self._path = runs_dir / QUEUE_FILE
-        self._start, self._why_not = start, why_not
+        self._start, self._why_not, self._went_its_way = start, why_not, went_its_way
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self.problem = ""
         """Why an earlier queue could not be read."""
-        self._queued = self._read()
-        self.is_held = any(not queued.problem for queued in self._queued)
+        was_held, self._queued = self._read()
+        waiting = self._next() is not None
+        self.behind = going_on() if waiting and not was_held else None
+        """The run of another process that has gone on since before this server began, and that the queue waits for."""
+        self.is_held = waiting and self.behind is None
         """Whether a person must say first that it goes on."""
+        if self.is_held and not was_held:
+            self._keep(self._queued, must=False)
+        if self.behind is not None:
+            with self._change:
+                self._work()
 
     def listed(self) -> list[Queued]:
         """In the order in which they start."""
@@ -78,6 +92,13 @@ class RunQueue:
             self._keep(self._queued[:place] + self._queued[place + 1:])
             self.is_held = self.is_held and self._next() is not None
 
+    def set_detached(self, queued_id: str, detached: bool) -> None:
+        """Whether it is to be run in a process of its own, which goes on when this server ends."""
+        with self._change:
+            place, listed = self._place(queued_id), list(self._queued)
+            listed[place] = replace(listed[place], detached=detached)
+            self._keep(listed)
+
     def move_up(self, queued_id: str) -> None:
         """Before the one before it; the first stays where it is."""
         with self._change:
@@ -89,7 +110,8 @@ class RunQueue:
     def go_on(self) -> None:
         """A person has seen what was queued before a restart."""
         with self._change:
-            self.is_held = False
+            self.is_held, self.behind = False, None
+            self._keep(self._queued, must=False)
             self._work()
 
     def look(self) -> None:
@@ -115,15 +137,29 @@ class RunQueue:
         while True:
             with self._change:
                 first = self._next()
-                if first is None or self._closed:
+                if first is None or self._closed or self.is_held:
                     self._thread = None
                     return
             if self._why_not() is None:
-                self._start_one(first)
+                if self._may_go_on():
+                    self._start_one(first)
             else:
                 with self._change:
                     if not self._closed:
                         self._change.wait(LOOK_SECONDS)
+
+    def _may_go_on(self) -> bool:
+        """Once nothing is running: the queue is held where a person has ended the run that went on over the restart."""
+        behind = self.behind
+        went = behind is None or self._went_its_way(behind)
+        with self._change:
+            if self.behind != behind:  # a person has said meanwhile that it goes on
+                return True
+            self.behind = None
+            if not went:
+                self.is_held = True
+                self._keep(self._queued, must=False)
+            return went
 
     def _next(self) -> Queued | None:
         return next((queued for queued in self._queued if not queued.problem), None)
@@ -134,7 +170,7 @@ class RunQueue:
             if self._closed or self._next() != queued:
                 return
             try:
-                self._start(TrainConfig.from_dict(queued.config))
+                self._start(TrainConfig.from_dict(queued.config), queued.detached)
             except RamstreamError as error:
                 if self._why_not() is not None:  # somebody else was quicker; it keeps its place
                     return
@@ -158,7 +194,8 @@ class RunQueue:
     def _keep(self, listed: list[Queued], must: bool = True) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, json.dumps([asdict(queued) for queued in listed], indent=1))
+            kept = {"held": self.is_held, "runs": [asdict(queued) for queued in listed]}
+            write_whole(self._path, json.dumps(kept, indent=1))
         except OSError as error:
             if must:
                 raise RunError(f"The queue cannot be written to {self._path} ({error.strerror}); free some disk space."
@@ -166,11 +203,14 @@ class RunQueue:
             self.problem = f"The queue cannot be written to {self._path} ({error.strerror}): after a restart, it may be old."
         self._queued = listed
 
-    def _read(self) -> list[Queued]:
+    def _read(self) -> tuple[bool, list[Queued]]:
+        """Whether it was held, and what waits."""
         try:
-            return [_queued(values) for values in json.loads(self._path.read_text(encoding="utf-8"))]
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            kept = {"held": False, "runs": kept} if isinstance(kept, list) else kept  # as older versions wrote it
+            return kept["held"] is True, [_queued(values) for values in kept["runs"]]
         except FileNotFoundError:
-            return []
+            return False, []
         except (OSError, ValueError, KeyError, TypeError) as error:
             aside = self._path.with_name(DAMAGED_FILE)
             try:
@@ -179,7 +219,7 @@ class RunQueue:
                 aside = self._path
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
             self.problem = f"The queue of before cannot be read ({reason}): see {aside}."
-            return []
+            return False, []
 
 
 def _queued(values: dict[str, Any]) -> Queued:
@@ -187,6 +227,6 @@ def _queued(values: dict[str, Any]) -> Queued:
     queued = Queued(**values)
     texts = (queued.id, queued.name, queued.model, queued.data, queued.problem)
     if not (all(isinstance(text, str) for text in texts) and isinstance(queued.config, dict)
-            and isinstance(queued.added, (int, float))):
+            and isinstance(queued.added, (int, float)) and isinstance(queued.detached, bool)):
         raise TypeError("not a queued run")
     return queued

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,28 +14,66 @@ from starlette.responses import JSONResponse, Response
 
 from engine.errors import RamstreamError, RunError
 
+LONGEST_SENTENCE = 2000
+"""Characters of an answer that says what is wrong: what is quoted in it may be as long as the request."""
+DEEPEST = 16
+"""Objects and lists inside one another, of which our requests have 3."""
+_COUNT = re.compile(r"[0-9]{1,15}")
+_NO_TEXT = re.compile("[\ud800-\udfff]")
+
 
 def answering_errors(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """The route, whose errors are answered by `{"error": sentence}`: 404 or 409 for what was asked wrongly, 500 for a fault of
+    the program, which is also printed."""
     async def answer(request: Request) -> Response:
         try:
             response = await route(request)
         except RamstreamError as error:
-            status = 404 if request.method == "GET" else 409
-            response = JSONResponse({"error": str(error)}, status)
+            response = _refusal(404 if request.method in ("GET", "HEAD") else 409, str(error))
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            response = _refusal(500, f"The program failed at this by a fault of its own ({type(error).__name__}: {error}); the "
+                                     "terminal in which it runs says where.")
         response.headers["cache-control"] = "no-store"
         return response
 
     return answer
 
 
+def _refusal(status: int, sentence: str) -> JSONResponse:
+    """A sentence that quotes what UTF-8 cannot carry, such as a name of a file, says so by U+FFFD."""
+    shown = sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[:LONGEST_SENTENCE - 1]}…"
+    return JSONResponse({"error": _NO_TEXT.sub("\ufffd", shown)}, status)
+
+
 async def json_body(request: Request) -> dict[str, Any]:
+    """The body of a request. Raises RunError unless it is a JSON object whose texts can be written to a file."""
+    raw = await request.body()
     try:
-        body = json.loads(await request.body())
-    except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        raise RunError("The request is not a JSON object.")
-    return body
+        body = json.loads(raw)
+        if isinstance(body, dict) and not _is_deeper(body, DEEPEST):
+            # Python reads NaN, infinite numbers and halves of surrogate pairs, which no answer and no file could carry.
+            json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+            return body
+    except (ValueError, RecursionError):
+        pass
+    raise RunError("The request is not a JSON object of plain texts and numbers.")
+
+
+def _is_deeper(value: Any, limit: int) -> bool:
+    """Whether lists and objects stand inside one another more than `limit` times."""
+    level = [value]
+    for _ in range(limit):
+        level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)
+                 if isinstance(child, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def count_of(text: str) -> int | None:
+    """A number of an address, such as a step; None for what is none. Its digits are bounded: `int` refuses thousands."""
+    return int(text) if _COUNT.fullmatch(text) else None
 
 
 def text_of(body: dict[str, Any], name: str) -> str:
@@ -52,12 +93,19 @@ def texts_of(body: dict[str, Any], name: str) -> list[str]:
 def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
     value = body.get(name, {})
     if not isinstance(value, dict):
-        raise RunError(f"{name}: {value!r} is not an object of settings.")
+        raise RunError(f"{name}: {repr(value)[:60]} is not an object of settings.")
+    return value
+
+
+def switch_of(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if not isinstance(value, bool):
+        raise RunError(f"{name} is missing; it is true or false.")
     return value
 
 
 def number_of(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise RunError(f"{name}: {value!r} is not a number from {low:g} to {high:g}.")
+        raise RunError(f"{name}: {repr(value)[:60]} is not a number from {low:g} to {high:g}.")
     return float(value)

@@ -23,9 +23,11 @@ from app.check import Checker
 from app.compare_routes import compare_routes
 from app.draft_routes import draft_routes
 from app.form import settings
+from app.gradio_paths import OnlyNeeded
 from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware
 from app.hardware_routes import hardware_routes
+from app.job_routes import job_routes
 from app.login import login_routes
 from app.requests import answering_errors, json_body, object_of, text_of
 from app.queue_routes import queue_routes
@@ -45,14 +47,15 @@ FOREVER = "public, max-age=31536000, immutable"
 
 def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any) -> FastAPI:
     """The whole ASGI application. `mount` is passed to Gradio (theme and css)."""
-    routes = _file_routes() + run_routes(session) + _check_routes(checker) + hardware_routes(Hardware(session))
+    routes = _file_routes() + run_routes(session) + job_routes(session.jobs) + _check_routes(checker) + hardware_routes(Hardware(session))
     routes += talk_routes(Talk(session))
     routes += draft_routes(session, checker) + compare_routes(session) + queue_routes(session)
     routes += timeline_routes(session)
     if policy.login is not None:
         routes += login_routes(policy.login)
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, middleware=[Middleware(Guard, policy=policy)],
-                  routes=routes)
+    routes += _nothing_routes()
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes,
+                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded)])
     app = gr.mount_gradio_app(app, page, path="/", head=_head(), ssr_mode=False, run_history=False, show_error=False,
                               enable_monitoring=False, footer_links=[], pwa=False, mcp_server=False, **mount)
     # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run.
@@ -96,6 +99,15 @@ def _file_routes() -> list[Route]:
         return FileResponse(ASSETS / name, media_type=PAGE_FILES[name], headers={"cache-control": "no-cache"})
 
     return [Route(plotly_address(), plotly), Route("/ramstream/{name}", page_file)]
+
+
+def _nothing_routes() -> list[Route]:
+    """What is not there under our own paths is answered by us, not by Gradio."""
+    async def nothing(request: Request) -> Response:
+        return JSONResponse({"error": "There is no such page."}, 404)
+
+    methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+    return [Route(f"/{folder}/{{rest:path}}", nothing, methods=methods) for folder in ("api", "ramstream")]
 
 
 # ------------------------------------------------------------------ the form

@@ -15,18 +15,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app.detached import PROCESS_FILE, is_starting, request_when_started, settle, start_detached
-from app.jobs import Job, Jobs
+from app.jobs import BYTES, Job, Jobs
 from app.queue import RunQueue
 from app.watch import Watch
 from engine.about import About, write_about
 from engine.changes import CHANGE, Change
+from engine.checkpoint import folders_by_step
 from engine.config import TrainConfig
 from engine.errors import RunError
+from engine.paths import named_folder
 from engine.run_list import RunSummary, list_runs, summarise
-from engine.runs import RUN_ID, RunFolder, delete_run, open_run
+from engine.runs import COMMANDS, RUN_ID, RunFolder, delete_run, open_run
 
 KEPT_WATCHES = 8
 LIST_SECONDS = 1.0
+ENDED_BY_A_PERSON = ("stopped", "discarded")
+ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
 
 
 class Run(Protocol):
@@ -52,9 +56,8 @@ class EngineCalls:
     start_detached: Callable[..., str] = start_detached
     resume_run: Callable[..., Run] = _later("engine.job", "resume_run")
     export_run: Callable[..., Any] = _later("engine.export", "export_run")
-    ask_run: Callable[..., str] = _later("engine.generate", "ask_run")
     estimate: Callable[..., Any] = _later("engine.fit", "estimate")
-    preview: Callable[..., dict[str, Any]] = _later("engine.data", "preview")
+    preview: Callable[..., dict[str, Any]] = _later("engine.data", "preview_with_columns")
     load_tokenizer: Callable[..., Any] = _later("engine.model", "load_tokenizer")
 
     @staticmethod
@@ -82,7 +85,7 @@ class Session:
         self._watches: OrderedDict[str, Watch] = OrderedDict()
         self._listed: tuple[float, list[RunSummary]] = (-LIST_SECONDS, [])
         self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
-        self.queue = RunQueue(runs_dir, self.start, self.why_not_start)
+        self.queue = RunQueue(runs_dir, self._start_queued, self.why_not_start, self._running_elsewhere, self._went_its_way)
 
     # ------------------------------------------------------------------ the run of this process
 
@@ -144,12 +147,24 @@ class Session:
             self._look_again()
             return run_id
 
+    def _start_queued(self, config: TrainConfig, detached: bool) -> str:
+        return self.start_detached(config) if detached else self.start(config)
+
+    def _went_its_way(self, run_id: str) -> bool:
+        """Whether a run of another process that is over ended by itself, well or not, rather than by a person."""
+        folder = RunFolder(self.runs_dir / run_id)
+        settle(folder)
+        run = summarise(folder)
+        return run is not None and run.state not in ENDED_BY_A_PERSON
+
     def resume(self, run_id: str) -> str:
         """Continue a stopped, failed or interrupted run; returns at once, raises like `start`."""
-        return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id))
+        return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id), run_id)
 
-    def _launch(self, make: Callable[[], Run]) -> str:
+    def _launch(self, make: Callable[[], Run], run_id: str | None = None) -> str:
         with self._launching:
+            if run_id is not None and self.active_id == run_id:  # somebody else was quicker
+                return run_id
             reason = self.why_not_start()
             if reason is not None:
                 raise RunError(reason)
@@ -189,19 +204,48 @@ class Session:
 
     # ------------------------------------------------------------------ any run
 
-    def request(self, run_id: str, command: str | Change) -> str:
-        """Ask a run to stop, discard, pause, resume or save, or for a change. A run that is over or interrupted is resumed as a new
-        session of this process. Raises RunError when nobody would obey. Returns the run's id."""
+    def request(self, run_id: str, command: str | Change, seen: str = "") -> str:
+        """Ask a run to stop, discard, pause, resume or save, or for a change. A run that is over or interrupted is resumed
+        as a new session of this process. `seen`: the state in which it was when somebody asked, if that is known.
+
+        Several may ask at once: what another has asked for already is no error. Raises RunError when nobody would obey.
+        Returns the run's id.
+        """
         folder = open_run(self.runs_dir, run_id)
         run = self._active
         if run is not None and run.id == run_id:
             run.request(command)
-        elif command == "resume" and not folder.is_running():
+        elif command == "resume" and not self._goes_on(folder):
+            if seen in ("paused", "pausing"):  # meant was the pause; whoever ended the run meanwhile would see it come back
+                raise RunError(f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again to go on with it "
+                               "from what it saved.")
             return self.resume(run_id)
         else:
-            request_when_started(folder, command)
+            try:
+                request_when_started(folder, command)
+            except RunError:
+                if self._goes_on(folder) or isinstance(command, str) and command not in COMMANDS:
+                    raise
+                self._refuse_unless_done(folder, command)
+                return run_id
         self.watch(run_id).note_request(CHANGE if isinstance(command, Change) else command)
         return run_id
+
+    @staticmethod
+    def _goes_on(folder: RunFolder) -> bool:
+        return folder.is_running() or is_starting(folder)
+
+    @staticmethod
+    def _refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
+        """What was asked of a run that is over. Raises RunError, which says how it ended, unless that is what was asked."""
+        run = summarise(folder)
+        if run is None:
+            raise RunError(f"Run {folder.id} was deleted meanwhile.")
+        asked = CHANGE if isinstance(command, Change) else command
+        if run.state == "interrupted":
+            raise RunError(f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume goes on with it.")
+        if ENDED_AS_ASKED.get(asked) != run.state:
+            raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
 
     def change(self, run_id: str, change: Change) -> str:
         """Ask a run that is going on for a change of its settings. Raises RunError for values that it would refuse."""
@@ -243,6 +287,12 @@ class Session:
         settle(folder)
         return summarise(folder)
 
+    def can_talk(self, run: RunSummary) -> bool:
+        """Whether it has weights that answer: a checkpoint, an export, or its own while it is paused here."""
+        folder = RunFolder(Path(run.path))
+        return bool(folders_by_step(folder.checkpoints_path)) or (folder.export_path / "config.json").exists() or (
+            run.state == "paused" and run.id == self.active_id)
+
     def describe(self, run_id: str, name: str, note: str) -> About:
         """Give a run a name and a note; its id stays. Raises RunError for what cannot be kept."""
         about = write_about(open_run(self.runs_dir, run_id), name, note)
@@ -271,26 +321,11 @@ class Session:
         open_run(self.runs_dir, run_id)
         if not folder.strip():
             raise RunError("No folder is given; name the folder to write the model to.")
-        target = Path(folder.strip()).expanduser()
+        target = named_folder(folder.strip())
 
         def work(job: Job) -> str:
+            job.stage("Opening the run", BYTES)
             found = self.engine.export_run(self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress)
-            return " ".join([f"Exported the model of step {found.step:,} to {target.resolve()}.", *found.skipped])
+            return " ".join([f"Exported the model of step {found.step:,} to {target}.", *found.skipped])
 
-        return self.jobs.start(f"The export of {run_id}", work)
-
-    def ask(self, run_id: str, prompt: str, max_new_tokens: int, temperature: float, top_p: float) -> Job:
-        """Let a run's newest weights answer a prompt; `text` of the job grows as the answer does."""
-        open_run(self.runs_dir, run_id)
-        if not prompt.strip():
-            raise RunError("The prompt is empty; type something to answer.")
-
-        def work(job: Job) -> str:
-            def so_far(text: str) -> None:
-                job.text = text
-
-            job.text = self.engine.ask_run(self.runs_dir, run_id, prompt, max_new_tokens=max_new_tokens,
-                                           temperature=temperature, top_p=top_p, on_text=so_far)
-            return ""
-
-        return self.jobs.start(f"The answer of {run_id}", work)
+        return self.jobs.start(f"The export of {run_id}", work, about=run_id, unit=BYTES)

@@ -17,14 +17,31 @@ PHASES = {"embed": "Forward", "forward": "Forward", "loss": "Loss", "recompute":
 """Of an op of COMPUTE; the others belong to whatever is going on."""
 
 
-def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS) -> dict[str, list[dict[str, Any]]]:
+Window = tuple[float, float]
+"""A stretch of a step, in seconds from its first op: from, to."""
+
+
+def within(pieces: list[dict[str, Any]], window: Window | None) -> list[dict[str, Any]]:
+    """The spans, or waits, that the window shows at least a part of; all of them without one."""
+    if window is None:
+        return pieces
+    return [piece for piece in pieces if piece["end"] >= window[0] and piece["start"] <= window[1]]
+
+
+def lane_names(spans: list[dict[str, Any]]) -> list[str]:
+    """The lanes of a step: those of optimizers on the device where they have spans, the others always."""
+    used = {span["lane"] for span in spans}
+    return [lane for lane in LANES if lane in used or lane not in UPDATES]
+
+
+def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS, names: list[str] | None = None
+             ) -> dict[str, list[dict[str, Any]]]:
     """Spans by lane in order of time, at most `limit` in all: the shortest neighbours of a lane are merged
-    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it. The lanes of
-    optimizers on the device are there when they have spans, the others always."""
+    first, those of one op before others. A merged span has `count` > 1 and the op that fills most of it. `names`: the lanes,
+    those of `spans` if not given."""
     lanes = {lane: sorted((span for span in spans if span["lane"] == lane), key=lambda span: span["start"])
-             for lane in LANES}
-    lanes = {lane: own for lane, own in lanes.items() if own or lane not in UPDATES}
-    length = max((span["end"] for span in spans), default=0.0)
+             for lane in names or lane_names(spans)}
+    length = max((span["end"] for span in spans), default=0.0) - min((span["start"] for span in spans), default=0.0)
     merged = {lane: [dict(span, count=1, last=span["unit"], share={span["op"]: span["end"] - span["start"]})
                      for span in own] for lane, own in lanes.items()}
     width, any_op = length / MAX_SPANS, False
@@ -50,11 +67,13 @@ def _merge(spans: list[dict[str, Any]], width: float, any_op: bool) -> list[dict
     return joined
 
 
-def gaps_of(compute: list[dict[str, Any]], length: float) -> list[tuple[float, float]]:
-    """Gaps between the spans of the COMPUTE lane that are long enough to be seen, as (start, end) in seconds."""
-    gaps, busy_until = [], 0.0
+def gaps_of(compute: list[dict[str, Any]], length: float, window: Window | None = None) -> list[tuple[float, float]]:
+    """Gaps between the spans of the COMPUTE lane that are long enough to be seen, as (start, end) in seconds. `length`: of the
+    step; `window`: where only the spans in it are given."""
+    begin, end = window or (0.0, length)
+    gaps, busy_until = [], max(0.0, begin)
     for span in compute:
-        if span["start"] - busy_until > length / 500:
+        if span["start"] - busy_until > (end - begin) / 500:
             gaps.append((busy_until, span["start"]))
         busy_until = max(busy_until, span["end"])
     return gaps

@@ -97,7 +97,7 @@ class Talk:
             if since == version and not working:
                 return {"version": version, "working": False}
             return {"version": version, "working": working, "note": self._note, "error": self._error,
-                    "done": job.done if working else 0, "total": job.total if working else 0,
+                    "job_id": job.id if working else None, "job": job.to_dict() if working and self._note else None,
                     "choice": vars(self._choice) if self._choice is not None else None,
                     "loaded": [talker.label for talker in self._talkers.values()],
                     "held": in_bytes(held) if (held := sum(t.held_bytes for t in self._talkers.values())) else "",
@@ -182,6 +182,7 @@ class Talk:
         finally:
             self._end(turn)
             self._rest(IDLE_SECONDS)
+        job.check()
         return ""
 
     def _answer(self, job: Job, choice: Choice, sides: dict[str, Source], turn: Turn, history: dict[str, list[Message]],
@@ -220,8 +221,13 @@ class Talk:
             talker = self._engine.borrow(paused, source.config, source.label)
         else:
             self._tell(note=f"Loading the weights: {source.label}")
-            talker = self._engine.load(source, job.progress)
-            job.done = job.total = 0
+            job.stage(f"Loading the weights: {source.label}")
+            try:
+                talker = self._engine.load(source, job.progress)
+            except Cancelled:
+                self._give_back(self._talkers)  # the other side's too, which were loaded for this answer
+                raise
+            job.stage("Writing")
         with self._state:
             self._talkers[side], self._sources[side] = talker, source
             self._changed()

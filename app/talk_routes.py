@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from app.requests import answering_errors, json_body, number_of, object_of, text_of
+from app.requests import answering_errors, count_of, json_body, number_of, object_of, text_of
 from app.talk import Choice, Talk
 from engine.errors import RunError
 
@@ -30,8 +30,7 @@ LARGEST_SEED = 2**32 - 1
 
 def talk_routes(talk: Talk) -> list[Route]:
     async def state(request: Request) -> Response:
-        since = request.query_params.get("since", "0")
-        return JSONResponse(talk.state(int(since) if since.isdecimal() else 0))
+        return JSONResponse(talk.state(count_of(request.query_params.get("since", "")) or 0))
 
     async def choices(request: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(talk.choices))

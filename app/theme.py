@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gradio as gr
 
-LIGHT = {"page": "#f4f6f9", "card": "#ffffff", "field": "#ffffff", "line": "#dde2ea", "field_line": "#b9c2cf",
+LIGHT = {"page": "#f4f6f9", "card": "#ffffff", "field": "#ffffff", "line": "#dde2ea", "field_line": "#8592a5",
          "text": "#18202c", "muted": "#566172", "accent": "#1f55c4", "accent_hover": "#18459f", "accent_text": "#ffffff",
          "button": "#edf0f5", "button_hover": "#e1e6ee"}
-DARK = {"page": "#0f1319", "card": "#171c25", "field": "#10151c", "line": "#29313d", "field_line": "#3d4858",
-        "text": "#e5e9f0", "muted": "#9ba7b8", "accent": "#3f74e0", "accent_hover": "#5586ea", "accent_text": "#ffffff",
+DARK = {"page": "#0f1319", "card": "#171c25", "field": "#10151c", "line": "#29313d", "field_line": "#69778c",
+        "text": "#e5e9f0", "muted": "#9ba7b8", "accent": "#396cd8", "accent_hover": "#2f60c9", "accent_text": "#ffffff",
         "button": "#242c38", "button_hover": "#2f3947"}
 
 _COLOURS = {

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from app.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, Figure, escaped, rounded, say_empty
-from app.spans import Phase, gaps_of, lanes_of, longest, phases_of
+from app.spans import Phase, Window, gaps_of, lane_names, lanes_of, longest, phases_of, within
 from app.words import in_share, in_short_time
 from engine.events import PlanSimulated, StepTimeline
 from engine.plan import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE
@@ -59,18 +59,24 @@ def timeline_part(timeline: StepTimeline | None, simulated: PlanSimulated | None
             "legend": timeline_legend(timeline, simulated), "step": None if timeline is None else timeline.step}
 
 
-def timeline_figure(timeline: StepTimeline | None, simulated: PlanSimulated | None = None) -> Figure:
+def timeline_figure(timeline: StepTimeline | None, simulated: PlanSimulated | None = None,
+                    window: Window | None = None) -> Figure:
     """The spans of a step, one row a lane, in milliseconds from the step's first op. Red is where COMPUTE waited, the thin grey
-    line under a lane what had been predicted. Empty without a step."""
-    spans = timeline.spans if timeline is not None else []
-    waits = timeline.waits if timeline is not None else []
-    lanes = lanes_of(_with_predictions(spans, simulated))
-    begin = min((wait["start"] for wait in waits), default=0.0)
-    length = max((span["end"] for span in spans), default=0.0)
-    batches = 1 + max((span["micro_batch"] for span in spans if span.get("micro_batch") is not None), default=0)
+    line under a lane what had been predicted. Empty without a step.
+
+    `window`: only what lies in it, on the same axes. `is_whole` says whether each span has a bar of its own, `count` how many
+    bars stand for how many spans, in words.
+    """
+    every = timeline.spans if timeline is not None else []
+    all_waits = timeline.waits if timeline is not None else []
+    spans, waits = within(_with_predictions(every, simulated), window), within(all_waits, window)
+    lanes = lanes_of(spans, names=lane_names(every))
+    begin = min((wait["start"] for wait in all_waits), default=0.0)
+    length = max((span["end"] for span in every), default=0.0)
+    batches = 1 + max((span["micro_batch"] for span in every if span.get("micro_batch") is not None), default=0)
     data = [_lane_bars(lane, own, batches) for lane, own in lanes.items()]
-    data += _wait_bars(waits) if waits else [_unknown_waits(gaps_of(lanes[COMPUTE], length))]
-    rows, ghost = [LANE_WORDS[lane] for lane in reversed(lanes)], _ghost(simulated, list(lanes)) if spans else []
+    data += _wait_bars(waits) if all_waits else [_unknown_waits(gaps_of(lanes[COMPUTE], length, window))]
+    rows, ghost = [LANE_WORDS[lane] for lane in reversed(lanes)], _ghost(simulated, list(lanes), window) if every else []
     layout = {
         "barmode": "overlay", "bargap": 0.2, "showlegend": False, "hovermode": "closest",
         "margin": {"l": 74, "r": 10, "t": 2, "b": 38},
@@ -78,11 +84,18 @@ def timeline_figure(timeline: StepTimeline | None, simulated: PlanSimulated | No
                   "range": rounded(1000 * np.array([begin - 0.004 * length, 1.004 * max(length, 1e-6)]), 6)},
         "yaxis": {"categoryorder": "array", "categoryarray": rows, "range": [-0.52, len(rows) - 0.5], "fixedrange": True,
                   "showgrid": False},
-        "shapes": ghost + _boundaries(phases_of(spans)),
+        "shapes": ghost + _boundaries(phases_of(every)),
     }
-    if not spans:
+    if not every:
         say_empty(layout, "Appears with the first sampled step.")
-    return {"data": data, "layout": layout}
+    bars = sum(map(len, lanes.values()))
+    return {"data": data, "layout": layout, "is_whole": bars == len(spans), "count": _count_words(bars, len(spans), window)}
+
+
+def _count_words(bars: int, spans: int, window: Window | None) -> str:
+    if bars < spans:
+        return f"Showing {bars:,} of {spans:,} spans; zoom in for all."
+    return "" if window is None else f"Showing all {spans:,} spans of this stretch."
 
 
 def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
@@ -139,7 +152,7 @@ def _in_words(seconds: float) -> str:
 
 def _bars(name: str, row: str, starts: Sequence[float], ends: Sequence[float], **style: Any) -> dict[str, Any]:
     begin, end = 1000 * np.array(starts, dtype=float), 1000 * np.array(ends, dtype=float)
-    return {"type": "bar", "orientation": "h", "name": name, "y": [row] * len(begin), "base": rounded(begin, 6),
+    return {"type": "bar", "orientation": "h", "name": name, "y": [row] * len(begin), "base": rounded(begin, 9),
             "x": rounded(end - begin, 6), **style}
 
 
@@ -212,14 +225,15 @@ def _op(span: dict[str, Any]) -> tuple[Any, ...]:
     return span["op"], span["unit"], span["lane"], span.get("micro_batch")
 
 
-def _ghost(simulated: PlanSimulated | None, lanes: list[str]) -> list[dict[str, Any]]:
+def _ghost(simulated: PlanSimulated | None, lanes: list[str], window: Window | None) -> list[dict[str, Any]]:
     """The simulated step: under the bars of each lane, one path with a box an op."""
     shapes = []
-    for lane, own in lanes_of(simulated.spans, MAX_BOXES).items() if simulated is not None else ():
+    for lane, own in lanes_of(within(simulated.spans, window), MAX_BOXES).items() if simulated is not None else ():
         if own and lane in lanes:
             row = len(lanes) - 1 - lanes.index(lane)  # Plotly counts from the bottom
-            starts, ends = (rounded(1000 * np.array([span[name] for span in own]), 6) for name in ("start", "end"))
-            boxes = "".join(f"M{start},{row - 0.48}H{end}V{row - 0.39}H{start}Z" for start, end in zip(starts, ends))
+            low, high = row - 0.48, row - 0.39
+            ends = [(f"{1000 * span['start']:.9g}", f"{1000 * span['end']:.9g}") for span in own]
+            boxes = "".join(f"M{start},{low}H{end}V{high}H{start}Z" for start, end in ends)
             shapes.append({"type": "path", "name": "predicted", "path": boxes, "xref": "x", "yref": "y", "layer": "above",
                            "fillcolor": "rgba(138, 147, 163, 0.45)", "line": {"color": GREY, "width": 0.75}})
     return shapes

@@ -9,6 +9,7 @@ import numpy as np
 from app.diagnosis import diagnosis
 from app.words import (STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_short_time, in_step_time,
                        in_time)
+from engine.check import counted
 from engine.forecast import QUANTITIES
 from engine.run_list import RunSummary
 from engine.runs import shown_state
@@ -72,8 +73,8 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
     at = f"step {snapshot.step:,}"
     if state == "interrupted":
         saved = snapshot.checkpoints[-1].step if snapshot.checkpoints else None
-        then = f"Resume continues from step {saved:,}." if saved else "nothing was saved yet, so Resume starts anew."
-        return f"The program ended at {at} while the run was going on: {then}"
+        then = f"goes on from the checkpoint of step {saved:,}." if saved else "starts anew, as nothing was saved yet."
+        return f"The run was interrupted at {at}, when its program ended; Resume {then}"
     if state == "finished":
         return _how_it_finished(snapshot)
     if state == "stopped":
@@ -173,6 +174,8 @@ def _facts(snapshot: RunSnapshot) -> list[list[str]]:
              ["Computes on", snapshot.device_name or snapshot.device.upper()] if snapshot.device else None,
              ["Sessions", f"{snapshot.sessions} (resumed at step {snapshot.resumed_step or 0:,})"]
              if snapshot.sessions > 1 else None,
+             ["Record", f"{counted(snapshot.damaged_lines, 'line')} could not be read, so a point of a curve may be missing; "
+                        "the log says which"] if snapshot.damaged_lines else None,
              ["Program", snapshot.program_version] if snapshot.program_version else None]
     return [fact for fact in facts if fact is not None]
 
@@ -259,12 +262,14 @@ def _files(snapshot: RunSnapshot) -> list[str]:
 # ------------------------------------------------------------------ the list of runs
 
 
-def run_row(run: RunSummary) -> dict[str, Any]:
-    """One row of the Runs tab."""
+def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
+    """One row of the Runs tab. `can_talk`: whether it has weights to talk to."""
     actions = ["open"] if run.state != "unreadable" else []
     actions += [action for action in ("resume",) if action in ACTIONS.get(run.state, ()) and run.state != "paused"]
+    if can_talk and run.state != "unreadable":
+        actions.append("talk")
     if run.state not in ("unreadable", "preparing"):
-        actions += ["ask", "export"]
+        actions.append("export")
     actions.append("details")
     if run.state != "unreadable":
         actions += ["draft", "compare"]
@@ -292,8 +297,9 @@ def downsample(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[n
     lows = filled.argmin(axis=1)
     highs = np.where(np.isnan(padded), -np.inf, padded).argmax(axis=1)
     starts = 1 + np.arange(len(padded)) * size
-    kept = np.concatenate([[0], starts + lows, starts + highs, [len(x) - 1]])
-    kept = np.unique(np.minimum(kept, len(x) - 1))
+    kept = np.zeros(len(x), dtype=bool)  # faster than sorting their numbers
+    kept[np.minimum(np.concatenate([[0], starts + lows, starts + highs]), len(x) - 1)] = True
+    kept[-1] = True
     return x[kept], y[kept]
 
 

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import orjson
+
 from app.axes import Axis
 from app.diagnosis import diagnosis
 from app.figures import FIGURES, alarms, summaries
@@ -27,7 +29,9 @@ from engine.runs import RunFolder
 from engine.sampled import SampledSteps
 from engine.snapshot import RunSnapshot
 
-REBUILD_SECONDS = 0.5
+REBUILD_SECONDS = 0.75
+"""Shorter than the pauses of pages, so that each finds what is new, whenever it asks."""
+ENDING = ("stop", "discard")
 FORGET_AXIS_SECONDS = 30.0
 
 
@@ -64,8 +68,10 @@ class Watch:
             return self._head + b',"parts":{' + b",".join(changed) + b"}"
 
     def note_request(self, command: str) -> None:
-        """A command was sent to the run: shown until the run says that it has taken it."""
-        self._request = command, len(self.snapshot.controls)
+        """A command was sent to the run: shown until the run says that it has taken it. One to end it stays shown when
+        somebody else asks for something at the same time, since it is what comes of it."""
+        if self._request is None or self._request[0] not in ENDING or command in ENDING:
+            self._request = command, len(self.snapshot.controls)
         self._read_at = -REBUILD_SECONDS
 
     def _rebuild(self) -> None:
@@ -94,7 +100,7 @@ class Watch:
         step = snapshot.timeline.step if snapshot.timeline is not None else None
         self._keep("timeline", None, (snapshot.sessions, step, bool(snapshot.simulated)), lambda: {
             **timeline_part(snapshot.timeline, snapshot.simulated), "steps": snapshot.timeline_steps})
-        known = (snapshot.sessions, len(snapshot.log), snapshot.log[-1].time if snapshot.log else 0,
+        known = (snapshot.sessions, snapshot.damaged_lines, len(snapshot.log), snapshot.log[-1].time if snapshot.log else 0,
                  len(snapshot.exact_matches), len(snapshot.checkpoints), len(snapshot.exports), snapshot.state,
                  bool(snapshot.data), bool(snapshot.plan_choices),
                  snapshot.forecast and (snapshot.forecast.step, snapshot.forecast.moment))
@@ -150,4 +156,4 @@ class _Part:
 
 
 def _serialised(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)

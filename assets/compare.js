@@ -1,7 +1,7 @@
 // Several runs side by side: their curves on shared axes, key figures, and the settings in which they differ.
 
-import {CONFIG, loadPlotly, themed} from './charts.js';
-import {el, field, isShown, send} from './dom.js';
+import {el, field, send} from './dom.js';
+import {LinkedCharts} from './plots.js';
 
 export const LEAST = 2, MOST = 6;
 const AGAIN = 4000;
@@ -15,13 +15,11 @@ export class Comparison {
     this.axis = 'step';
     this.turn = 0;
     this.readAt = 0;
-    this.plots = new Map();
-    const sizes = new ResizeObserver(() => this.draw());
-    for (const node of card.querySelectorAll('[data-compare]')) {
-      this.plots.set(node.dataset.compare, {node, figure: null, drawn: ''});
-      sizes.observe(node);
-    }
-    new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ['class']});
+    const nodes = [...card.querySelectorAll('[data-compare]')];
+    this.charts = new LinkedCharts(Object.fromEntries(nodes.map((node) => [node.dataset.compare, node])), {
+      adapt: (layout) => { layout.hoverlabel = {...layout.hoverlabel, namelength: -1}; },
+      zoomed: (isZoomed) => { this.part('compare-reset').hidden = !isZoomed; }});
+    this.part('compare-reset').addEventListener('click', () => this.charts.zoom(null));
     for (const button of card.querySelectorAll('button[data-axis]')) {
       button.addEventListener('click', () => this.chooseAxis(button.dataset.axis));
     }
@@ -39,6 +37,7 @@ export class Comparison {
 
   open(ids, scrolls) {
     this.ids = ids;
+    this.charts.clear();
     this.card.hidden = false;
     this.part('compare-body').hidden = true;
     this.part('compare-runs').replaceChildren();
@@ -54,9 +53,11 @@ export class Comparison {
   close() {
     this.ids = [];
     this.turn += 1;
+    const hadFocus = this.card.contains(document.activeElement);
     this.card.hidden = true;
     this.writeAddress();
     this.changed([]);
+    if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
   }
 
   without(id) {
@@ -75,6 +76,7 @@ export class Comparison {
 
   chooseAxis(axis) {
     this.axis = axis;
+    this.charts.zoom(null);
     for (const button of this.card.querySelectorAll('button[data-axis]')) {
       button.setAttribute('aria-pressed', String(button.dataset.axis === axis));
     }
@@ -110,8 +112,10 @@ export class Comparison {
     this.part('compare-settings').hidden = !answer.settings.length;
     field(this.card, 'compare-same').textContent = answer.settings.length ? 'All other settings are the same.'
       : 'None: all settings of these runs are the same.';
-    for (const [name, plot] of this.plots) plot.figure = answer.figures[name];
-    this.draw();
+    for (const [name, figure] of Object.entries(answer.figures)) {
+      this.charts.set(name, figure);
+      this.charts.node(name).setAttribute('aria-label', answer.said[name]);
+    }
   }
 
   showRuns(runs) {
@@ -126,21 +130,6 @@ export class Comparison {
     table.querySelector('tbody').replaceChildren(...rows.map((row) => el('tr', {}, el('th', {scope: 'row'}, row.name),
       ...row.texts.map((text, index) => el('td', {class: row.best?.includes(index) ? 'rs-best' : null}, text,
         row.best?.includes(index) ? el('span', {class: 'rs-hidden'}, ' (best)') : null)))));
-  }
-
-  async draw() {
-    if (!this.ids.length) return;
-    const Plotly = await loadPlotly();
-    for (const plot of this.plots.values()) {
-      if (!plot.figure || !isShown(plot.node) || !plot.node.clientWidth) continue;
-      const layout = themed(plot.figure.layout, plot.node);
-      layout.uirevision = `${this.axis} ${this.ids.join()}`;  // another zoom for other runs or another axis
-      layout.hoverlabel = {...layout.hoverlabel, namelength: -1};
-      const drawn = JSON.stringify([plot.figure.data, layout]);
-      if (drawn === plot.drawn) continue;
-      plot.drawn = drawn;
-      await Plotly.react(plot.node, plot.figure.data, layout, CONFIG);
-    }
   }
 }
 

@@ -2,24 +2,31 @@
 // Whatever is shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
 import {Live} from './charts.js';
-import {el, field, isShown, send} from './dom.js';
+import {Connection, inTime} from './connection.js';
+import {isShown, send} from './dom.js';
+import {carryGradio} from './gradio.js';
 import {Hardware} from './hardware.js';
+import {JobStrip} from './jobs.js';
 import {announce, NotifySwitch} from './notify.js';
 import {RunBar, showProgress} from './runbar.js';
 import {RunList} from './runs.js';
 import {Talk} from './talk.js';
 import {Timeline} from './timeline.js';
-import {mountTrain} from './train.js';
+import {mountTrain, serverAnswers} from './train.js';
 
 const TABS = ['train', 'live', 'runs', 'talk', 'hardware'];
 const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000;
+const FOLLOWING = 1000, AWAITING = 500;  // a run that goes on; one that has been asked for something
+// While the server does not answer: a look takes LOST_PATIENCE at most, and the next comes RETRY later.
+const LOST_PATIENCE = 2500, RETRY = 1000, TICK = 1000;
+const ASLEEP = 10000;
 const NOTHING_NEW = Number.MAX_SAFE_INTEGER;
 
 // ---------------------------------------------------------------- the page's state
 
 const page = {
   run: null, chosen: false, server: null, seq: 0, seen: 0, axis: 'step', step: null, active: undefined, tab: null,
-  lastAnswer: Date.now(), failures: 0, turn: 0, timer: 0, delay: 500,
+  talkTo: null, bar: null, failures: 0, turn: 0, timer: 0, due: Infinity, delay: 500, reading: new AbortController(),
 };
 const places = {bar: null, live: null, runs: null, talk: null, hardware: null};
 
@@ -40,6 +47,12 @@ function closeRun(id) {
   places.bar?.clear();
   writeAddress();
   wake();
+}
+
+// The Talk tab takes over which run is meant once it is there: a tab that was never opened is not made yet.
+function talkTo(id) {
+  page.talkTo = id;
+  openRun(id, 'talk');
 }
 
 function setAxis(axis) {
@@ -84,35 +97,54 @@ function writeAddress() {
 // ---------------------------------------------------------------- the poll loop
 
 function wake() {
+  plan(0);
+}
+
+function plan(wait) {
   clearTimeout(page.timer);
-  page.timer = setTimeout(poll, 0);
+  page.due = Date.now() + wait;
+  page.timer = setTimeout(poll, wait);
 }
 
 async function poll() {
   const turn = ++page.turn;
   clearTimeout(page.timer);
+  if (Date.now() - page.due > ASLEEP && !document.hidden) connection.wakeUp();  // the machine slept
+  page.reading.abort();  // what an earlier look still waits for was asked over a connection that may be gone
+  page.reading = new AbortController();
+  const patience = connection.isLost ? AbortSignal.timeout(LOST_PATIENCE) : null;
+  page.signal = patience ? AbortSignal.any([page.reading.signal, patience]) : page.reading.signal;
   followTab();
   try {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
     if (page.tab === 'runs' && !document.hidden) places.runs?.refresh();
-    if (page.tab === 'talk' && !document.hidden) places.talk?.refresh(page.chosen ? page.run : null);
+    if (page.tab === 'talk' && !document.hidden && places.talk) {
+      places.talk.refresh(page.chosen ? page.run : null, page.talkTo);
+      page.talkTo = null;
+    }
     if (page.tab === 'hardware' && !document.hidden) places.hardware?.refresh();
     page.failures = 0;
-    page.lastAnswer = Date.now();
-    places.bar?.note('');
+    const told = connection.answered(page.server, page.run ? page.bar : null);
+    if (told) places.bar?.tell(told, page.bar?.state === 'interrupted' ? 'warn' : 'good');
+    else places.bar?.note('');
   } catch (error) {
     if (turn !== page.turn) return;
     page.failures += 1;
-    places.bar?.note(explain(error), error.status === 401);
+    if (error.unreachable) connection.lose();
+    else if (error.status) connection.answered(page.server, null);  // with a refusal, but it is there
+    else console.error(error);
+    if (connection.isLost) sayHowOld();
+    else places.bar?.note(error.status === 401 ? 'You are logged out.' : error.message, {loggedOut: error.status === 401});
   }
-  const wait = page.failures ? Math.min(SLOWEST, 500 * 2 ** page.failures) : page.delay;
-  page.timer = setTimeout(poll, document.hidden ? HIDDEN : wait);
+  if (connection.isLost) plan(RETRY);
+  else if (document.hidden) plan(HIDDEN);
+  else plan(page.failures ? Math.min(SLOWEST, 500 * 2 ** page.failures) : page.delay);
 }
 
 async function findRun(turn) {
-  const home = await send('/api/live');
+  const home = await send('/api/live', undefined, page.signal);
   if (turn !== page.turn) return;
   page.server = home.server_id;
   setActive(home.active);
@@ -124,7 +156,8 @@ async function findRun(turn) {
 async function readRun(turn) {
   const draws = places.live?.isShown() && !document.hidden;
   const since = draws ? page.seen : NOTHING_NEW;
-  const answer = await send(`/api/live/${encodeURIComponent(page.run)}?since=${since}&axis=${page.axis}`);
+  const answer = await send(`/api/live/${encodeURIComponent(page.run)}?since=${since}&axis=${page.axis}`,
+    undefined, page.signal);
   if (turn !== page.turn) return;
   if (answer.server_id !== page.server || answer.seq < page.seq) {
     const known = page.server !== null && page.seen > 0;
@@ -136,6 +169,7 @@ async function readRun(turn) {
   page.seq = answer.seq;
   setActive(answer.active);
   if (!page.chosen && answer.active && answer.active !== page.run) return openActive(answer.active);
+  page.bar = answer.bar;
   places.bar?.show(answer.bar, answer.active);
   showProgress(answer.bar);
   announce(answer.bar);
@@ -143,8 +177,7 @@ async function readRun(turn) {
     places.live.show(answer);
     page.seen = answer.seq;
   }
-  page.delay = answer.bar.tone === 'busy' || answer.bar.pending
-    ? Math.max(500, Math.min(SLOWEST, 500 * (answer.bar.step_seconds ?? 0))) : RESTING;
+  page.delay = answer.bar.pending ? AWAITING : answer.bar.tone === 'busy' ? FOLLOWING : RESTING;
 }
 
 function openActive(id) {
@@ -161,15 +194,23 @@ function setActive(active) {
   page.active = active;
 }
 
-function explain(error) {
-  if (error.status === 401) return 'You are logged out.';
-  if (!error.unreachable) {
-    if (!error.status) console.error(error);
-    return error.message;
-  }
-  const ago = Math.round((Date.now() - page.lastAnswer) / 1000);
-  return `Reconnecting: the last update is ${ago} s old. A run goes on without this page.`;
+// ---------------------------------------------------------------- a server that does not answer
+
+const connection = new Connection((isLost) => {
+  serverAnswers(!isLost);
+  if (!isLost) return;
+  places.bar?.disable();
+  sayHowOld();
+  wake();
+});
+carryGradio(connection);
+
+function sayHowOld() {
+  places.bar?.note('Reconnecting: the server does not answer. If only the connection is lost, the run goes on.',
+    {aside: `What is shown is ${inTime(connection.age)} old.`});
 }
+
+setInterval(() => { if (connection.isLost) sayHowOld(); }, TICK);
 
 // ---------------------------------------------------------------- mounting
 
@@ -186,8 +227,9 @@ const mounts = {
     wake();
   },
   hardware: (place) => { places.hardware = new Hardware(place.element, () => goTo('train')); wake(); },
+  jobs: (place) => { new JobStrip(place.element); },
   talk: (place) => { places.talk = new Talk(place.element); wake(); },
-  runs: (place) => { places.runs = new RunList(place.element, openRun, closeRun); wake(); },
+  runs: (place) => { places.runs = new RunList(place.element, {openRun, closeRun, talkTo}); wake(); },
 };
 
 function mount(place) {
@@ -203,4 +245,6 @@ waiting.forEach(mount);
 
 for (const event of ['click', 'keyup']) document.addEventListener(event, () => setTimeout(followTab, 0));
 document.addEventListener('visibilitychange', () => { if (!document.hidden) wake(); });
-window.addEventListener('online', wake);
+for (const event of ['online', 'pageshow']) window.addEventListener(event, wake);
+window.addEventListener('offline', () => connection.lose());
+document.addEventListener('resume', () => { connection.wakeUp(); wake(); });

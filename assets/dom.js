@@ -1,6 +1,7 @@
 // Making nodes, finding them, and talking to the server.
 
 const TIMEOUT = 4000, LONG_TIMEOUT = 60000;
+const AWAY = [502, 503, 504];  // a proxy in front of the server answers for it
 
 export function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -25,6 +26,6 @@ export async function send(path, body, given) {
   });
   const value = await answer.json().catch(() => ({}));
   if (!answer.ok) throw Object.assign(new Error(value.error || `The server answered ${answer.status}.`),
-    {status: answer.status});
+    {status: answer.status, unreachable: AWAY.includes(answer.status)});
   return value;
 }

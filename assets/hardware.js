@@ -1,8 +1,9 @@
 // The Hardware tab: this machine, what it and others can train, and the machines for a model.
 
 import {el, field, send} from './dom.js';
+import {JobView, noticeJobs} from './jobs.js';
 
-const JOB_WAIT = 400, BOX_WAIT = 100, BOX_TRIES = 40;
+const BOX_WAIT = 100, BOX_TRIES = 40;
 const RANKS = {good: 0, warn: 0, bad: -1};
 
 export class Hardware {
@@ -28,7 +29,7 @@ export class Hardware {
     const on = (name, event, act) => this.part(name).addEventListener(event, act);
     on('again', 'click', () => this.outdated(true));
     on('measure', 'click', () => this.measure());
-    on('cancel', 'click', () => this.tried(() => send('/api/hardware/cancel', {})));
+    this.measuring = new JobView(this.part('measuring'));
     on('add', 'click', () => this.show([...this.shown, this.part('known').value]));
     on('csv', 'click', () => this.download());
     on('settings', 'submit', (event) => event.preventDefault());
@@ -123,22 +124,19 @@ export class Hardware {
   }
 
   async follow(job) {
-    const said = field(this.root, 'measured'), bar = this.part('progress');
-    const working = (on) => { this.following = on; bar.hidden = this.part('cancel').hidden = !on; };
-    working(true);
+    const said = field(this.root, 'measured');
+    this.following = true;
+    said.textContent = '';
+    this.measuring.show(job);
+    noticeJobs();
     try {
-      while (job.state === 'working') {
-        bar.max = job.total || 1;
-        bar.value = job.done;
-        said.textContent = `${job.text} …`;
-        await new Promise((resolve) => setTimeout(resolve, JOB_WAIT));
-        job = await send(`/api/jobs/${job.id}`);
-      }
+      job = await this.measuring.follow(job);
       this.result = job.result || job.error;
     } catch (error) {
       this.result = error.message;
     }
-    working(false);
+    this.following = false;
+    this.measuring.show(null);  // what came of it stands beside the button
     said.textContent = this.result;
     this.outdated(true);
   }

@@ -1,7 +1,8 @@
 // The preview of the data: the first rows with what is trained marked, and how long the examples are.
 
-import {loadPlotly} from './charts.js';
+import {loadPlotly} from './plots.js';
 import {el, field} from './dom.js';
+import {Mapping} from './mapping.js';
 import {small, themed} from './themed.js';
 
 const PATIENCE = 600;
@@ -19,6 +20,11 @@ export function drawPreview(place, preview) {
   const understood = field(element, 'understood'), rows = field(element, 'rows');
   const key = element.querySelector('.rs-preview-key');
   const failed = Boolean(preview.error);
+  place.mapping ??= new Mapping(element.querySelector('.rs-mapping'), (changes) => {
+    place.props.value = {...place.props.value, changes};
+    place.trigger('input');  // Gradio, which has the form, takes the changes over
+  });
+  place.mapping.show(preview.mapping ?? null, failed);
   understood.classList.toggle('rs-error', failed);
   key.hidden = failed || !preview.rows;
   if (!preview.rows) {
@@ -29,7 +35,8 @@ export function drawPreview(place, preview) {
     return;
   }
   const columns = preview.columns.map(([name, meaning]) => `${name} → ${meaning}`).join(', ');
-  understood.textContent = `${preview.format_detected ? 'Recognised as' : 'Read as'} ${preview.format}` +
+  const how = preview.mapping?.state === 'guess' ? 'A guess:' : preview.format_detected ? 'Recognised as' : 'Read as';
+  understood.textContent = `${how} ${preview.format}` +
     (columns ? `: ${columns}.` : '.');
   const notes = [`${preview.percent_trained} % of the tokens of the first ${preview.rows_measured} rows`];
   if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);

@@ -5,7 +5,8 @@ import {el, field, send} from './dom.js';
 const COPIED_SHOWN = 1500;
 
 export class RunDetails {
-  constructor(dialog, changed) {
+  // changed(): the name or the note; closed(id): where the focus goes when the row that opened it was drawn anew meanwhile.
+  constructor(dialog, changed, closed) {
     this.dialog = dialog;
     this.changed = changed;
     this.form = dialog.querySelector('[data-part="describe"]');
@@ -16,6 +17,7 @@ export class RunDetails {
     this.form.addEventListener('input', () => this.say(''));
     dialog.querySelector('[data-part="details-close"]').addEventListener('click', () => dialog.close());
     dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });  // beside it
+    dialog.addEventListener('close', () => { if (document.activeElement === document.body) closed(this.run); });
     const copy = dialog.querySelector('[data-copy="config"]');
     copy.addEventListener('click', () => copyText(copy, field(dialog, 'config')));
   }

@@ -2,7 +2,8 @@
 
 import {el, field, send} from './dom.js';
 
-const REFUSAL_SHOWN = 8000;
+const COUNTERPARTS = {pause: 'resume', resume: 'pause'};
+const SHOWN = 8000;  // ms: a refusal, and what happened while the server did not answer
 
 // ---------------------------------------------------------------- title and icon
 
@@ -31,8 +32,9 @@ export class RunBar {
     this.dialog = element.querySelector('[data-part="discard"]');
     this.change = new ChangeDialog(element.querySelector('[data-part="change"]'), (values) => this.post('change', values), wake);
     this.run = null;
-    this.refusedUntil = 0;
+    this.toldUntil = 0;
     this.buttons = [...element.querySelectorAll('[data-command]')];
+    this.actions = element.querySelector('.rs-actions');
     for (const button of this.buttons) button.addEventListener('click', () => this.press(button.dataset.command));
     this.dialog.addEventListener('close', () => {
       if (this.dialog.returnValue === 'discard') this.command('discard');
@@ -54,14 +56,44 @@ export class RunBar {
     const progress = this.root.querySelector('.rs-progress'), percent = Math.round(100 * bar.progress);
     progress.setAttribute('aria-valuenow', percent);
     progress.firstElementChild.style.width = `${100 * bar.progress}%`;
-    for (const button of this.buttons) {
-      button.hidden = !bar.actions.includes(button.dataset.command);
-      button.disabled = false;
-    }
+    for (const button of this.buttons) button.disabled = false;
+    this.showActions(bar.actions);
+    this.announce(bar);
     if (this.dialog.open && !bar.actions.includes('discard')) this.dialog.close('keep');
     const elsewhere = Boolean(active) && active !== bar.run_id;
     this.other.hidden = !elsewhere;
     if (elsewhere) this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
+  }
+
+  // A button that goes while it has the focus leaves it to its counterpart, or to the group until it is there again.
+  showActions(names) {
+    const focused = this.buttons.find((button) => button === document.activeElement);
+    if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
+    for (const button of this.buttons) button.hidden = !names.includes(button.dataset.command);
+    if (document.activeElement !== this.actions) return;
+    const next = [this.held, COUNTERPARTS[this.held]].find((name) => names.includes(name));
+    this.buttons.find((button) => button.dataset.command === next)?.focus();
+  }
+
+  hold(button) {
+    this.held = button.dataset.command;
+    this.actions.focus({preventScroll: true});
+  }
+
+  // Nothing can be asked of the run until the next `show`.
+  disable() {
+    const focused = this.buttons.find((button) => button === document.activeElement);
+    if (focused) this.hold(focused);
+    for (const button of this.buttons) button.disabled = true;
+  }
+
+  // Read aloud: another state of the run, and neither each step nor each share of it.
+  announce({run_id, state, name, word, tone, sentence}) {
+    const now = `${run_id} ${state}`, isFirst = this.announced === undefined;
+    if (now === this.announced) return;
+    this.announced = now;
+    if (!isFirst && run_id) field(this.root, 'announced').textContent = tone === 'busy' ? `${name}: ${word}.`
+      : `${name}: ${word}. ${sentence}`;
   }
 
   clear() {
@@ -70,12 +102,22 @@ export class RunBar {
     document.title = 'Ramstream';
   }
 
-  note(text, loggedOut = false) {
+  // `aside` changes all the time and is not read aloud.
+  note(text, {loggedOut = false, aside = '', tone = 'warn'} = {}) {
     const node = field(this.root, 'note');
-    if (!text && Date.now() < this.refusedUntil) return;
+    if (!text && Date.now() < this.toldUntil) return;
     node.hidden = !text;
-    if (node.firstChild?.textContent !== text) node.replaceChildren(text);
+    node.dataset.tone = tone;
+    if (node.firstChild?.textContent !== text) node.replaceChildren(text, el('span', {'aria-hidden': 'true'}));
+    const beside = node.querySelector('span');
+    if (beside) beside.textContent = aside && ` ${aside}`;
     if (loggedOut && !node.querySelector('a')) node.append(' ', el('a', {href: '/login'}, 'Log in again'));
+  }
+
+  // What happened, for as long as it takes to read.
+  tell(text, tone = 'good') {
+    this.toldUntil = Date.now() + SHOWN;
+    this.note(text, {tone});
   }
 
   press(command) {
@@ -91,13 +133,12 @@ export class RunBar {
   }
 
   async command(command) {
-    for (const button of this.buttons) button.disabled = true;
+    this.disable();
     try {
-      await this.post('control', {command});
+      await this.post('control', {command, seen: this.shown.state ?? ''});
       this.wake();
     } catch (error) {
-      this.refusedUntil = Date.now() + REFUSAL_SHOWN;
-      this.note(error.message);
+      this.tell(error.message, 'warn');
       for (const button of this.buttons) button.disabled = false;
     }
   }

@@ -2,32 +2,33 @@
 
 import {Comparison, MOST, LEAST} from './compare.js';
 import {el, field, send} from './dom.js';
+import {JobView, noticeJobs} from './jobs.js';
 import {RunDetails} from './run_details.js';
 
-const JOB_WAIT = 400, LIST_WAIT = 2000;
+const LIST_WAIT = 2000;
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-  constructor(element, openRun, closeRun) {
-    this.root = element;
-    this.openRun = openRun;
-    this.closeRun = closeRun;
+  constructor(element, {openRun, closeRun, talkTo}) {
+    Object.assign(this, {root: element, openRun, closeRun, talkTo});
     this.rows = new Map();
     this.ticked = new Set();
     this.readAt = 0;
     this.run = null;
-    this.details = new RunDetails(this.part('details'), () => this.refresh(true));
+    this.details = new RunDetails(this.part('details'), () => this.refresh(true), (id) => this.focus(id, 'details'));
     this.comparison = new Comparison(element, this.part('compare'), (ids) => this.compared(ids));
     this.part('compare-open').addEventListener('click', () => this.comparison.open([...this.ticked], true));
     this.part('queue-continue').addEventListener('click', ({target}) => this.changeQueue(target, 'continue'));
-    for (const name of ['ask', 'export']) {
-      const card = this.part(name);
-      card.querySelector('[data-part="close"]').addEventListener('click', () => { card.hidden = true; });
-      card.querySelector('form').addEventListener('submit', (event) => {
-        event.preventDefault();
-        this[name](new FormData(event.target));
-      });
-    }
+    const card = this.part('export');
+    this.exporting = new JobView(this.part('exporting'));
+    card.querySelector('[data-part="close"]').addEventListener('click', () => {
+      card.hidden = true;
+      this.focus(this.run.id, 'export');
+    });
+    card.querySelector('form').addEventListener('submit', (event) => {
+      event.preventDefault();
+      this.export(new FormData(event.target));
+    });
     this.comparison.openAddress();
   }
 
@@ -79,11 +80,17 @@ export class RunList {
       el('td', {class: 'rs-row-actions'}, el('div', {},
         button('open', 'Open', () => this.openRun(run.id, 'live')),
         button('resume', 'Resume', (event) => this.resume(run, event.target)),
+        button('talk', 'Talk', () => this.talkTo(run.id)),
         button('details', 'Details', () => this.details.open(run)),
-        button('ask', 'Ask', () => this.open('ask', run)),
         button('draft', 'New run from this one', (event) => this.draft(run, event.target)),
-        button('export', 'Export', () => this.open('export', run)),
+        button('export', 'Export', () => this.openExport(run)),
         button('delete', 'Delete', (event) => this.delete(run, event.target)))));
+  }
+
+  // Of a run's row; of the first row where that is gone.
+  focus(id, act) {
+    const row = this.rows.get(id)?.node ?? this.part('rows').firstElementChild;
+    (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector('button'))?.focus();
   }
 
   // -------------------------------------------------------------- comparing
@@ -125,6 +132,8 @@ export class RunList {
     this.queueShown = text;
     this.part('queue').hidden = !queue.rows.length && !queue.problem;
     this.part('queue-held').hidden = !queue.held;
+    this.part('queue-behind').hidden = !queue.behind;
+    field(this.root, 'queue-behind').textContent = queue.behind;
     field(this.root, 'queue-problem').textContent = queue.problem;
     this.part('queue-rows').replaceChildren(...queue.rows.map((row, index) => this.queueRow(row, index)));
     if (focused) this.root.querySelector(`[data-queued="${CSS.escape(focused)}"]`)?.focus();
@@ -133,15 +142,21 @@ export class RunList {
   queueRow(row, index) {
     const button = (label, what) => el('button', {type: 'button', class: 'rs-small', 'data-queued': `${row.id} ${what}`,
       'aria-label': `${label}: ${row.name}`, click: ({target}) => this.changeQueue(target, `${row.id}/${what}`)}, label);
+    const detached = row.problem ? null : el('input', {type: 'checkbox', 'data-queued': `${row.id} detached`,
+      'aria-label': `Run detached: ${row.name}`,
+      change: ({target}) => this.changeQueue(target, `${row.id}/detached`, {detached: target.checked})});
+    if (detached) detached.checked = row.detached;
     return el('li', {}, el('div', {}, el('strong', {}, row.name), el('small', {}, `${row.model} · ${row.data}`),
       row.problem ? el('small', {class: 'rs-error'}, `It was not started: ${row.problem}`) : null),
+      detached && el('label', {class: 'rs-queue-detached',
+        title: 'In a process of its own, which goes on when Ramstream itself is closed'}, detached, 'Run detached'),
       el('span', {class: 'rs-queue-actions'}, index ? button('Move up', 'up') : null, button('Remove', 'remove')));
   }
 
-  async changeQueue(button, what) {
+  async changeQueue(button, what, body = {}) {
     button.disabled = true;
     try {
-      const {queue} = await send(`/api/queue/${what}`, {});
+      const {queue} = await send(`/api/queue/${what}`, body);
       this.showQueue(queue);
       field(this.root, 'queue-problem').textContent = queue.problem;
     } catch (error) {
@@ -160,10 +175,11 @@ export class RunList {
       if (dialog.returnValue !== 'delete') return;
       await this.act(button, async () => {
         await send(path(run.id, 'delete'), {});
-        for (const name of ['ask', 'export']) if (this.run?.id === run.id) this.part(name).hidden = true;
+        if (this.run?.id === run.id) this.part('export').hidden = true;
         this.comparison.without(run.id);
         this.closeRun(run.id);
         await this.refresh(true);
+        this.focus(run.id, 'open');
       });
     }, {once: true});
     dialog.showModal();
@@ -195,52 +211,33 @@ export class RunList {
     button.disabled = false;
   }
 
-  open(name, run) {
+  openExport(run) {
     this.run = run;
-    for (const other of ['ask', 'export']) this.part(other).hidden = other !== name;
-    field(this.root, `${name}-name`).textContent = run.name;
-    field(this.root, name === 'ask' ? 'answer' : 'export-said').replaceChildren();
-    const first = this.part(name).querySelector('textarea, input');
-    if (name === 'export') first.value = run.export_folder;
-    this.part(name).scrollIntoView({block: 'nearest'});
-    first.focus();
-  }
-
-  async ask(form) {
-    const said = field(this.root, 'answer');
-    const numbers = ['max_new_tokens', 'temperature', 'top_p'].map((name) => [name, Number(form.get(name))]);
-    const body = {prompt: form.get('prompt'), ...Object.fromEntries(numbers)};
-    await this.follow('ask', body, said, (job) => {
-      said.textContent = job.text || (job.state === 'working' ? 'Loading the weights …' : '(nothing)');
-    });
+    const card = this.part('export'), folder = card.querySelector('input');
+    card.hidden = false;
+    field(this.root, 'export-name').textContent = run.name;
+    field(this.root, 'export-said').replaceChildren();
+    folder.value = run.export_folder;
+    card.scrollIntoView({block: 'nearest'});
+    folder.focus();
   }
 
   async export(form) {
-    const said = field(this.root, 'export-said');
-    await this.follow('export', {folder: form.get('folder')}, said, (job) => {
-      const share = job.total ? ` ${Math.round(100 * job.done / job.total)} %` : '';
-      said.textContent = job.result || `Writing${share} …`;
-    });
-  }
-
-  async follow(name, body, said, show) {
-    const button = this.part(name).querySelector('.rs-primary');
+    const said = field(this.root, 'export-said'), button = this.part('export').querySelector('.rs-primary');
     button.disabled = true;
-    said.className = name === 'ask' ? 'rs-answer' : '';
+    said.className = '';
     try {
-      let job = await send(path(this.run.id, name), body);
-      while (job.state === 'working') {
-        show(job);
-        await new Promise((resolve) => setTimeout(resolve, JOB_WAIT));
-        job = await send(`/api/jobs/${job.id}`);
-      }
+      let job = await send(path(this.run.id, 'export'), {folder: form.get('folder')});
+      this.exporting.show(job);
+      noticeJobs();
+      job = await this.exporting.follow(job);
       if (job.state === 'failed') throw new Error(job.error);
-      show(job);
+      said.textContent = job.result;
     } catch (error) {
       said.className = 'rs-error';
       said.textContent = error.message;
     }
-    said.dataset.done = 'true';
+    this.exporting.show(null);  // what came of it stands in its place
     button.disabled = false;
   }
 }

@@ -1,6 +1,7 @@
 // The Talk tab: the model before training and the tuned one, asked the same. The chat itself is the server's.
 
 import {el, field, send} from './dom.js';
+import {JobView} from './jobs.js';
 
 const WRITING_WAIT = 150, CHOICES_WAIT = 2000, COPIED_SHOWN = 1500;
 const FOLDER = ':folder';
@@ -48,20 +49,20 @@ export class Talk {
 
   // -------------------------------------------------------------- whom to talk to
 
-  // `run`: the one that the page's address names, or null.
-  async refresh(run) {
-    if (this.working || Date.now() - this.readAt < CHOICES_WAIT) return;
+  // `run`: the one that the page's address names, or null; `asked`: the one whose newest weights were asked for, or null.
+  async refresh(run, asked = null) {
+    if (!asked && (this.working || Date.now() - this.readAt < CHOICES_WAIT)) return;
     this.readAt = Date.now();
     try {
       const [choices] = await Promise.all([send('/api/talk/choices'), this.read()]);
       this.minutes = choices.idle_minutes;
-      this.list(choices.runs, run);
+      this.list(choices.runs, run, asked);
     } catch (error) {
       if (!error.unreachable) this.showError(error.message);  // the run bar says that the server does not answer
     }
   }
 
-  list(runs, run) {
+  list(runs, run, asked) {
     const before = this.choices(), first = this.runs === null, text = JSON.stringify(runs);
     if (text !== this.listed) {
       this.listed = text;
@@ -76,6 +77,10 @@ export class Talk {
     if (run !== this.opened && run !== null && this.runs.has(run)) {
       if (this.who.run.value !== run) this.choose({run_id: run});
       this.opened = run;
+    }
+    if (asked !== null && this.runs.has(asked)) {
+      this.choose({run_id: asked});
+      this.message.focus();
     }
     this.tellWhom();
   }
@@ -181,6 +186,7 @@ export class Talk {
     this.choice = state.choice;
     const log = this.part('log'), atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
     log.setAttribute('aria-busy', String(state.working));
+    log.dataset.job = state.job_id ?? '';
     const more = state.turns.length > this.turns.length;
     while (this.turns.length > state.turns.length) this.turns.pop().node.remove();
     state.turns.forEach((turn, index) => {
@@ -240,11 +246,10 @@ export class Talk {
   }
 
   showNote(state) {
-    const note = this.part('note'), bar = note.querySelector('progress');
-    note.hidden = !state.note;
+    this.loading ??= new JobView(this.part('loading'));
+    this.loading.show(state.job);
+    this.part('note').hidden = !state.note || Boolean(state.job);
     set(field(this.root, 'note'), state.note);
-    bar.hidden = !state.working || !state.total;
-    bar.value = state.total ? state.done / state.total : 0;
   }
 
   showError(text) {

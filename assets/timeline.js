@@ -1,19 +1,26 @@
 // The timeline of one step: which sampled step is looked at, its figure, its legend, its zoom.
 
-import {CONFIG, loadPlotly, onScreen, themed} from './charts.js';
 import {el, send} from './dom.js';
+import {drawLater} from './drawing.js';
+import {isPredicted, LaneBars, MARGIN} from './lanes.js';
+import {CONFIG, loadPlotly, onScreen, themed} from './plots.js';
 
 const ZOOM = 0.6, MOVE = 0.2;
 const KEYS = {'+': ['zoom', ZOOM], '=': ['zoom', ZOOM], '-': ['zoom', 1 / ZOOM], 0: ['all'], Home: ['all'],
   ArrowLeft: ['move', -MOVE], ArrowRight: ['move', MOVE]};
 const LEAST_NAMED = 34;  // pixels of a phase that hold a word
+const PAUSE = 200;  // ms after a zoom until what it shows is asked for
+const BESIDE = 0.25;  // of a stretch, that is asked for at either side of it
+const CLOSER = 0.8;  // of a stretch, at which it is worth asking for less of it
 
 export class Timeline {
   // `step`: the one to open first, null for the latest; `onStep` is told whenever another is chosen.
   constructor(root, step, onStep) {
     Object.assign(this, {root, onStep, chosen: step, run: null, steps: [], latest: null, taken: null, bands: [], range: null,
-      dirty: false, drawn: false, predicted: true, loading: false, frame: 0});
+      detail: null, asked: null, dirty: false, drawn: '', predicted: true, loading: false});
     this.node = root.querySelector('[data-figure="timeline"]');
+    this.bars = new LaneBars(this.node);
+    this.draw = this.draw.bind(this);
     this.slider = this.part('step');
     this.slider.addEventListener('input', () => this.choose(this.steps[Number(this.slider.value)]));
     this.part('earlier').addEventListener('click', () => this.choose(this.steps[this.position() - 1]));
@@ -28,13 +35,14 @@ export class Timeline {
     this.node.addEventListener('keydown', (event) => this.press(event));
     new ResizeObserver(() => this.redraw()).observe(this.node);
     new MutationObserver(() => this.redraw()).observe(document.body, {attributeFilter: ['class']});
-    window.addEventListener('scroll', () => this.schedule(), {passive: true});
+    for (const event of ['scroll', 'resize']) window.addEventListener(event, () => this.schedule(), {passive: true});
   }
 
   part(name) { return this.root.querySelector(`[data-timeline="${name}"]`); }
 
   clear() {
     Object.assign(this, {chosen: null, run: null, steps: [], latest: null, taken: null, range: null});
+    this.askDetail();
     this.onStep(null);
   }
 
@@ -49,7 +57,8 @@ export class Timeline {
   openNear(step) {
     if (!this.steps.length) return;
     this.choose(nearest(this.steps, step));
-    this.root.scrollIntoView({block: 'nearest', behavior: 'smooth'});
+    const isStill = matchMedia('(prefers-reduced-motion: reduce)').matches;
+    this.root.scrollIntoView({block: 'nearest', behavior: isStill ? 'auto' : 'smooth'});
   }
 
   choose(step) {
@@ -102,13 +111,20 @@ export class Timeline {
     });
     this.part('phases').replaceChildren(...this.bands);
     this.part('predicted').hidden = !part.layout.shapes.some(isPredicted);
+    this.detail = null;
+    this.askDetail();
     const trace = this.part('trace');
     trace.hidden = part.step === null;
     trace.href = `/api/runs/${encodeURIComponent(this.run)}/trace?step=${part.step}`;
     this.redraw();
   }
 
-  say(text) { this.root.querySelector('[data-said="timeline"]').textContent = text; }
+  // Read aloud where a person chose the step, not with each step that the run samples.
+  say(text) {
+    const said = this.root.querySelector('[data-said="timeline"]');
+    said.setAttribute('aria-live', this.chosen === null ? 'off' : 'polite');
+    said.textContent = text;
+  }
 
   // -------------------------------------------------------------- which step
 
@@ -134,9 +150,7 @@ export class Timeline {
     this.schedule();
   }
 
-  schedule() {
-    this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.draw(); });
-  }
+  schedule() { if (this.dirty) drawLater(this.draw); }
 
   async draw() {
     if (!this.dirty || !this.taken || !onScreen(this.node)) return;
@@ -144,35 +158,98 @@ export class Timeline {
     const {taken, node} = this;
     if (!taken || !onScreen(node)) return;
     this.dirty = false;
-    const layout = themed(taken.layout, node);
-    // What was zoomed to, by whatever means, stays over updates and other steps, until another run is opened.
-    if (this.range) layout.xaxis.range = [...this.range];
-    if (!this.predicted) layout.shapes = layout.shapes.filter((shape) => !isPredicted(shape));
-    await Plotly.react(node, taken.data, layout, {...CONFIG, doubleClick: false});
-    if (!this.drawn) {
-      node.on('plotly_relayout', () => this.keepZoom());
-      node.on('plotly_relayouting', (change) => this.placePhases(change['xaxis.range[0]'], change['xaxis.range[1]']));
-      node.on('plotly_doubleclick', () => this.setRange(null));
+    this.bars.take(this.detail?.figure ?? taken);
+    const layout = this.axes(), drawn = JSON.stringify(layout);
+    if (drawn !== this.drawn) {
+      await Plotly.react(node, [], layout, {...CONFIG, doubleClick: false});
+      if (!this.drawn) {
+        node.on('plotly_relayout', () => this.keepZoom());
+        node.on('plotly_relayouting', (change) => this.place(change['xaxis.range[0]'], change['xaxis.range[1]']));
+        node.on('plotly_doubleclick', () => this.setRange(null));
+      }
+      this.drawn = drawn;
     }
-    this.drawn = true;
     this.showZoom();
+  }
+
+  // The figure's layout for axes alone, beside which nothing is drawn by Plotly. What was zoomed to, by whatever means,
+  // stays over updates and other steps, until another run is opened.
+  axes() {
+    const layout = themed(this.taken.layout, this.node), rows = layout.yaxis.categoryarray;
+    const {left, right, top, bottom} = MARGIN;
+    Object.assign(layout, {hovermode: false, margin: {l: left, r: right, t: top, b: bottom},
+      shapes: layout.shapes.filter((shape) => !isPredicted(shape))});
+    layout.yaxis = {...layout.yaxis, type: 'linear', zeroline: false, tickvals: rows.map((_, row) => row), ticktext: rows};
+    // Lines of a grid would stand before the bars, where they look like gaps.
+    Object.assign(layout.xaxis, {showgrid: false, ticks: 'outside', tickcolor: layout.xaxis.linecolor});
+    layout.xaxis.range = [...(this.range ?? layout.xaxis.range)];  // a copy: Plotly writes into it
+    return layout;
   }
 
   keepZoom() {
     if (!this.taken) return;
     const whole = this.taken.layout.xaxis.range, shown = this.node.layout.xaxis.range;
     this.range = shown.every((end, index) => end === whole[index]) ? null : [...shown];
+    this.drawn = JSON.stringify(this.axes());
+    this.askDetail();
     this.showZoom();
   }
 
   showZoom() {
     this.part('all').hidden = !this.range;
-    if (this.taken) this.placePhases(...(this.range ?? this.taken.layout.xaxis.range));
+    this.part('count').textContent = this.problem ?? (this.detail?.figure ?? this.taken)?.count ?? '';
+    if (this.taken) this.place(...(this.range ?? this.taken.layout.xaxis.range));
   }
 
-  // The band of phases goes with the axis; what is cut off by its ends is still named in the middle of what is seen.
-  placePhases(from, to) {
+  // Bars and phases go with the axis, while it is moved too.
+  place(from, to) {
     if (from === undefined) return;
+    this.bars.paint(from, to, this.predicted);
+    this.placePhases(from, to);
+  }
+
+  // -------------------------------------------------------------- more detail of what is zoomed into
+
+  // A step of very many spans has fewer bars than spans: those of the stretch that is looked at are asked for once a zoom comes
+  // to rest. Whatever was asked for before is given up, so that it never takes the place of what is wanted now.
+  askDetail() {
+    clearTimeout(this.timer);
+    this.asked?.abort();
+    this.asked = this.problem = null;
+    const {range, taken, detail} = this;
+    if (!range || !taken || taken.is_whole) {
+      this.showDetail(null);
+      return;
+    }
+    if (detail && range[0] >= detail.from && range[1] <= detail.to) {
+      const asksForLess = (1 + 2 * BESIDE) * (range[1] - range[0]) < CLOSER * (detail.to - detail.from);
+      if (detail.figure.is_whole || !asksForLess) return;
+    } else this.showDetail(null);
+    this.timer = setTimeout(() => this.loadDetail(), PAUSE);
+  }
+
+  async loadDetail() {
+    const {taken, run} = this, asked = this.asked = new AbortController();
+    const beside = BESIDE * (this.range[1] - this.range[0]), [from, to] = [this.range[0] - beside, this.range[1] + beside];
+    const query = new URLSearchParams({step: taken.step, from: Math.floor(1000 * from), to: Math.ceil(1000 * to)});
+    try {
+      const figure = await send(`/api/runs/${encodeURIComponent(run)}/stretch?${query}`, undefined, asked.signal);
+      if (asked === this.asked) this.showDetail({from, to, figure});
+    } catch (error) {
+      if (asked !== this.asked) return;
+      this.problem = error.message;
+      this.showZoom();
+    }
+  }
+
+  showDetail(detail) {
+    if (detail === this.detail) return;
+    this.detail = detail;
+    this.redraw();
+  }
+
+  // What is cut off by the ends of the axis is still named in the middle of what is seen.
+  placePhases(from, to) {
     const pixels = this.part('phases').clientWidth / 100;
     this.taken.phases.forEach(({start, end}, index) => {
       const [left, right] = [start, end].map((x) => 100 * (Math.min(Math.max(x, from), to) - from) / (to - from));
@@ -205,8 +282,6 @@ export class Timeline {
     else this.setRange([from + (1 - much) * length / 2, to - (1 - much) * length / 2]);
   }
 }
-
-const isPredicted = (shape) => shape.name === 'predicted';
 
 function nearest(steps, wanted) {
   return steps.reduce((best, step) => Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best);

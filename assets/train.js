@@ -1,7 +1,8 @@
 // The Train tab's places: the machine, the verdict beside Start, and the preview of the data.
 
-import {loadPlotly} from './charts.js';
+import {loadPlotly} from './plots.js';
 import {el, field, send} from './dom.js';
+import {Intro} from './intro.js';
 import {drawPreview} from './preview.js';
 import {small, themed} from './themed.js';
 
@@ -14,15 +15,27 @@ const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const text = (name) => ({element}, value) => { field(element, name).textContent = value[name] ?? ''; };
 const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), queued: text('queued'),
-  preview: drawPreview};
+  preview: (place, preview) => { drawPreview(place, preview); places.intro?.shown.read(preview); }};
 const places = {};
 
 export function mountTrain(place) {
   places[place.name] = place;
   if (place.name === 'verdict') { mountVerdict(place); return; }
+  if (place.name === 'intro') { place.shown = new Intro(place.element, place.props.value); return; }
   const show = () => draw[place.name]?.(place, place.props.value ?? {});
   place.watch('value', show);
   show();
+}
+
+// Whether the server answers. What was typed while it did not is checked, and so kept, as soon as it does.
+export function serverAnswers(does) {
+  const {verdict, why_not} = places;
+  document.getElementById('preset')?.toggleAttribute('inert', !does);
+  if (does) verdict?.ask(AT_ONCE);
+  else if (verdict && why_not) {
+    verdict.props.value = {...verdict.props.value, can_start: false, can_queue: false};
+    draw.why_not(why_not, {why_not: 'The server does not answer; what you type is kept here and checked when it does.'});
+  }
 }
 
 // ---------------------------------------------------------------- what is typed
@@ -76,7 +89,9 @@ async function check(place, form) {
     if (error.unreachable && !signal.aborted) place.ask(RETRY);
     verdict = {...UNCHECKED, reasons: [error.message], why_not: error.message};
   }
-  if (!signal.aborted) drawVerdict(place, verdict);
+  if (signal.aborted) return;
+  drawVerdict(place, verdict);
+  places.intro?.shown.judged(verdict, form);
 }
 
 function isBehind(shown) {

@@ -230,7 +230,8 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
     own = any(given.get(name) is not None for name in _FAMILY_OWN)
     if not own and isinstance(attention_mask, Pattern):
         given["is_causal"] = True
-    attend = functools.partial(_family_attention if own else _fused_attention, module, dropout=dropout, scaling=scaling, **given)
+    attend = functools.partial(_family_attention if own else _fused_attention, module, dropout=dropout, scaling=scaling,
+                               **given)
     if not isinstance(attention_mask, Pattern):
         return attend(query, key, value, attention_mask)[0], None
     strange = [name for name, what in given.items() if isinstance(what, torch.Tensor) and name not in _HARMLESS_TENSORS]

@@ -66,5 +66,7 @@ def keep_config(folder: RunFolder, config: TrainConfig) -> None:
         config.save(partial)
         partial.rename(folder.path / "config.yaml")
     except OSError as error:
-        raise RunError(f"The settings cannot be written to {folder.path} ({error.strerror}).") from None
+        partial.unlink(missing_ok=True)
+        raise RunError(f"The settings cannot be written to {folder.path} ({error.strerror}); free some disk space, then ask "
+                       "again.") from None
     folder.__dict__.pop("config", None)  # read anew

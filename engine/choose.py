@@ -332,7 +332,8 @@ def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> lis
     rows = t.batch_size // (1 if config.engine.rounds == AUTO else config.engine.rounds)
     divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
     small = [size for size in divisors if size * row_length <= target] or [1]
-    # Fewer micro-batches add up gradients less often, and batch sizes such as 148 = 4 x 37 have nothing near the target below it.
+    # Fewer micro-batches add up gradients less often, and batch sizes such as 148 = 4 x 37 have nothing near the target
+    # below it.
     large = [size for size in divisors if target < size * row_length <= 3 * target]
     if device == "cpu":  # takes the first that fits
         large = large[-1:] if 2 * small[0] * row_length < target else []

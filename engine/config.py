@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from engine.data_settings import DataConfig, check_columns
 from engine.errors import ConfigError
 from engine.tree import assign, build, override, read_yaml
 
@@ -47,70 +48,6 @@ class ModelConfig:
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """Attention implementation of transformers; `auto` goes document by document, without masks, where that is exact for
     the model, and is `sdpa` or `eager` elsewhere."""
-
-
-DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """One of several data sets that are mixed."""
-
-    source: str = ""
-    """As `data.source` when it is one."""
-
-    weight: float = 1.0
-    """How often an epoch visits each training example of this source: 0.5 takes a fixed half of them, 2 each twice."""
-
-    split: str | None = None
-    """Split of this source; null is `data.split`."""
-
-    format: DataFormat | None = None
-    """Format of this source; null is `data.format`."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    source: str | tuple[DataSource, ...] = ""
-    """A .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or one that `datasets` saved, an
-    entry of a registry (path/dataset_info.json:name), or a Hugging Face data set id. Several are mixed when this is a list
-    of {source, weight, split, format}."""
-
-    format: DataFormat = "auto"
-    """How a row becomes tokens; `auto` looks at the columns and says what it found."""
-
-    split: str = "train"
-    """Split to train on, for data sets that have several."""
-
-    max_seq_len: int = 1024
-    """Tokens per row at most; longer examples are cut and counted."""
-
-    packing: bool = True
-    """Put several examples into one row, with attention kept inside each example."""
-
-    train_on: Literal["assistant", "all"] = "assistant"
-    """Which tokens carry loss: the answers only, or every token."""
-
-    eval_fraction: float = 0.02
-    """Share of the examples held out for evaluation; 0 holds none out."""
-
-    shuffle: bool = True
-    """Visit the examples in a seeded random order, a new one each epoch; without it several sources come one after
-    another."""
-
-    @property
-    def title(self) -> str:
-        """The sources in words."""
-        if isinstance(self.source, str):
-            return self.source
-        return " + ".join(part.source if part.weight == 1 else f"{part.weight:g} x {part.source}" for part in self.source)
-
-    def parts(self) -> list[tuple[DataConfig, float]]:
-        """Each source as the settings of it alone, and its weight."""
-        if isinstance(self.source, str):
-            return [(self, 1.0)]
-        return [(dataclasses.replace(self, source=part.source, split=part.split or self.split,
-                                     format=part.format or self.format), part.weight) for part in self.source]
 
 
 @dataclass(frozen=True)
@@ -296,6 +233,8 @@ class TrainConfig:
                 raise ConfigError("data.source", f"the weight {weight:g} of {part.source} is outside 0 to {MOST_PASSES} (0 "
                                   "excluded); 1 visits every example once an epoch.")
         t, d, e, o = self.train, self.data, self.engine, self.output
+        for part, _ in self.data.parts():
+            check_columns(part)
         _at_least("data.max_seq_len", d.max_seq_len, 2)
         _at_most("data.max_seq_len", d.max_seq_len, LARGEST["max_seq_len"])
         _between("data.eval_fraction", d.eval_fraction, 0.0, 0.9)
@@ -349,25 +288,31 @@ class TrainConfig:
 
 
 def field_docs() -> dict[str, str]:
-    """Dotted field name to its docstring in this file: the app shows these beside the settings."""
+    """Dotted field name to its docstring: the app shows these beside the settings."""
     import ast
     import inspect
 
     docs: dict[str, str] = {}
-    sections = {cls.__name__: name for name, cls in _sections().items()}
-    for node in ast.parse(inspect.getsource(inspect.getmodule(TrainConfig))).body:
-        if not isinstance(node, ast.ClassDef) or (node.name not in sections and node.name != "TrainConfig"):
-            continue
-        prefix = f"{sections[node.name]}." if node.name in sections else ""
+    sections = _sections()
+    for name, cls in {"": TrainConfig, **sections}.items():
+        prefix = f"{name}." if name else ""
+        node, = ast.parse(inspect.getsource(cls)).body
         for item, doc in zip(node.body, node.body[1:]):
-            if isinstance(item, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
+            if not isinstance(item, ast.AnnAssign) or prefix + item.target.id in sections:
+                continue
+            if isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
                 docs[prefix + item.target.id] = " ".join(str(doc.value.value).split())
     return docs
 
 
-def _sections() -> dict[str, type]:
-    hints = typing.get_type_hints(TrainConfig)
-    return {f.name: hints[f.name] for f in fields(TrainConfig) if dataclasses.is_dataclass(hints[f.name])}
+def _sections(cls: type = TrainConfig, prefix: str = "") -> dict[str, type]:
+    """Dotted name of every section, of sections too, to its dataclass."""
+    hints, found = typing.get_type_hints(cls), {}
+    for f in fields(cls):
+        if dataclasses.is_dataclass(hints[f.name]):
+            found[prefix + f.name] = hints[f.name]
+            found |= _sections(hints[f.name], f"{prefix}{f.name}.")
+    return found
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -21,9 +21,10 @@ class Event:
 
     kind: ClassVar[str] = "event"
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, is_recorded: bool = True) -> None:
         cls.kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-        EVENT_TYPES[cls.kind] = cls
+        if is_recorded:
+            EVENT_TYPES[cls.kind] = cls
 
     def fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -238,6 +239,11 @@ class SettingsChanged(Event):
 class LogLine(Event):
     level: str = "info"
     text: str = ""
+
+
+@dataclass(frozen=True)
+class LineDamaged(LogLine, is_recorded=False):
+    """What a reader puts in the place of a line that is no record."""
 
 
 @dataclass(frozen=True)

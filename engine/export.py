@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
@@ -15,28 +16,37 @@ from torch import nn
 from engine.checkpoint import CheckpointInfo
 from engine.errors import RunError
 from engine.host_store import HostStore
-from engine.library import empty_model, no_progress_bars, transformers
+from engine.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.machine import disk_free
 from engine.model import TORCH_DTYPES, StreamedModel
 from engine.paths import resolve_source
 
+Progress = Callable[[int, int, str], None]
+"""Called with bytes done, bytes in all and what is being done."""
+
+FILE_SIZE = "2GB"
+"""Of a file of weights at most: while one is written, nothing else of the program is done and nobody can end it."""
+
 
 def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
-               checkpoint: int | None = None, progress: Callable[[int, int], None] | None = None) -> CheckpointInfo:
+               checkpoint: int | None = None, progress: Progress | None = None) -> CheckpointInfo:
     """Write the model of a run's checkpoint (the newest that verifies by default) to `folder`, which must not hold
-    anything yet; the checkpoint that it was."""
+    anything yet; the checkpoint that it was. What `progress` raises gives up, and leaves nothing."""
     from engine.saved import open_saved
 
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
-    with open_saved(runs_dir, run_id, checkpoint, progress) as saved:
-        write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target)
+    reading = None if progress is None else lambda done, total: progress(done, total, "Reading the checkpoint")
+    with open_saved(runs_dir, run_id, checkpoint, reading) as saved:
+        write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target, progress)
         return saved.checkpoint
 
 
-def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path) -> int:
+def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path,
+                progress: Progress | None = None) -> int:
     """Write beside `folder`, then rename into place; bytes written. Weights are views of the planes: no second copy.
+    `progress` is called before each file of weights, and what it raises gives up: nothing is left then.
 
     In bfloat16 the fp32 masters are rounded to the bf16 that the model computed with.
     """
@@ -65,16 +75,27 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
         whole.generation_config = transformers().GenerationConfig.from_model_config(config)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
+    made = [parent for parent in folder.parents if not parent.exists()]
+
+    def written(share: float) -> None:
+        if progress is not None:
+            progress(round(share * needed), needed, "Writing the model")
+
     try:
-        with no_progress_bars():
-            whole.save_pretrained(partial)
+        written(0.0)
+        with no_progress_bars(), told_progress(written):
+            whole.save_pretrained(partial, max_shard_size=FILE_SIZE)
         tokenizer.save_pretrained(partial)
+        written(1.0)
         if folder.is_dir():
             shutil.rmtree(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         os.replace(partial, folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # not there yet, or somebody else's by now
+                parent.rmdir()
         if isinstance(error, (OSError, SafetensorError)):
             what = str(getattr(error, "strerror", None) or error).rstrip(".")
             raise RunError(f"The model cannot be written to {folder} ({what}); free some disk space or choose another "

@@ -12,8 +12,7 @@ from engine.config import TrainConfig
 from engine.cost import Rates
 from engine.machine import Machine
 from engine.machines import known_machine
-from engine.needs import (DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, gpu_limit, measured_rates,
-                          needs_of)
+from engine.needs import DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, measured_rates, needs_of
 from engine.remedies import Remedy, remedies_for
 from engine.shape import ModelShape, shape_from_source
 from engine.sizes import GIB, in_gib

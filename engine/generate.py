@@ -7,7 +7,6 @@ same answer.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from engine.cache import CacheCost
 from engine.config import DataConfig
 from engine.engine import StreamingEngine
-from engine.errors import CacheError, DataError, RunError
+from engine.errors import CacheError, DataError
 from engine.events import PromptsAnswered
 from engine.library import transformers
 from engine.model import StreamedModel
@@ -248,32 +247,3 @@ class FixedPrompts:
         answers = generate(engine, self._ids, self._most, self._ends, on_token=on_token, max_length=self._longest)
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         return PromptsAnswered(step, [{"prompt": prompt, "answer": text} for prompt, text in zip(self._prompts, texts)])
-
-
-def ask_run(runs_dir: str | os.PathLike[str], run_id: str, prompt: str, max_new_tokens: int = 64,
-            temperature: float = 0.0, top_p: float = 1.0, on_text: Callable[[str], None] | None = None) -> str:
-    """Answer `prompt` with the newest checkpoint of a run, through the streamed blocks. `on_text` gets the answer so
-    far, token by token. The prompt is written as the examples of training are. Raises RunError without a checkpoint, and
-    DataError where the chat template refuses the prompt.
-    """
-    from engine.data.encode import Encoder
-    from engine.saved import open_saved
-
-    if not prompt.strip():
-        raise RunError("The prompt is empty; type something to ask.")
-    with open_saved(runs_dir, run_id) as saved:
-        ids = Encoder(saved.tokenizer, saved.config.data.train_on, saved.config.data.max_seq_len).question(prompt)
-        most = longest_row(saved.model.config)
-        if most is not None and len(ids) >= most:
-            raise RunError(f"The prompt has {len(ids):,} tokens and this model takes {most:,} at most; shorten it.")
-        new: list[int] = []
-
-        def on_token(_: int, token: int) -> None:
-            new.append(token)
-            if on_text is not None:
-                on_text(saved.tokenizer.decode(new, skip_special_tokens=True))
-
-        generate(saved.engine(), [ids], max_new_tokens, end_tokens(saved.model.config, saved.tokenizer,
-                                                                   saved.config.model.source),
-                 temperature, top_p, on_token=on_token, max_length=most)
-        return saved.tokenizer.decode(new, skip_special_tokens=True).strip()

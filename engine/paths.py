@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.errors import RunError
+
 PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -24,8 +26,9 @@ def lasting_source(source: str) -> str:
     if registry is not None:
         return f"{lasting_source(str(registry[0]))}:{registry[1]}"
     path = resolve_source(source)
-    bundled = not Path(source).expanduser().is_absolute() and path == PROGRAM_ROOT / source
-    return source if path is None or bundled else str(path)
+    if path is None or (not Path(source).expanduser().is_absolute() and path == PROGRAM_ROOT / source):
+        return source
+    return str(path)
 
 
 def lasting_sources(source: Any) -> Any:
@@ -44,11 +47,30 @@ def registry_entry(source: str) -> tuple[Path, str] | None:
 
 def resolve_source(source: str) -> Path | None:
     """The existing local path that `source` names (from the working directory first, then beside the program, for
-    bundled assets), or None when it names none and so must be a hub id."""
-    given = Path(source).expanduser()
-    if given.exists():
-        return given.resolve()
-    bundled = PROGRAM_ROOT / source
-    if not given.is_absolute() and bundled.exists():
-        return bundled
+    bundled assets), or None when it names none that can be looked at and so must be a hub id."""
+    try:
+        given = Path(source).expanduser()
+        if given.exists():
+            return given.resolve()
+        bundled = PROGRAM_ROOT / source
+        if not given.is_absolute() and bundled.exists():
+            return bundled
+    except _NO_PATH:
+        pass
     return None
+
+
+def named_folder(text: str) -> Path:
+    """The folder that a person named, whether it is there or not. Raises RunError for what no folder can be called, or what may
+    not be looked at."""
+    try:
+        path = Path(text).expanduser().resolve()
+        path.exists()
+    except _NO_PATH as error:
+        reason = error.strerror if isinstance(error, OSError) else "that is no path"
+        raise RunError(f"{text[:200]!r} cannot be a folder here ({reason}); name another.") from None
+    return path
+
+
+_NO_PATH = (OSError, ValueError, RuntimeError)
+"""What pathlib raises for a name that is too long or may not be looked at, for a zero byte, and for the home of nobody."""

@@ -24,10 +24,10 @@ class DeviceUpdates:
     """Writes the ops of `homes`, the units at home on the device, into a plan.
 
     blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel:
-    elements of each unit's planes. state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums of blocks, which are of no use
-    between the end of a step and the first backward of the next. gradient: the resource that holds a unit's gradient on the
-    host, and its tag. spare: so many of the buffers, the first, exist only while the activations of the last `spare_blocks`
-    blocks do not.
+    elements of each unit's planes. state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums
+    of blocks, which are of no use between the end of a step and the first backward of the next. gradient: the resource that
+    holds a unit's gradient on the host, and its tag. spare: so many of the buffers, the first, exist only while the
+    activations of the last `spare_blocks` blocks do not.
     """
 
     def __init__(self, builder: PlanBuilder, blocks: list[str], slots: Mapping[str, str], homes: Collection[str],

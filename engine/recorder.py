@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import mmap
@@ -12,10 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.errors import RunError
-from engine.events import CheckpointWritten, Event, LogLine, Record, RunEnded
+from engine.events import CheckpointWritten, Event, LineDamaged, LogLine, Record, RunEnded
 from engine.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
@@ -27,6 +28,10 @@ before it. Lists of runs read it instead of the whole record."""
 
 RESERVE_FILE = "events.reserve"
 """Disk space that an open record holds back: on a full disk it is given to the last line, which tells the cause."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM_BYTES = 16 << 20
+"""What the record of some hours takes, which is asked for when a disk is full."""
 
 _RESERVE_BYTES = 1 << 16
 _SCAN_BYTES = 1 << 16
@@ -54,7 +59,7 @@ class RunRecorder:
         except OSError as error:
             raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
         try:
-            self._size = _repair_end(self.path, self._descriptor)
+            _repair_end(self.path, self._descriptor)
             self._reserve()
             for record in replay(self.path):
                 self.snapshot.apply(record)
@@ -117,11 +122,12 @@ class RunRecorder:
             while rest:
                 rest = rest[os.write(self._descriptor, rest):]
         except BaseException as error:
-            os.ftruncate(self._descriptor, self._size)
+            # What got through of this line alone: the file may have grown by what others did to it.
+            size = os.fstat(self._descriptor).st_size
+            os.ftruncate(self._descriptor, size - (len(line) - len(rest)))
             if isinstance(error, OSError):
                 raise self._unwritable(error) from None
             raise
-        self._size += len(line)
 
     def _sync(self) -> None:
         try:
@@ -130,8 +136,8 @@ class RunRecorder:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> RunError:
-        return RunError(f"The record {self.path} cannot be written ({error.strerror}); free some disk space and resume "
-                        "the run.")
+        do = "mend that" if error.errno not in FULL else f"free at least {ROOM_BYTES >> 20} MiB of that disk"
+        return RunError(f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run.")
 
     def _reserve(self) -> None:
         descriptor = os.open(self.path.with_name(RESERVE_FILE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -217,14 +223,18 @@ class Follower:
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
-                added = file.read()
+                return list(self._whole_lines(file))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
-        whole = added.rfind(b"\n") + 1
-        self._offset += whole
-        return [self._reading.record(line) for line in added[:whole].split(b"\n")[:-1]]
+
+    def _whole_lines(self, file: BinaryIO) -> Iterator[Record]:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            self._offset += len(line)
+            yield self._reading.record(line)
 
 
 class _Reading:
@@ -242,7 +252,7 @@ class _Reading:
         except ValueError:
             text = f"Line {self._lines} of {EVENTS_FILE} is damaged: what it recorded is not shown."
             before = self._before
-            self._before = Record(before.run_id, before.seq + 1, before.time, LogLine("warning", text))
+            self._before = Record(before.run_id, before.seq + 1, before.time, LineDamaged("warning", text))
         return self._before
 
 
@@ -255,7 +265,7 @@ def parse_line(line: bytes) -> Record:
     """Raises ValueError when the line is not a record."""
     try:
         return Record.from_json(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a record: {error}") from None
 
 
@@ -283,17 +293,17 @@ def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _numbers(item, f"{name}[{index}]")
 
 
-def _repair_end(path: Path, descriptor: int) -> int:
-    """Make the file end with a whole line; returns its size. Everything before the torn line stays as it is."""
+def _repair_end(path: Path, descriptor: int) -> None:
+    """Make the file end with a whole line. Everything before the torn line stays as it is."""
     size = start = os.fstat(descriptor).st_size
-    tail = b""
-    while start > 0 and b"\n" not in tail:
+    pieces: list[bytes] = []
+    while start > 0 and not (pieces and b"\n" in pieces[-1]):
         begin = max(0, start - _SCAN_BYTES)
-        tail = os.pread(descriptor, start - begin, begin) + tail
+        pieces.append(os.pread(descriptor, start - begin, begin))
         start = begin
-    torn = tail[tail.rfind(b"\n") + 1:]
+    torn = b"".join(reversed(pieces)).rpartition(b"\n")[2]
     if not torn:
-        return size
+        return
     try:
         parse_line(torn)
     except ValueError:
@@ -301,10 +311,7 @@ def _repair_end(path: Path, descriptor: int) -> int:
             aside.write(torn + b"\n")
             aside.flush()
             os.fsync(aside.fileno())
-        size -= len(torn)
-        os.ftruncate(descriptor, size)
+        os.ftruncate(descriptor, size - len(torn))
     else:
         os.write(descriptor, b"\n")
-        size += 1
     os.fsync(descriptor)
-    return size

@@ -18,6 +18,8 @@ from engine.recorder import SESSION_FILE, line_kind, parse_line
 from engine.runs import CONFIG_FILE, RUN_ID, RunFolder, file_size, shown_state
 
 _TAIL_BYTES = 1 << 16
+_LONGEST = 1 << 21
+"""Bytes of a line; those that a summary reads are far shorter."""
 _END_LIMIT = 1 << 22
 """Bytes of either end of a record that a summary reads at most; it nearly always stops far earlier."""
 
@@ -158,18 +160,26 @@ class _RecordEnds:
 
 
 def _lines_backwards(file) -> Iterator[bytes]:
-    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end."""
-    position = file.seek(0, os.SEEK_END)
-    limit = max(0, position - _END_LIMIT)
-    rest, at_end = b"", True
-    while position > limit:
-        begin = max(limit, position - _TAIL_BYTES)
+    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end. One that is longer, which is damage, is
+    passed over, and its bytes do not count."""
+    position, left = file.seek(0, os.SEEK_END), _END_LIMIT
+    rest, passed_over = b"", True  # what follows the last line break is nothing, or a line that is being written
+    while position > 0 and left > 0:
+        begin = max(0, position - _TAIL_BYTES)
         file.seek(begin)
-        pieces = (file.read(position - begin) + rest).split(b"\n")
-        if at_end and len(pieces) > 1:
-            pieces.pop()  # nothing, or a line that is being written
-            at_end = False
-        rest, position = pieces[0], begin
+        *pieces, last = file.read(position - begin).split(b"\n")
+        position = begin
+        if not passed_over:
+            rest = last + rest
+            left -= len(last)
+        if not pieces:
+            if len(rest) >= _LONGEST:
+                left, rest, passed_over = left + len(rest), b"", True
+            continue
+        if not passed_over:
+            yield rest
+        left -= sum(map(len, pieces))
+        rest, passed_over = pieces[0], False
         yield from reversed(pieces[1:])
-    if position == 0 and rest and not at_end:
+    if position == 0 and rest and not passed_over:
         yield rest

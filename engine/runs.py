@@ -7,6 +7,7 @@ over and whose lock nobody holds is `interrupted`. Other processes ask for thing
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -23,7 +24,7 @@ from engine.changes import CHANGE, Change
 from engine.config import TrainConfig
 from engine.errors import RunError
 from engine.paths import lasting_source, lasting_sources
-from engine.recorder import EVENTS_FILE
+from engine.recorder import EVENTS_FILE, FULL
 from engine.snapshot import OVER_STATES
 
 CONFIG_FILE = "config.yaml"
@@ -33,7 +34,7 @@ LOCK_FILE = "lock"
 COMMANDS = ("stop", "discard", "pause", "resume", "save")
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LOCK_TRIES, _LOCK_WAIT_SECONDS = 10, 0.02
+_LOCK_TRIES, _LOCK_WAIT_SECONDS = 50, 0.02
 
 
 class RunFolder:
@@ -69,8 +70,9 @@ class RunFolder:
         _held.add(descriptor)
         try:
             self._take(descriptor)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with contextlib.suppress(OSError):  # who holds it is said by the lock; its number is for a sentence alone
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             self.control_start = file_size(self.control_path)
             try:
                 yield
@@ -132,6 +134,7 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
     """A new folder with its configuration written. The id sorts by time (UTC) and names the run."""
     runs = Path(runs_dir)
     stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{_slug(config.name)}"
+    made: Path | None = None
     try:
         runs.mkdir(parents=True, exist_ok=True)
         path, count = runs / stem, 1
@@ -142,11 +145,15 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
             except FileExistsError:
                 count += 1
                 path = runs / f"{stem}-{count}"
+        made = path
         partial = path / f".{CONFIG_FILE}.partial"
         config.save(partial)
         partial.rename(path / CONFIG_FILE)
     except OSError as error:
-        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); choose another folder.") from None
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        do = "free some disk space or choose" if error.errno in FULL else "choose"
+        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder.") from None
     return RunFolder(path)
 
 
@@ -211,7 +218,7 @@ def _slug(name: str) -> str:
 def send_command(folder: RunFolder, command: str | Change) -> None:
     """Ask the process that runs it to stop, discard, pause, resume or save, or for a change, at its next step boundary.
 
-    Raises RunError for another word, and when the run is not going on: nobody would obey.
+    Raises RunError for another word, when the run is not going on, as nobody would obey, and when the file cannot be written.
     """
     values = {"values": dict(command.values)} if isinstance(command, Change) else {}
     command = CHANGE if values else command
@@ -220,11 +227,19 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
     if not folder.is_running():
         raise RunError(f"Run {folder.id} is not running, so it cannot {command}.")
     line = json.dumps({"command": command, "time": time.time(), "id": uuid.uuid4().hex, **values}).encode() + b"\n"
-    descriptor = os.open(folder.control_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
-        os.write(descriptor, line)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder.control_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk took half of the request before
+                line = b"\n" + line
+            if os.write(descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise RunError(f"The request to {command} cannot be written to {folder.control_path} ({error.strerror}); free some "
+                       "disk space, then ask again.") from None
 
 
 class CommandReader:

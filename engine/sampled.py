@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from engine.events import PlanSimulated, RunStarted, StepTimeline
 from engine.recorder import line_kind, parse_line
 
 _HEAD_BYTES = 600
+_KEPT_EVENTS = 4
 _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spans": ?\[')
 
 
@@ -29,6 +31,7 @@ class SampledSteps:
         self._offset = 0
         self._plan: int | None = None
         self._found: dict[int, tuple[int, int | None]] = {}
+        self._kept: OrderedDict[int, StepTimeline | PlanSimulated] = OrderedDict()
 
     def steps(self) -> list[int]:
         """In ascending order. Raises RunError when the record cannot be read."""
@@ -54,13 +57,23 @@ class SampledSteps:
         return timeline, None if plan is None else self._event(plan, wanted)
 
     def _event(self, offset: int, step: int) -> StepTimeline | PlanSimulated:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(offset)
-                return parse_line(file.readline()).event
-        except (OSError, ValueError):
-            raise RunError(f"The timeline of step {step:,} is damaged in the record and cannot be shown; choose another "
-                           "step.") from None
+        """What stands at `offset`; the last few are kept, since who zooms into a step asks for it many times."""
+        kept = self._kept
+        event = kept.get(offset)
+        if event is None:
+            try:
+                with open(self._path, "rb") as file:
+                    file.seek(offset)
+                    event = parse_line(file.readline()).event
+            except (OSError, ValueError):
+                raise RunError(f"The timeline of step {step:,} is damaged in the record and cannot be shown; choose another "
+                               "step.") from None
+        with self._lock:
+            kept[offset] = event
+            kept.move_to_end(offset)
+            while len(kept) > _KEPT_EVENTS:
+                kept.popitem(last=False)
+        return event
 
     def _look(self) -> None:
         try:

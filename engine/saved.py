@@ -21,12 +21,12 @@ from engine.runs import open_run
 
 
 class Saved:
-    """A run's model with the weights of one checkpoint in host planes."""
+    """A model with its weights in host planes."""
 
-    def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend,
-                 checkpoint: CheckpointInfo):
-        self.config, self.model, self.tokenizer = config, model, tokenizer
-        self.store, self.backend, self.checkpoint = store, backend, checkpoint
+    def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend):
+        self.config, self.model, self.tokenizer, self.store, self.backend = config, model, tokenizer, store, backend
+        self.checkpoint: CheckpointInfo | None = None
+        """Which one its weights are of."""
 
     def engine(self) -> StreamingEngine:
         """An engine without an optimizer; blocks stay on the device when half of its free memory holds them."""
@@ -47,7 +47,15 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
     if path is None and newest_checkpoint(root) is None:  # told before anything is built
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
-    config = folder.config
+    with open_model(folder.config) as saved:
+        given = (saved.store, saved.model.persistent_buffers(), WEIGHT_PLANES, progress)
+        saved.checkpoint = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+        yield saved
+
+
+@contextlib.contextmanager
+def open_model(config: TrainConfig) -> Iterator[Saved]:
+    """A model with host planes for its weights, which are still to be written."""
     model = build_model(load_config(config.model.source), config.model)
     tokenizer = load_tokenizer(config.model.source)
     backend = open_backend(config.engine.device)
@@ -56,9 +64,7 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
                       backend.unregister if on_device else None)
     try:
         store.allocate_weights()
-        given = (store, model.persistent_buffers(), WEIGHT_PLANES, progress)
-        info = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
-        yield Saved(config, model, tokenizer, store, backend, info)
+        yield Saved(config, model, tokenizer, store, backend)
     finally:
         backend.drain()
         store.close()

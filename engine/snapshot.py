@@ -14,16 +14,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.columns import EvalColumns, MemoryColumns, NormColumns, StepColumns
-from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, ExactMatchMeasured,
-                           ExportWritten, FitReported, ForecastChecked, JobProgressed, LogLine, MemorySampled, PlanBuilt,
-                           PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged, StateChanged,
-                           StepFinished, StepTimeline, UnitNorms)
+from engine.columns import Columns, EvalColumns, MemoryColumns, NormColumns, StepColumns
+from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
+                           ExportWritten, FitReported, ForecastChecked, JobProgressed, LineDamaged, LogLine,
+                           MemorySampled, PlanBuilt, PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted,
+                           SettingsChanged, StateChanged, StepFinished, StepTimeline, UnitNorms)
+from engine.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
 """The states that a run ends in."""
 
 LOG_LINES = 500
+DAMAGED_TOLD = 20
+"""Damaged lines that the log names; of further ones there is only the number."""
 PROMPT_ANSWERS = 200
 """Evaluations whose answers to the sample prompts are kept: the latest."""
 RECENT_STEPS = 20
@@ -113,6 +116,11 @@ class RunSnapshot:
     plan_grid: str = ""
     simulated: PlanSimulated | None = None
     """Of the latest session's plan; None where no rates were known."""
+    lines: int = 0
+    """Lines of the record so far, damaged ones included."""
+    damaged_lines: int = 0
+    """Of these, those that could not be read or whose step cannot be true."""
+    order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     controls: list[Control] = field(default_factory=list)
     changes: list[SettingsChanged] = field(default_factory=list)
@@ -157,6 +165,7 @@ class RunSnapshot:
         """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
         if self.started_time is None:
             self.started_time = record.time or None
+        self.lines += 1
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
@@ -178,6 +187,7 @@ class RunSnapshot:
             setattr(self, name, getattr(event, name))
         self.state, self.reason, self.job = "preparing", "", None
         self._drop_after(event.resumed_step or 0)
+        self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
         for columns in (self.steps, self.memory, self.evals, self.norms):
@@ -222,21 +232,32 @@ class RunSnapshot:
         self.simulated = event
 
     def _step_finished(self, time: float, event: StepFinished) -> None:
+        if not self.order.takes(event.step, self.lines):
+            self._impossible(time, event)
+            return
+        if event.step <= self.step:
+            self._drop_after(event.step - 1)
         self.steps.append(time, event)
 
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
+        if not self.order.may_belong(event.step) or (self.timeline_steps and event.step < self.timeline_steps[-1]):
+            self._impossible(time, event)
+            return
         self.timeline = event
         self.timeline_steps.append(event.step)
 
     def _memory_sampled(self, time: float, event: MemorySampled) -> None:
-        self.energy += self.memory.watt_hours(time, event, self.session_time)
-        self.memory.append(time, event, self.energy)
+        if self._fits(self.memory, time, event):
+            self.energy += self.memory.watt_hours(time, event, self.session_time)
+            self.memory.append(time, event, self.energy)
 
     def _unit_norms(self, time: float, event: UnitNorms) -> None:
-        self.norms.append(time, event)
+        if self._fits(self.norms, time, event):
+            self.norms.append(time, event)
 
     def _eval_finished(self, time: float, event: EvalFinished) -> None:
-        self.evals.append(time, event)
+        if self._fits(self.evals, time, event):
+            self.evals.append(time, event)
         self._end_job("evaluate")
 
     def _exact_match_measured(self, time: float, event: ExactMatchMeasured) -> None:
@@ -266,6 +287,22 @@ class RunSnapshot:
     def _log_line(self, time: float, event: LogLine) -> None:
         self.log.append(LogEntry(time, event.level, event.text))
 
+    def _line_damaged(self, time: float, event: LogLine) -> None:
+        self.damaged_lines += 1
+        if self.damaged_lines <= DAMAGED_TOLD:
+            self._log_line(time, event)
+
+    def _fits(self, columns: Columns, time: float, event: Event) -> bool:
+        """Whether a row's step can be true; columns never go back."""
+        fits = self.order.may_belong(event.step) and not (columns.step and event.step < columns.step[-1])
+        if not fits:
+            self._impossible(time, event)
+        return fits
+
+    def _impossible(self, time: float, event: Event) -> None:
+        text = f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not shown."
+        self._line_damaged(time, LogLine("warning", text))
+
     def _run_ended(self, time: float, event: RunEnded) -> None:
         self.state, self.reason, self.error_type = event.state, event.reason, event.error_type
         self.ended_time, self.job = time, None
@@ -282,5 +319,5 @@ _FOLDS = {
     CheckpointWritten: RunSnapshot._checkpoint_written,
     ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,
     SettingsChanged: RunSnapshot._settings_changed,
-    LogLine: RunSnapshot._log_line, RunEnded: RunSnapshot._run_ended,
+    LogLine: RunSnapshot._log_line, LineDamaged: RunSnapshot._line_damaged, RunEnded: RunSnapshot._run_ended,
 }

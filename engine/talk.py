@@ -20,12 +20,12 @@ from engine.data.special import ReservedText
 from engine.engine import StreamingEngine
 from engine.errors import DataError, FitError, GpuMemoryError, ModelError
 from engine.generate import end_tokens, longest_row, stream
-from engine.host_store import WEIGHT_PLANES, HostStore
+from engine.host_store import WEIGHT_PLANES
 from engine.machine import sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.paths import resolve_source
 from engine.paused import PausedCalls
-from engine.saved import Saved, open_saved
+from engine.saved import Saved, open_model, open_saved
 from engine.sizes import MIB, in_gib
 from engine.weights import initialise, load_pretrained
 
@@ -269,23 +269,12 @@ def load(source: Source, progress: Progress | None = None) -> Talker:
 @contextlib.contextmanager
 def _opened(config: TrainConfig, progress: Progress | None) -> Iterator[Saved]:
     """A model as a run of `config` would begin with it."""
-    model = build_model(load_config(config.model.source), config.model)
-    tokenizer = load_tokenizer(config.model.source)
-    backend = open_backend(config.engine.device)
-    on_device = backend.device.type != "cpu"
-    store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
-                      backend.unregister if on_device else None)
-    try:
-        store.allocate_weights()
+    with open_model(config) as opened:
         if config.model.init == "random":
-            initialise(model, store, config.train.seed, backend.device, progress)
+            initialise(opened.model, opened.store, config.train.seed, opened.backend.device, progress)
         else:
-            load_pretrained(model, config.model.source, store, progress)
-        yield Saved(config, model, tokenizer, store, backend, None)
-    finally:
-        backend.drain()
-        store.close()
-        backend.close()
+            load_pretrained(opened.model, config.model.source, opened.store, progress)
+        yield opened
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:

@@ -109,13 +109,13 @@ class Trainer:
             self._make_changes(step)  # those that were asked for before the stop: a resume goes on with them
             if step == 0:
                 return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
-            self._save(step)
+            self._save(step, "stopping")
             self._observer.compare(step, "end")
             return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
         except HostMemoryError as error:
             self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
             p.engine.drain()
-            self._save(step)
+            self._save(step, "stopping")
             self._observer.compare(step, "end")
             kept = f"step {step} is saved" if step else "nothing was trained yet"
             return RunEnded("failed", f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",

@@ -108,7 +108,7 @@ def _describe(options: tuple[Any, ...]) -> str:
         elif option == tuple[str, ...]:
             words.append("a list of texts")
         elif typing.get_origin(option) is tuple:
-            words.append("a list of {source, weight, split, format}")
+            words.append("a list of {source, weight, split, format, columns}")
         else:
             words.append(names[option])
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]

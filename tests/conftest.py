@@ -17,8 +17,8 @@ os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a modu
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Each file's tests stay in one process, with what is made once for them. Those that need the GPU or a browser run one after
-    another: they would take its memory or its time from each other."""
+    """Each file's tests stay in one process, with what is made once for them. Those that need the GPU or a browser run one
+    after another: they would take its memory or its time from each other."""
     for item in items:
         alone = item.path.parent.name in ("browser", "gpu")
         item.add_marker(pytest.mark.xdist_group("alone" if alone else item.path.stem))

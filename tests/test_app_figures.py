@@ -197,7 +197,7 @@ def test_the_bar_of_a_running_run():
 def test_a_run_whose_process_is_gone_is_interrupted():
     snapshot = fold(run_events(50, total=120, ended=None))
     bar = run_bar(snapshot, "run-1", "Synthetic", is_running=False)
-    assert bar["state"] == "interrupted" and bar["actions"] == ["resume"] and "Resume continues from step 40." in bar["sentence"]
+    assert bar["state"] == "interrupted" and bar["actions"] == ["resume"] and "checkpoint of step 40." in bar["sentence"]
     assert run_bar(fold(run_events(5)), "run-1", "Synthetic", is_running=False)["state"] == "finished"
 
 

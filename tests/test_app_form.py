@@ -20,7 +20,7 @@ def all_fields(cls=TrainConfig, prefix=""):
     for field in dataclasses.fields(cls):
         default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
         if default is not None and dataclasses.is_dataclass(default):
-            yield from all_fields(default, f"{field.name}.")
+            yield from all_fields(default, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name
 
@@ -94,3 +94,9 @@ def test_an_empty_text_that_may_be_left_out_is_none():
     address = "https://example.org/hook"
     assert read_config(shown | {"output.webhook": f" {address} "}).output.webhook == address
     assert shown_values(config_with(**{"output.webhook": address}))["output.webhook"] == address
+
+
+@pytest.mark.parametrize("column", ["Frage", " padded ", "none", "null", '"quoted"', "two\nlines", "<b>"])
+def test_a_column_of_any_name_survives_the_form(column):
+    config = config_with(**{"data.columns.prompt": column})
+    assert read_config(shown_values(config)) == config

@@ -17,7 +17,7 @@ from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware, read_settings
 from app.probe import PARTS, _Asking, probe
 from app.hardware_routes import hardware_routes
-from app.run_routes import run_routes
+from app.job_routes import job_routes
 from app.session import Session
 from engine.bench import ceilings
 from engine.catalog import catalog, entry_of
@@ -68,7 +68,7 @@ class Tab:
     def __init__(self, folder, machine=MACHINE):
         self.session, self.probe, self.machine = Session(folder / "runs"), Probe(), machine
         self.hardware = Hardware(self.session, lambda path: self.machine, self.probe)
-        routes = hardware_routes(self.hardware) + run_routes(self.session)
+        routes = hardware_routes(self.hardware) + job_routes(self.session.jobs)
         self.app = Guard(Starlette(routes=routes), GuardPolicy.for_bind("127.0.0.1", None))
 
     def call(self, path, body=None, **headers):
@@ -221,9 +221,9 @@ def test_a_measurement_is_a_job_that_can_be_cancelled(tab):
     job = tab.call("hardware/measure", {}).json()
     assert tab.call("hardware").json()["job"]["id"] == job["id"]
     assert "still under way" in tab.call("hardware/measure", {}).json()["error"]
-    tab.call("hardware/cancel", {})
+    assert tab.call(f"jobs/{job['id']}/cancel", {}).json()["id"] == job["id"]
     found = tab.follow(job)
-    assert found["state"] == "failed" and "was cancelled" in found["error"]
+    assert found["state"] == "cancelled" and "was cancelled" in found["result"]
     assert tab.call("hardware").json()["job"] is None
     tab.probe.may_end.set()
     assert tab.follow(tab.call("hardware/measure", {}).json())["result"] == "Measured."

@@ -11,12 +11,13 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from app.job_routes import job_routes
 from app.run_routes import run_routes
 from app.session import EngineCalls, Session
 from engine.config import TrainConfig
 from engine.errors import RunError
 from engine.events import ControlReceived, RunEnded, RunStarted, StateChanged
-from engine.recorder import RunRecorder
+from engine.recorder import RunRecorder, replay
 from engine.runs import CommandReader, create_run, open_run
 from tests.synthetic_run import run_events, step_finished
 
@@ -61,7 +62,7 @@ class FakeEngine:
     def calls(self):
         return EngineCalls(start_run=lambda config, runs_dir: self.make(create_run(runs_dir, config)),
                            resume_run=lambda runs_dir, run_id: self.make(open_run(runs_dir, run_id)),
-                           export_run=self.export, ask_run=self.ask)
+                           export_run=self.export)
 
     def make(self, folder):
         self.runs.append(FakeRun(folder))
@@ -69,16 +70,10 @@ class FakeEngine:
 
     def export(self, runs_dir, run_id, folder, checkpoint=None, progress=None):
         progress(1, 2)
+        if folder.name == "full":
+            raise RunError("The disk is full.")
         self.asked.append((run_id, folder, checkpoint))
         return SimpleNamespace(step=7, skipped=())
-
-    def ask(self, runs_dir, run_id, prompt, on_text, **options):
-        if prompt == "break":
-            raise RunError("There is nothing to ask.")
-        for text in ("4", "42"):
-            on_text(text)
-        self.asked.append((run_id, prompt, options))
-        return "42"
 
 
 @pytest.fixture
@@ -103,7 +98,7 @@ def wait_for(condition, seconds=5.0):
 def call(session, *requests):
     """Answers of (method, path, json) requests to the session's routes, one after the other in one event loop."""
     async def go():
-        transport = httpx.ASGITransport(Starlette(routes=run_routes(session)))
+        transport = httpx.ASGITransport(Starlette(routes=run_routes(session) + job_routes(session.jobs)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.request(method, path, json=body) for method, path, body in requests]
 
@@ -147,8 +142,9 @@ def test_a_second_start_says_why_not(session, engine):
     run_id = session.start(CONFIG)
     with pytest.raises(RunError, match=f"{run_id} is running here"):
         session.start(CONFIG)
+    other = finished_run(session, run_events(5, total=10, ended="stopped"))
     with pytest.raises(RunError, match="one run at a time"):
-        session.resume(run_id)
+        session.resume(other.id)
     engine.runs[0].asked.set()
     wait_for(lambda: session.why_not_start() is None)
     session.start(CONFIG)
@@ -174,6 +170,89 @@ def test_resume_of_a_stopped_run_is_a_new_session_of_it(session, engine):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
     assert post(session, f"/api/runs/{folder.id}/control", {"command": "resume"}).json() == {"run_id": folder.id}
     assert session.active_id == folder.id
+
+
+# ------------------------------------------------------------------ several people at once
+
+
+def at_once(count, act):
+    """What `act(number)` returned or raised, of so many threads that begin together."""
+    gate, answers = threading.Barrier(count), [None] * count
+
+    def one(number):
+        gate.wait()
+        try:
+            answers[number] = act(number)
+        except RunError as error:
+            answers[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+def ends_of(folder):
+    return [record.event.state for record in replay(folder.events_path) if isinstance(record.event, RunEnded)]
+
+
+def test_twenty_who_press_stop_at_once_end_a_run_once(session, engine):
+    run_id = session.start(CONFIG)
+    wait_for(lambda: session.watch(run_id).folder.is_running())
+    assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20
+    wait_for(lambda: session.active_id is None)
+    assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20, "it has what they ask for"
+    assert ends_of(engine.runs[0].folder) == ["stopped"]
+
+
+def test_twenty_who_press_resume_at_once_start_one_session(session, engine):
+    folder = finished_run(session, run_events(5, total=10, ended="stopped"))
+    assert at_once(20, lambda _: session.request(folder.id, "resume", "stopped")) == [folder.id] * 20
+    assert len(engine.runs) == 1
+    wait_for(folder.is_running)
+    session.request(folder.id, "stop")
+    wait_for(lambda: session.active_id is None)
+    assert ends_of(folder) == ["stopped", "stopped"]
+
+
+def test_twenty_who_press_start_at_once_start_one_run(session, engine):
+    answers = at_once(20, lambda _: session.start(CONFIG))
+    assert len(engine.runs) == 1 and answers.count(engine.runs[0].id) == 1
+    assert all("one run at a time" in str(answer) for answer in answers if isinstance(answer, RunError))
+
+
+def test_different_wishes_at_once_have_one_outcome(session, engine):
+    run_id = session.start(CONFIG)
+    wait_for(lambda: session.watch(run_id).folder.is_running())
+    commands = ("stop", "pause", "discard", "resume")
+    answers = at_once(20, lambda number: session.request(run_id, commands[number % 4], "paused"))
+    assert all(answer == run_id or str(answer).endswith(".") for answer in answers)
+    wait_for(lambda: session.active_id is None)
+    assert len(engine.runs) == 1 and len(ends_of(engine.runs[0].folder)) == 1
+
+
+@pytest.mark.parametrize("ended, command, said", [
+    ("stopped", "discard", "has ended already"), ("finished", "stop", "has ended already"),
+    ("stopped", "pause", "has ended already"), (None, "stop", "its program ended. Resume")])
+def test_who_comes_too_late_is_told_how_it_ended(session, ended, command, said):
+    folder = finished_run(session, run_events(5, total=10, ended=ended))
+    answer = post(session, f"/api/runs/{folder.id}/control", {"command": command, "seen": "running"})
+    assert answer.status_code == 409 and said in answer.json()["error"]
+
+
+def test_the_end_of_a_pause_does_not_bring_back_what_another_has_stopped(session, engine):
+    folder = finished_run(session, run_events(5, total=10, ended="stopped"))
+    answer = post(session, f"/api/runs/{folder.id}/control", {"command": "resume", "seen": "paused"})
+    assert answer.status_code == 409 and "no longer paused" in answer.json()["error"] and not engine.runs
+
+
+def test_a_stop_stays_shown_while_another_asks_for_a_pause(session):
+    folder = create_run(session.runs_dir, CONFIG)
+    with folder.lock():
+        requests = [("POST", f"/api/runs/{folder.id}/control", {"command": command}) for command in ("stop", "pause")]
+        assert call(session, *requests, ("GET", f"/api/live/{folder.id}", None))[-1].json()["bar"]["pending"] == "stop"
 
 
 # ------------------------------------------------------------------ runs of other processes
@@ -301,16 +380,25 @@ def test_export_is_a_job(session, engine, tmp_path):
     assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
 
 
-def test_an_answer_is_a_job_whose_text_grows(session, engine):
-    folder = finished_run(session)
-    body = {"prompt": "6*7=", "max_new_tokens": 8, "temperature": 0.5, "top_p": 0.9}
-    job = post(session, f"/api/runs/{folder.id}/ask", body).json()
-    wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
-    assert get(session, f"/api/jobs/{job['id']}").json()["text"] == "42"
-    assert engine.asked[0][2] == {"max_new_tokens": 8, "temperature": 0.5, "top_p": 0.9}
-    for wrong in ({"prompt": ""}, {"prompt": "x", "max_new_tokens": 0}, {"prompt": "x", "temperature": "hot"},
-                  {"prompt": "x", "top_p": True}):
-        assert post(session, f"/api/runs/{folder.id}/ask", wrong).status_code == 409
+def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
+    bare, saved, exported = (finished_run(session) for _ in range(3))
+    (saved.checkpoints_path / "step-40").mkdir(parents=True)
+    exported.export_path.mkdir()
+    (exported.export_path / "config.json").write_text("{}")
+
+    def talks():
+        session._listed = (-10.0, [])
+        return {row["id"] for row in get(session, "/api/runs").json()["runs"] if "talk" in row["actions"]}
+
+    assert talks() == {saved.id, exported.id}
+    (saved.path / "config.yaml").write_text("{")
+    paused = session.start(CONFIG)
+    wait_for(lambda: open_run(session.runs_dir, paused).events_path.exists())
+    assert talks() == {exported.id}
+    recorder = RunRecorder(engine.runs[0].folder.path, paused)
+    recorder.emit(StateChanged(state="paused"))
+    recorder.close()
+    assert talks() == {exported.id, paused}
 
 
 def test_a_run_is_deleted_unless_it_is_going_on(session):
@@ -329,12 +417,12 @@ def test_a_failed_job_says_why_and_jobs_take_turns(session):
     gate = threading.Event()
     session.jobs.start("The export of x", lambda job: gate.wait(5) and "")
     with pytest.raises(RunError, match="The export of x is still under way"):
-        session.ask(folder.id, "hello", 8, 0.0, 1.0)
+        session.export(folder.id, "somewhere")
     gate.set()
     wait_for(lambda: session.jobs.find(1).state == "done")
-    job = session.ask(folder.id, "break", 8, 0.0, 1.0)
+    job = session.export(folder.id, "full")
     wait_for(lambda: job.state == "failed")
-    assert job.error == "There is nothing to ask."
+    assert job.error == "The disk is full."
     assert get(session, "/api/jobs/99").status_code == 404
 
 

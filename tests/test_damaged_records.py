@@ -9,13 +9,17 @@ import shutil
 
 import pytest
 
+from app.view import details
 from app.watch import Watch
+from engine.events import LogLine, RunStarted, StepFinished
 from engine.job import start_run
-from engine.recorder import Follower, replay
+from engine.recorder import Follower, RunRecorder, replay
+from engine.run_list import summarise
 from engine.runs import RunFolder
-from engine.snapshot import RunSnapshot
+from engine.snapshot import DAMAGED_TOLD, RunSnapshot
 from engine.terminal import runs_as_text
 from tests.folders import make_config
+from tests.synthetic_run import run_events, step_finished
 from tests.test_trainer import execute
 
 SEEDS, CHANGES = range(4), 150
@@ -58,3 +62,127 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
         except Exception as error:
             raise AssertionError(where) from error
         assert answer["run_id"] == run.id and "loss" in answer["parts"], where
+
+
+# ---------------------------------------------------------------------- lines of every kind, in the middle of a record
+
+STEPS = 60
+DAMAGE = {"garbage": bytes(range(256)).replace(b"\n", b""), "nul bytes": bytes(4096),
+          "half a line": b'{"kind":"step_finished","run_',
+          "not utf-8": b'{"kind":"log_line","run_id":"r","seq":1,"time":1.0,"text":"\xff\xfe"}', "nested": b"[" * 100_000,
+          "a long line": b"x" * (50 << 20), "no numbers": b'{"kind":"step_finished","run_id":"r","seq":9,"time":NaN,"step":3}',
+          "empty": b"", "a list": b"[1, 2]", "a backward step": None, "a far step": None}
+NEWER = b'{"kind":"of_a_newer_version","run_id":"r","seq":1,"time":1.0,"step":7}'
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A run of the made-up kind that is over, and the lines of its record."""
+    folder = RunFolder(tmp_path / "runs" / "written")
+    folder.path.mkdir(parents=True)
+    make_config(tmp_path).save(folder.path / "config.yaml")
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(STEPS):
+        recorder.emit(event)
+    recorder.close()
+    return folder, folder.events_path.read_bytes().splitlines(keepends=True)
+
+
+def line_of(step, seq=500):
+    values = {"kind": "step_finished", "run_id": "written", "seq": seq, "time": 1_760_000_100.0}
+    return json.dumps(values | step_finished(max(1, step), STEPS).fields() | {"step": step}).encode()
+
+
+def the_line(name):
+    return {"a backward step": line_of(3), "a far step": line_of(10**9)}.get(name, DAMAGE[name])
+
+
+@pytest.mark.parametrize("place", ["middle", "end"])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_line_hides_no_other(written, name, place):
+    folder, lines = written
+    at = len(lines) // 2 if place == "middle" else len(lines)
+    folder.events_path.write_bytes(b"".join([*lines[:at], the_line(name) + b"\n", *lines[at:]]))
+    watch = Watch(folder, lambda: False)
+    answer = json.loads(b"{" + asyncio.run(watch.answer(0, "step")) + b"}")
+    assert answer["parts"]["loss"]["data"][0]["x"] == list(range(1, STEPS + 1))
+    assert answer["bar"]["state"] == summarise(folder).state == "finished"
+    if (place, "step" in name) != ("end", True):  # the list reads the last step from the end and has no other to compare it to
+        assert summarise(folder).step == STEPS
+    assert ["Record", "1 line could not be read, so a point of a curve may be missing; the log says which"] in (
+        answer["parts"]["details"]["facts"])
+    assert any("is damaged" in line["text"] or "which cannot be" in line["text"] for line in answer["parts"]["details"]["log"])
+
+
+def test_damage_is_seen_while_a_run_is_followed(written):
+    folder, lines = written
+    folder.events_path.write_bytes(b"")
+    follower, snapshot = Follower(folder.events_path), RunSnapshot()
+    damage = [the_line(name) + b"\n" for name in DAMAGE if name != "a long line"]
+    for number, line in enumerate(lines):
+        with open(folder.events_path, "ab") as file:
+            file.write(line[:10])
+            file.flush()
+            for record in follower.read_new():
+                snapshot.apply(record)
+            file.write(line[10:] + (damage[number // 10 % len(damage)] if number > 20 and number % 10 == 0 else b""))
+        for record in follower.read_new():
+            snapshot.apply(record)
+    assert list(snapshot.steps.step) == list(range(1, STEPS + 1)) and snapshot.state == "finished"
+    again = RunSnapshot()
+    for record in replay(folder.events_path):
+        again.apply(record)
+    assert again == snapshot and snapshot.damaged_lines == sum(1 for k in range(21, len(lines)) if k % 10 == 0)
+
+
+def test_a_thousand_damaged_lines_leave_room_in_the_log(written):
+    folder, lines = written
+    folder.events_path.write_bytes(b"".join([*lines[:-1], *[b"garbage\n"] * 1000, lines[-1]]))
+    snapshot = RunSnapshot()
+    for record in replay(folder.events_path):
+        snapshot.apply(record)
+    assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith("1,000 lines")
+    assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_TOLD
+
+
+def test_what_a_newer_version_wrote_is_no_damage(written):
+    folder, lines = written
+    folder.events_path.write_bytes(b"".join([*lines[:40], NEWER + b"\n", *lines[40:]]))
+    snapshot = RunSnapshot()
+    for record in replay(folder.events_path):
+        snapshot.apply(record)
+    assert snapshot.damaged_lines == 0 and list(snapshot.steps.step) == list(range(1, STEPS + 1))
+
+
+def test_a_resume_whose_first_line_is_damaged_is_followed_all_the_same(tmp_path):
+    recorder = RunRecorder(tmp_path, "written")
+    for event in run_events(30, total=60, ended=None):
+        recorder.emit(event)
+    for step in range(21, 61):  # from the checkpoint of step 20, but nothing says so
+        recorder.emit(step_finished(step, 60))
+    snapshot = recorder.snapshot
+    recorder.close()
+    assert snapshot.step == 60 and snapshot.damaged_lines == 1
+    assert list(snapshot.steps.step) == list(range(1, 61))
+
+
+def test_a_hole_in_the_record_is_followed_by_the_rest(written):
+    folder, lines = written
+    folder.events_path.write_bytes(b"".join([*lines[:40], b"swallowed\n", *lines[90:]]))
+    snapshot = RunSnapshot()
+    for record in replay(folder.events_path):
+        snapshot.apply(record)
+    assert snapshot.step == STEPS and snapshot.state == "finished"
+
+
+def test_a_resume_of_a_damaged_record_goes_on_counting(written):
+    folder, lines = written
+    folder.events_path.write_bytes(b"".join(lines[:40]) + b"\x00" * (50 << 20))
+    recorder = RunRecorder(folder.path, folder.id)
+    assert recorder.emit(LogLine(text="next")).seq == 41
+    recorder.emit(RunStarted(total_steps=STEPS, resumed_step=5))
+    recorder.emit(step_finished(6, STEPS))
+    recorder.close()
+    assert list(recorder.snapshot.steps.step) == [1, 2, 3, 4, 5, 6]
+    assert (folder.path / "events.torn").stat().st_size == (50 << 20) + 1
+    assert [r.event.step for r in replay(folder.events_path) if isinstance(r.event, StepFinished)][-1] == 6

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from engine.config import DataConfig, DataSource
+from engine.data_settings import DataConfig, DataSource
 from engine.data import identity, prepare_data, token_cache, tokenise
 from engine.data.encode import Encoder
 from engine.errors import DataError

@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 import numpy as np
 import pytest
 
-from engine.config import DataConfig, DataSource
+from engine.data_settings import DataConfig, DataSource
 from engine.data import mapped, prepare_data
 from engine.data.encode import Encoder
 from engine.data.formats import map_columns

@@ -107,10 +107,36 @@ def test_the_queue_goes_on_when_a_detached_run_ends(session, monkeypatch):
     started = []
     monkeypatch.setattr(detached, "train_command", as_python("import time; time.sleep(1)"))
     session.start_detached(CONFIG)
-    monkeypatch.setattr(session.queue, "_start", lambda config: started.append(config.name))
+    monkeypatch.setattr(session.queue, "_start", lambda config, detached: started.append(config.name))
     session.queue.add(CONFIG.with_values({"name": "next"}))
     assert started == []
     wait_for(lambda: started == ["next"], SECONDS)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(session, monkeypatch, request, stopped):
+    monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
+    session.queue.add(CONFIG)
+    session.queue.set_detached(session.queue.listed()[0].id, True)
+    wait_for(lambda: session.busy_id is not None and not session.queue.listed(), SECONDS)
+    away = open_run(session.runs_dir, session.busy_id)
+    wait_for(away.is_running, SECONDS)
+    pid = json.loads((away.path / "detached.json").read_text())["pid"]
+    request.addfinalizer(lambda: kill(pid))
+    session.queue.add(CONFIG.with_values({"name": "next"}))
+    session.close()
+    again = Session(session.runs_dir)
+    assert again.queue.behind == away.id and not again.queue.is_held
+    started = []
+    monkeypatch.setattr(again.queue, "_start", lambda config, detached: started.append(config.name))
+    if stopped:
+        again.request(away.id, "stop")
+        wait_for(lambda: again.queue.is_held, SECONDS)
+        assert started == []
+    else:
+        kill(pid)
+        wait_for(lambda: started == ["next"], SECONDS)
+    again.close()
 
 
 # ------------------------------------------------------------------ ends before the first record
@@ -131,7 +157,7 @@ def test_a_process_that_ends_at_once_has_failed_with_its_last_words(session, mon
     assert bar["state"] == "failed" and "resume" in bar["actions"]
     run, = session.runs()
     assert re.search(said, run.reason) and "\n" not in run.reason
-    assert session.why_not_start() is None
+    wait_for(lambda: session.why_not_start() is None)
 
 
 def test_settings_that_do_not_load_are_told_by_the_real_command(session, monkeypatch):

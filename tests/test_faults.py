@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,17 @@ import yaml
 
 import engine.prepare
 import engine.watch
+from app.draft import Draft
+from app.form import shown_values
 from engine.checkpoint import body_checksum
-from engine.events import JobProgressed, LogLine, RunStarted
+from engine.errors import RunError
+from engine.events import ControlReceived, JobProgressed, LogLine, RunEnded, RunStarted
 from engine.recorder import replay
 from engine.run_list import list_runs
+from engine.runs import CommandReader, RunFolder, create_run, send_command
 from tests.failing import (at_event, at_step, command, failed, intact, preset, refused, resumes_to_the_end, runs,  # noqa: F401
                            saved, whole, whole_checkpoints)
+from tests.folders import make_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -100,6 +106,38 @@ def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypa
     assert whole_checkpoints(Path(run.path)) == 8
     assert command(capsys, "--runs-dir", small_disk, "train", "--resume", run.id)[0] == 0
     assert (Path(run.path) / "export" / "model.safetensors").exists()
+
+
+def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk, tmp_path):
+    folder = create_run(small_disk, make_config(tmp_path))
+    with folder.lock():
+        reader, ballast, taken = CommandReader(folder), fill(small_disk), 0
+        with pytest.raises(RunError, match="cannot be written.*No space left on device.*free some disk space"):
+            for taken in range(10_000):
+                send_command(folder, "save")
+        ballast.unlink()
+        with open(folder.control_path, "ab") as file:  # some systems take half of it
+            file.write(b'{"command": "pau')
+        send_command(folder, "stop")
+        assert reader.read_new() == ["save"] * taken + ["stop"]
+
+
+def test_a_run_that_cannot_be_made_leaves_no_folder(small_disk, tmp_path):
+    ballast = fill(small_disk)
+    with pytest.raises(RunError, match="No space left on device.*free some disk space or choose another folder"):
+        create_run(small_disk, make_config(tmp_path))
+    assert list(small_disk.iterdir()) == [ballast]
+
+
+def test_a_form_is_kept_once_there_is_room_again(small_disk, tmp_path):
+    draft, shown = Draft(small_disk), shown_values(make_config(tmp_path))
+    ballast = fill(small_disk)
+    draft.remember(None, shown)
+    assert draft.recall() == (None, shown) and Draft(small_disk).recall() is None
+    assert list(small_disk.iterdir()) == [ballast]
+    ballast.unlink()
+    draft.remember(None, shown)
+    assert Draft(small_disk).recall() == (None, shown)
 
 
 def plenty(path):
@@ -261,6 +299,24 @@ def test_two_processes_on_one_run_folder(capsys, runs, saved):
         other.kill()
         other.wait()
     assert command(capsys, "--runs-dir", runs, "train", "--resume", saved.id)[0] == 0
+
+
+@pytest.mark.parametrize("commands", [("stop",), ("stop", "pause", "resume", "save")])
+def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(capsys, runs, preset, monkeypatch, whole, commands):
+    def ask():
+        folder = RunFolder(Path(list_runs(runs)[0].path))
+        askers = [threading.Thread(target=send_command, args=(folder, commands[number % len(commands)])) for number in range(20)]
+        for asker in askers:
+            asker.start()
+        for asker in askers:
+            asker.join()
+
+    at_event(monkeypatch, at_step(4), ask)
+    assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
+    records = intact(Path(list_runs(runs)[0].path))
+    assert [r.event.state for r in records if isinstance(r.event, RunEnded)] == ["stopped"]
+    assert [r.event.command for r in records if isinstance(r.event, ControlReceived)].count("stop") == 1
+    resumes_to_the_end(capsys, runs, whole)
 
 
 def test_garbage_in_the_control_file(capsys, runs, preset, monkeypatch):

@@ -25,13 +25,13 @@ def named(name):
 
 
 class Place:
-    """Where one run at a time can be; `started` are the names, in order."""
+    """Where one run at a time can be; `started` are the names, in order, and `detached` those in processes of their own."""
 
     def __init__(self, free=True):
-        self.free, self.started, self.refused = free, [], {}
+        self.free, self.started, self.refused, self.detached = free, [], {}, []
         self.lock = threading.Lock()
 
-    def start(self, config):
+    def start(self, config, detached):
         with self.lock:
             if config.name in self.refused:
                 raise self.refused[config.name]
@@ -39,6 +39,7 @@ class Place:
                 raise RunError("One is running.")
             self.free = False
             self.started.append(config.name)
+            self.detached += [config.name] if detached else []
             return config.name
 
     def why_not(self):
@@ -140,6 +141,95 @@ def test_a_restart_loses_nothing_and_starts_nothing(tmp_path, queue, place):
     again.close()
 
 
+def test_a_queued_run_can_be_one_in_a_process_of_its_own(tmp_path, queue, place):
+    for name in "abc":
+        queue.add(named(name))
+    a, b, _ = (queued.id for queued in queue.listed())
+    queue.set_detached(a, True), queue.set_detached(b, True), queue.set_detached(b, False)
+    for started in ("a", "ab", "abc"):
+        place.end(queue)
+        wait_for(lambda: place.started == list(started))
+    assert place.detached == ["a"]
+    with pytest.raises(RunError, match="not in the queue any more"):
+        queue.set_detached(a, True)
+
+
+class Elsewhere:
+    """The run `away` of another process, which goes on over a restart; `ended` tells how it ended."""
+
+    def __init__(self, place):
+        self.place, self.by_itself = place, True
+
+    def queue(self, runs_dir):
+        return RunQueue(runs_dir, self.place.start, self.place.why_not, lambda: None if self.place.free else "away",
+                        lambda run_id: self.by_itself and run_id == "away")
+
+
+def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_while(tmp_path, queue, place):
+    queue.add(named("a")), queue.add(named("b"))
+    queue.set_detached(queue.listed()[1].id, True)
+    queue.close()
+    again = Elsewhere(place).queue(tmp_path)
+    assert not again.is_held and again.behind == "away" and [queued.detached for queued in again.listed()] == [False, True]
+    place.end(again)
+    wait_for(lambda: place.started == ["a"] and again.behind is None)
+    place.end(again)
+    wait_for(lambda: place.detached == ["b"])
+    again.close()
+
+
+def test_it_is_held_where_a_person_stops_that_run(tmp_path, queue, place):
+    queue.add(named("a"))
+    queue.close()
+    elsewhere = Elsewhere(place)
+    elsewhere.by_itself = False
+    again = elsewhere.queue(tmp_path)
+    place.end(again)
+    wait_for(lambda: again.is_held and again.behind is None)
+    again.look()
+    again.add(named("b"))
+    assert place.started == []
+    again.go_on()
+    wait_for(lambda: place.started == ["a"])
+    again.close()
+
+
+def test_a_person_may_say_that_it_goes_on_before_that_run_has_ended(tmp_path, queue, place):
+    queue.add(named("a"))
+    queue.close()
+    elsewhere = Elsewhere(place)
+    elsewhere.by_itself = False
+    again = elsewhere.queue(tmp_path)
+    again.go_on()
+    place.end(again)
+    wait_for(lambda: place.started == ["a"])
+    again.close()
+
+
+def test_what_was_held_stays_held_whatever_goes_on_at_the_next_restart(tmp_path, queue, place):
+    queue.add(named("a"))
+    queue.close()
+    place.free = True
+    RunQueue(tmp_path, place.start, place.why_not).close()  # nothing is going on: held
+    place.free = False
+    again = Elsewhere(place).queue(tmp_path)
+    assert again.is_held and again.behind is None
+    again.go_on()
+    again.close()
+    assert not json.loads((tmp_path / QUEUE_FILE).read_text())["held"]
+
+
+def test_the_file_of_an_older_version_is_read(tmp_path, queue, place):
+    queue.add(named("a"))
+    queue.close()
+    listed = json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]
+    del listed[0]["detached"]
+    (tmp_path / QUEUE_FILE).write_text(json.dumps(listed))
+    again = RunQueue(tmp_path, place.start, place.why_not)
+    assert names(again) == ["a"] and again.is_held and not again.listed()[0].detached
+    again.close()
+
+
 def test_nothing_is_held_once_everything_of_before_is_removed(tmp_path, queue, place):
     queue.add(named("a"))
     queue.close()
@@ -156,7 +246,7 @@ def test_a_damaged_file_is_put_aside_and_told(tmp_path, place, content):
     assert names(queue) == [] and not queue.is_held and "it is damaged" in queue.problem
     assert (tmp_path / DAMAGED_FILE).read_text() == content
     queue.add(named("a"))
-    assert [queued["name"] for queued in json.loads((tmp_path / QUEUE_FILE).read_text())] == ["a"]
+    assert [queued["name"] for queued in json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]] == ["a"]
     queue.close()
 
 
@@ -171,11 +261,11 @@ def test_what_cannot_be_kept_is_not_queued(tmp_path, place):
 # ------------------------------------------------------------------ with a session
 
 
-def call(session, path):
+def call(session, path, body={}):
     async def go():
         transport = httpx.ASGITransport(Starlette(routes=queue_routes(session)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(path, json={})
+            return await client.post(path, json=body)
 
     return asyncio.run(go())
 
@@ -204,6 +294,9 @@ def test_a_start_that_the_engine_refuses_is_told_in_the_queue(tmp_path):
     row, = call(session, "/api/queue/continue").json()["queue"]["rows"]
     assert (row["name"], row["model"], row["data"], row["problem"]) == ("Fake", "m", "d", "A run folder cannot be made.")
     assert call(session, f"/api/queue/{row['id']}/up").status_code == 200
+    answer = call(session, f"/api/queue/{row['id']}/detached", {"detached": True}).json()
+    assert answer["queue"]["rows"][0]["detached"] and answer["queue"]["behind"] == ""
+    assert "true or false" in call(session, f"/api/queue/{row['id']}/detached", {"detached": "yes"}).json()["error"]
     assert call(session, f"/api/queue/{row['id']}/remove").json()["queue"]["rows"] == []
     answer = call(session, f"/api/queue/{row['id']}/remove")
     assert answer.status_code == 409 and "not in the queue" in answer.json()["error"]

@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(recorder_module.os, "write", full)
-    with pytest.raises(RunError, match="cannot be written .No space left on device.; free some disk space"):
+    with pytest.raises(RunError, match="cannot be written .No space left on device.; free at least 16 MiB"):
         recorder.emit(LogLine(text="lost"))
     monkeypatch.setattr(recorder_module.os, "write", write)
     assert recorder.emit(LogLine(text="after")).seq == 2

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.engine import StreamingEngine
-from engine.errors import RunError
+from engine.errors import DataError, RunError
 from engine.events import (CheckpointWritten, DataPrepared, ExactMatchMeasured, JobProgressed, LogLine, StepFinished)
 from engine.export import export_run
-from engine.generate import ask_run
 from engine.job import resume_run, start_run
 from engine.run_list import list_runs
+from tests.asking import ask_run
 from tests.folders import make_config, make_data, make_model, make_tokenizer
 from tests.test_trainer import events_of, execute, planes_on_disk
 
@@ -128,7 +128,7 @@ def test_answers_end_where_a_models_positions_end(tmp_path):
     ended = execute(run)
     assert ended.state == "finished", ended.reason
     assert len(ask_run(tmp_path / "runs", run.id, "one", max_new_tokens=100).split()) < 32
-    with pytest.raises(RunError, match="The prompt has .* tokens and this model takes 32 at most"):
+    with pytest.raises(DataError, match="The conversation has .* tokens and this model takes 32 at most"):
         ask_run(tmp_path / "runs", run.id, "one " * 40)
 
 

@@ -23,6 +23,8 @@ UNTRUSTED = {
 CHANGES = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}}
 """generate itself needs a layer of attention."""
 
+NEW_TOKENS = 10
+
 
 @pytest.mark.parametrize("family", SUPPORTED)
 def test_greedy_answers_equal_generate(family):
@@ -31,7 +33,7 @@ def test_greedy_answers_equal_generate(family):
     run = streamed(plain, PlanChoices(), config=config)
     try:
         assert (run.engine.cache_cost is None) == (family in UNTRUSTED)
-        answers = generate(run.engine, PROMPTS, 20, {2})
-        assert answers == [plain_answer(plain, prompt, 20, use_cache=family not in UNTRUSTED) for prompt in PROMPTS]
+        answers = generate(run.engine, PROMPTS, NEW_TOKENS, {2})
+        assert answers == [plain_answer(plain, prompt, NEW_TOKENS, use_cache=family not in UNTRUSTED) for prompt in PROMPTS]
     finally:
         run.close()

@@ -40,8 +40,8 @@ HOME_GRID += [dataclasses.replace(choices, kept_blocks=3, spare_buffers=choices.
               for choices in HOME_GRID if choices.update_buffers > 1]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family,tied", [("llama", False), ("qwen2", True), ("mixtral", False), ("gpt2", True)])
+@pytest.mark.parametrize("family,tied,dtype", [("llama", False, "bfloat16"), ("qwen2", True, "float32"),
+                                               ("mixtral", False, "bfloat16"), ("gpt2", True, "bfloat16")])
 def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
     model = build_model(tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype))
     shape, names = shape_of(model), [unit.name for unit in model.blocks]

@@ -208,5 +208,5 @@ def test_an_event_of_a_newer_version_changes_only_the_envelope():
     snapshot = fold_of(Unknown("newer", {"step": 9}))
     assert (snapshot.run_id, snapshot.last_seq, snapshot.last_time) == ("r", 1, 1001.0)
     assert snapshot.started_time == 1001.0
-    snapshot.run_id, snapshot.last_seq, snapshot.last_time, snapshot.started_time = "", 0, None, None
+    snapshot.run_id, snapshot.last_seq, snapshot.last_time, snapshot.started_time, snapshot.lines = "", 0, None, None, 0
     assert snapshot == RunSnapshot()

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import httpx
 import plotly.graph_objects as go
 import pytest
+from starlette.applications import Starlette
 
+from app.session import Session
 from app.spans import MAX_PHASES, MAX_SPANS, gaps_of, lanes_of, phases_of
 from app.timeline import (MAX_BOXES, MAX_WAITS, OP_GROUPS, timeline_figure, timeline_legend, timeline_part, timeline_phases,
                           timeline_said)
+from app.timeline_routes import timeline_routes
+from engine.config import TrainConfig
 from engine.events import PlanSimulated, StepTimeline
-from engine.plan import COMPUTE, D2H, H2D, HOST, Op
-from tests.synthetic_run import span, timeline
+from engine.plan import COMPUTE, D2H, H2D, HOST, UPDATE, Op
+from engine.runs import create_run
+from tests.synthetic_run import records, span, timeline, write_events
 
 
 def traces(figure):
@@ -88,6 +95,87 @@ def test_every_op_of_a_plan_has_a_colour():
     kinds = [line.split()[0] for line in Op.__doc__.splitlines() if line.startswith("      ")]
     assert len(kinds) > 10
     assert set(kinds) <= {op for _, ops in OP_GROUPS.values() for op in ops}
+
+
+# ------------------------------------------------------------------ a stretch of the step
+
+
+@pytest.fixture(scope="module")
+def many():
+    """9,800 spans and a wait."""
+    return timeline(1, blocks=400, micro_batches=7)
+
+
+def bars(figure, lanes=(H2D, COMPUTE, D2H, HOST)):
+    return sum(len(trace["x"]) for trace in figure["data"] if trace["name"] in lanes)
+
+
+def test_a_step_of_many_spans_says_how_many_of_them_are_shown(many, step):
+    figure = timeline_figure(many)
+    assert not figure["is_whole"] and bars(figure) <= MAX_SPANS < len(many.spans)
+    assert figure["count"] == f"Showing {bars(figure):,} of {len(many.spans):,} spans; zoom in for all."
+    assert timeline_figure(step)["is_whole"] and timeline_figure(step)["count"] == ""
+    assert timeline_figure(None)["is_whole"]
+
+
+def test_a_stretch_has_every_one_of_its_spans_on_the_same_axes(many):
+    simulated = PlanSimulated(1.0, many.spans)
+    whole, (begin, end) = timeline_figure(many, simulated), (3.0, 3.4)
+    shown = [s for s in many.spans if s["end"] >= begin and s["start"] <= end]
+    figure = timeline_figure(many, simulated, (begin, end))
+    go.Figure({name: figure[name] for name in ("data", "layout")})
+    assert figure["is_whole"] and bars(figure) == len(shown) < MAX_SPANS
+    assert figure["count"] == f"Showing all {len(shown):,} spans of this stretch."
+    for axis in ("xaxis", "yaxis"):
+        assert figure["layout"][axis] == whole["layout"][axis]
+    compute = traces(figure)[COMPUTE]
+    assert compute["base"] == [pytest.approx(1000 * s["start"]) for s in shown if s["lane"] == COMPUTE]
+    assert all(words.endswith("predicted") for words in compute["customdata"])
+    assert [shape["name"] for shape in figure["layout"]["shapes"]].count("phase") == [
+        shape["name"] for shape in whole["layout"]["shapes"]].count("phase")
+
+
+def test_a_stretch_of_too_many_spans_is_merged_more_finely_than_the_step(many):
+    half = max(s["end"] for s in many.spans) / 2
+    figure, whole = timeline_figure(many, None, (0.0, half)), timeline_figure(many)
+    assert not figure["is_whole"] and bars(figure) <= MAX_SPANS
+    in_half = sum(base <= 1000 * half for trace in whole["data"][:4] for base in trace["base"])
+    assert bars(figure) > 1.2 * in_half
+    assert "of 4," in figure["count"] or "of 5," in figure["count"]
+
+
+def test_a_stretch_keeps_lanes_and_waits_that_reach_into_it():
+    spans = [span("a", "forward", COMPUTE, 0, 1), span("a", "device_update", UPDATE, 6, 7), span("b", "forward", COMPUTE, 3, 4)]
+    waits = [{"start": 1.0, "end": 3.0, "cause": "h2d"}, {"start": 5, "end": 6, "cause": "optimizer"}]
+    figure = timeline_figure(StepTimeline(1, spans, waits), None, (2.0, 2.5))
+    assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
+    assert bars(figure) == 0 and [trace["name"] for trace in figure["data"] if trace["x"]] == ["waiting: h2d"]
+    unknown = timeline_figure(StepTimeline(1, spans), None, (0.5, 3.5))
+    assert (traces(unknown)["waiting"]["base"], traces(unknown)["waiting"]["x"]) == ([1000], [2000])
+
+
+def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
+    session = Session(tmp_path)
+    folder = create_run(tmp_path, TrainConfig.from_dict({"name": "a", "model": {"source": "m"}, "data": {"source": "d"}}))
+    write_events(folder.events_path, records([many, timeline(2)], folder.id))
+
+    def get(path):
+        async def go():
+            transport = httpx.ASGITransport(Starlette(routes=timeline_routes(session)))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                return await client.get(f"/api/runs/{folder.id}/{path}")
+
+        return asyncio.run(go())
+
+    assert get("timeline").json()["step"] == 2 and get("timeline?step=1").json()["count"].startswith("Showing")
+    figure = get("stretch?step=1&from=3000000&to=3400000").json()
+    assert figure == json.loads(json.dumps(timeline_figure(many, None, (3.0, 3.4))))
+    assert get("stretch?step=2&from=-5000&to=5000").json()["is_whole"]
+    for query, said in (("", "from: '' is not a number"), ("&from=1", "to: '' is not"), ("&from=x&to=2", "from: 'x'"),
+                        ("&from=1.5&to=2", "1.5"), ("&from=2&to=2", "ends before it begins")):
+        answer = get(f"stretch?step=1{query}")
+        assert answer.status_code == 404 and said in answer.json()["error"]
+    assert "nearest one" in get("stretch?step=9&from=1&to=2").json()["error"]
 
 
 # ------------------------------------------------------------------ waits

@@ -16,7 +16,6 @@ from engine.errors import RunError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, MemorySampled, PlanBuilt, RunEnded, RunStarted,
                            StateChanged, StepFinished, StepTimeline)
 from engine.export import export_run
-from engine.generate import ask_run
 from engine.job import Run, resume_run, start_run
 from engine.plan import COMPUTE, D2H, H2D, HOST
 from engine.recorder import replay
@@ -24,6 +23,7 @@ from engine.restore import newest_checkpoint
 from engine.run_list import list_runs
 from engine.runs import open_run, send_command
 from engine.snapshot import RunSnapshot
+from tests.asking import ask_run
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
 
 

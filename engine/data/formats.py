@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.data.sources import Row, Source
 from engine.data.text_files import TURN_COLUMNS
+from engine.data_settings import DataColumns
 from engine.errors import DataError
 
 Message = dict[str, Any]
@@ -276,37 +277,71 @@ def _content(value: Any, key: str, place: str) -> str:
     raise DataError(f"The {key} of {place} is {type(value).__name__}, not text; write it as text.")
 
 
-def map_columns(wanted: str, rows: list[Row], source: Source) -> ColumnMap:
-    """Find the columns of format `wanted`, or, for `auto`, the format whose columns are there.
+def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColumns = DataColumns()) -> ColumnMap:
+    """Find the columns of format `wanted`, or, for `auto`, the format whose columns are there. `columns` are those that the
+    user named.
 
-    `rows` are the first few of the data set. Raises DataError when no format, or not the wanted one, fits."""
+    `rows` are the first few of the data set. Raises DataError when no format, or not the wanted one, fits, and for a column
+    that is named and not there."""
+    names, named = first_values(rows), columns.named()
+    if fitting := fitting_formats(wanted, names, named):
+        name, found = fitting[0]
+        return ColumnMap(name, wanted == "auto" and not named, found, [c for c in names if c not in found.values()])
+    found = ", ".join(names) if names else "none"
+    for part, column in named.items():
+        if column not in names:
+            raise DataError(f"data.columns.{part} is {column}, but {source.name} has the columns {found}; name one of these.")
+    if named:
+        wants = [part for part in ("messages", "prompt", "completion", "text") if part not in named
+                 and any({*named, part} <= {*_ALTERNATIVES[name], *_OPTIONAL[name]} for name in _ALTERNATIVES)]
+        raise DataError(f"data.columns names {' and '.join(named)} alone, and {source.name} ({found}) has no column with a "
+                        f"usual name for the rest; name data.columns.{wants[0]} too.")
+    if wanted == "auto":
+        raise DataError(f"The columns of {source.name} ({found}) fit no known format; name them in data.columns, "
+                        "or rename them to messages, conversations, instruction and output, prompt and completion, or text.")
+    raise DataError(f"data.format is {wanted}, which needs {_NEEDS[wanted]}, but {source.name} has the columns "
+                    f"{found}; rename them or set data.format to auto.")
+
+
+def first_values(rows: list[Row]) -> dict[str, Any]:
+    """Every column of these rows, in order, with its first value that is not empty."""
     names: dict[str, Any] = {}
     for row in rows:
         for name, value in row.items():
             if not names.get(name):
                 names[name] = value
+    return names
+
+
+def fitting_formats(wanted: str, names: dict[str, Any], named: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
+    """(format, its columns) of every format that the columns `names` can be read as, the one that is taken first. `named`
+    are columns by part, as the user named them."""
     formats = list(_ALTERNATIVES) if wanted == "auto" else [wanted]
-    fitting = [(name, columns) for name in formats if (columns := _columns_of(name, names)) is not None]
+    if named and "input" not in named:
+        formats.sort(key=lambda name: name == "alpaca")  # whoever names a prompt means it as it stands
+    fitting = [(name, columns) for name in formats if (columns := _columns_of(name, names, named)) is not None]
     # When only the names fit, that format says which row holds the wrong type.
-    fitting.sort(key=lambda fit: not _looks_like(*fit, names))
-    if fitting:
-        name, columns = fitting[0]
-        return ColumnMap(name, wanted == "auto", columns, [c for c in names if c not in columns.values()])
-    found = ", ".join(names) if names else "none"
-    if wanted == "auto":
-        raise DataError(f"The columns of {source.name} ({found}) fit no known format; rename them to messages, "
-                        "conversations, instruction and output, prompt and completion, or text.")
-    raise DataError(f"data.format is {wanted}, which needs {_NEEDS[wanted]}, but {source.name} has the columns "
-                    f"{found}; rename them or set data.format to auto.")
+    return sorted(fitting, key=lambda fit: not looks_like(*fit, names))
 
 
-def _columns_of(name: str, names: dict[str, Any]) -> dict[str, str] | None:
+def rivals(columns: dict[str, str], names: dict[str, Any]) -> bool:
+    """Whether another column has as usual a name for a part that has to be there, and nothing else takes it."""
+    usual = {part: {column for parts in _ALTERNATIVES.values() for column in parts.get(part, ())} for part in columns}
+    return any(part in ("messages", "prompt", "completion", "text") and other in names and other not in columns.values()
+               for part in columns for other in usual[part])
+
+
+def _columns_of(name: str, names: dict[str, Any], named: dict[str, str]) -> dict[str, str] | None:
+    if not {*named} <= {*_ALTERNATIVES[name], *_OPTIONAL[name]} or not {*named.values()} <= {*names}:
+        return None
     columns = {}
     for part, alternatives in _ALTERNATIVES[name].items():
-        column = next((c for c in alternatives if c in names), None)
+        column = named.get(part) or next((c for c in alternatives if c in names and c not in named.values()), None)
         if column is None:
             return None
         columns[part] = column
+    if named:
+        return columns | named
     for part, alternatives in _OPTIONAL[name].items():
         column = next((c for c in alternatives if c in names), None)
         if column is not None:
@@ -314,7 +349,7 @@ def _columns_of(name: str, names: dict[str, Any]) -> dict[str, str] | None:
     return columns
 
 
-def _looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> bool:
+def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> bool:
     """Whether the first values are of the kinds that the format has; a list of turns tells messages from sharegpt."""
     first = names[next(iter(columns.values()))]
     if name in ("messages", "sharegpt"):

@@ -42,7 +42,7 @@ def identity_of(config: DataConfig) -> tuple[Identity, bool]:
 def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
     """The name under which the tokens of a source are kept. Weights, packing, order and seed are not in it: they choose
     among tokens that are there."""
-    settings = [config.format, config.max_seq_len, config.train_on, config.eval_fraction]
+    settings = [config.format, config.columns.named(), config.max_seq_len, config.train_on, config.eval_fraction]
     return _digest([identity, settings, _tokenizer(tokenizer), PROGRAM])
 
 

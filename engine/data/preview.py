@@ -29,10 +29,18 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
     `histogram` `{edges, counts}` of these, `packed_rows` (that the measured examples come to when they share rows, None where
     they do not) and `percent_filled` of these, and `warnings`."""
-    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts = config.parts()
     measured = max(rows, -(-_ROWS_MEASURED // len(parts)))
-    opened = [_open(part, measured) for part, _ in parts]
+    read = [(part, *read_first(part, measured)) for part, _ in parts]
+    return shown_rows(config, tokenizer, rows, [(source, map_columns(part.format, [row for _, row, _ in first], source,
+                                                                     part.columns), first) for part, source, first in read])
+
+
+def shown_rows(config: DataConfig, tokenizer: Any, rows: int,
+               opened: list[tuple[Source, ColumnMap, list[Numbered]]]) -> dict[str, Any]:
+    """What `preview` gives of sources that are open: each with its columns and its first rows."""
+    encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
+    parts = config.parts()
     shown: list[dict[str, Any]] = []
     lengths: list[int] = []
     tokens = trained = cut = skipped = 0
@@ -86,13 +94,13 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
     return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
 
 
-def _open(config: DataConfig, count: int) -> tuple[Source, ColumnMap, list[Numbered]]:
-    """A source, its columns and its first `count` rows."""
+def read_first(config: DataConfig, count: int = _ROWS_MEASURED) -> tuple[Source, list[Numbered]]:
+    """A source and its first `count` rows. Raises DataError where there are none."""
     source = open_source(config, streaming=True)
     read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
     if not read:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    return source, map_columns(config.format, [row for _, row, _ in read], source), read
+    return source, read
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:

@@ -73,7 +73,7 @@ def _tokenise(source: Source, encoder: Encoder, config: DataConfig, writer: Toke
     first = [row for _, row in itertools.islice(source.read(), _ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    tally = Tally(source.name, map_columns(config.format, first, source))
+    tally = Tally(source.name, map_columns(config.format, first, source, config.columns))
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
     with contextlib.closing(_encoded(source, encoder, tally, processes)) as found:
         for batch, encoded in found:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from playwright.sync_api import expect
 
 from engine.config import TrainConfig
 from engine.recorder import RunRecorder
-from engine.run_list import list_runs
 from engine.runs import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
 from tests.synthetic_run import run_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\">${window.hacked=2}{{7*7}}"
 POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
 
@@ -124,7 +120,8 @@ def test_the_whole_job(page, context, server):
     wait_for_points(page, least=60)
     steps = page.evaluate("document.querySelector('[data-figure=loss]').data[0].x")
     assert steps == list(range(1, 61))
-    wait_for_points(page, "timeline")
+    page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
+    page.wait_for_function("document.querySelector('.rs-lanes canvas').dataset.bars >= 5")
     for figure in ("throughput", "optimizer"):
         wait_for_points(page, figure, 60)
     expect(page.locator(".rs-live [data-part=answers] tbody tr")).to_have_count(3)
@@ -137,14 +134,18 @@ def test_the_whole_job(page, context, server):
     page.locator("[data-part=export] input").fill("taken-home")
     page.locator("[data-part=export] form button.rs-primary").click()
     expect(page.locator("[data-field=export-said]")).to_have_text(f"Exported the model of step 60 to {server.folder / 'taken-home'}.")
-    row.get_by_role("button", name="Ask").click()
+    row.get_by_role("button", name="Talk").click()
+    expect(page.locator(".rs-talk select[name=run]")).to_have_value(run_id)
+    expect(page.get_by_label("Weights")).to_have_value("step-60")
+    page.get_by_label("Compare with the model before training").uncheck()
+    page.get_by_text("How answers are drawn").click()
+    page.get_by_label("Tokens at most").fill("24")
+    page.get_by_label("Temperature").fill("0")
     question = "Write 1888 in Roman numerals."
-    page.locator("[data-part=ask] textarea").fill(question)
-    page.locator("[data-part=ask] input[name=max_new_tokens]").fill("24")
-    page.locator("[data-part=ask] form button.rs-primary").click()
-    page.wait_for_selector("[data-field=answer][data-done=true]")
-    answer = page.locator("[data-field=answer]")
-    expect(answer).to_have_class("rs-answer")
+    page.get_by_label("Message", exact=True).fill(question)
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.locator(".rs-talk-answer[data-state=done]")).to_have_count(1)
+    answer = page.locator(".rs-talk-answer[data-side=tuned] .rs-talk-text")
     assert answer.inner_text().strip() == transformers_answer(server.folder / "taken-home", question, 24)
 
 
@@ -194,19 +195,6 @@ def test_a_run_is_deleted_only_after_a_question(page, server):
         assert (server.runs / run_id).exists() == bool(there)
     expect(page).not_to_have_url(re.compile(run_id))
     expect(page.locator(".rs-bar [data-field=name]")).not_to_have_text("Unwanted")
-
-
-def test_closing_every_tab_does_not_stop_a_run(page, context, server):
-    run_id = start_short_run(page, "Left alone", steps=30)
-    page.close()
-    end = time.monotonic() + 90
-    while next(run for run in list_runs(server.runs) if run.id == run_id).state != "finished":
-        assert time.monotonic() < end, server.log()
-        time.sleep(0.5)
-    again = context.new_page()
-    again.goto(f"{server.address}/?run={run_id}&tab=live")
-    expect(state(again)).to_have_text("Finished")
-    wait_for_points(again, least=30)
 
 
 def test_a_run_of_another_process_is_followed_and_controlled(page, server):
@@ -281,23 +269,6 @@ def test_the_preview_says_what_is_wrong_with_a_file(page, tmp_path):
     expect(page.locator(".rs-preview-head.rs-error")).to_contain_text("broken.jsonl")
 
 
-def test_names_and_data_never_become_markup(page, server, tmp_path):
-    rows = [{"prompt": HOSTILE, "completion": HOSTILE}] * 3
-    source = tmp_path / "hostile.jsonl"
-    source.write_text("\n".join(map(json.dumps, rows)))
-    fill(page, "data.source", str(source))
-    expect(page.locator(".rs-preview mark").nth(1)).to_contain_text("onerror")
-    folder = recorded_run(server, 60, HOSTILE)
-    page.goto(f"{server.address}/?run={folder.id}&tab=live")
-    expect(page.locator(".rs-bar [data-field=name]")).to_have_text(HOSTILE)
-    expect(page.locator(".rs-log")).to_contain_text("<img src=x")
-    wait_for_points(page)
-    page.locator("#rs-tab-runs-button").click()
-    expect(page.locator(f"tr[data-run='{folder.id}']")).to_contain_text("window.hacked=2")
-    assert page.evaluate("window.hacked") is None
-    assert page.locator("img[src=x]").count() == 0
-
-
 @pytest.mark.parametrize("width", [1440, 800])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_tab_is_readable_at_both_widths_in_both_themes(browser, server, width, scheme):
@@ -336,40 +307,6 @@ def test_charts_follow_a_window_that_becomes_narrow(browser, server):
 def test_an_unknown_run_in_the_address_is_told(page, server):
     page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
     expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("There is no run nothing-like-this")
-
-
-def test_the_page_and_the_form_survive_a_server_that_dies(browser, tmp_path):
-    server = Server(tmp_path, free_port())
-    server.start()
-    context = browser.new_context()
-    context.set_default_timeout(WAIT_MILLISECONDS)
-    page = context.new_page()
-    try:
-        page.goto(server.address)
-        page.wait_for_selector("#start:not([disabled])")
-        run_id = start_short_run(page, "Interrupted", steps=300)
-        wait_for_points(page, least=3)
-        press(page, "save")
-        expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
-        server.end()
-        expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("Reconnecting")
-        server.start()
-        expect(state(page)).to_have_text("Interrupted")
-        expect(page.locator(".rs-bar [data-field=note]")).to_be_hidden()
-        wait_for_points(page, least=3)
-        fresh = context.new_page()
-        fresh.goto(server.address)
-        expect(fresh.locator("#field-train-steps :is(input, textarea)")).to_have_value("300")
-        fresh.close()
-        press(page, "resume")
-        expect(state(page)).to_have_text("Running")
-        # Ctrl-C stops and saves.
-        assert server.end(signal.SIGINT) == 0, server.log()
-        assert next(run for run in list_runs(server.runs) if run.id == run_id).state == "stopped"
-    finally:
-        context.close()
-        if server.process.poll() is None:
-            server.end()
 
 
 def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):

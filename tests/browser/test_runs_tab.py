@@ -11,12 +11,17 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
+from engine.config import TrainConfig
+from engine.recorder import RunRecorder
 from engine.run_list import list_runs
+from engine.runs import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.browser.test_app_in_browser import (HOSTILE, fill, open_other_settings, press, recorded_run, start_short_run,
-                                               state)
+from tests.browser.test_app_in_browser import fill, press, recorded_run, start_short_run
+from tests.synthetic_run import run_events, step_finished
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
+
+HOSTILE = "<img src=x onerror=\"window.hacked=1\">${window.hacked=2}{{7*7}}"
 
 
 def open_tab(page, name):
@@ -25,15 +30,6 @@ def open_tab(page, name):
 
 def row_of(page, run_id):
     return page.locator(f".rs-runs [data-part=rows] tr[data-run='{run_id}']")
-
-
-def prepare(page, name, steps):
-    """The form filled for a run that lasts, without samples and checkpoints."""
-    open_other_settings(page)
-    for field, text in (("name", name), ("train.steps", str(steps)), ("output.exact_match_samples", "0"),
-                        ("output.eval_every", "0"), ("output.checkpoint_every", "0")):
-        fill(page, field, text)
-    page.wait_for_timeout(500)
 
 
 def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(page, context, server):
@@ -64,8 +60,36 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(page,
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("First name")
 
 
-def test_runs_are_compared_side_by_side(page, server):
-    one, two, three = (recorded_run(server, steps, name) for steps, name in ((60, "Short"), (120, "Long"), (10, "Third")))
+COMPARED = ("['loss', 'throughput', 'memory'].map(name => "
+            "document.querySelector(`[data-compare=${name}]`)._fullLayout.xaxis.range.map(Number))")
+
+
+def zoom_compared(page):
+    box = page.locator("[data-compare=loss]").bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 300, box["y"] + 83, steps=5)
+    page.mouse.up()
+    expect(page.locator("[data-part=compare-reset]")).to_be_visible()
+    page.wait_for_function(f"{COMPARED}.every(([from, to]) => to < 100)")
+
+
+@pytest.fixture
+def long_run(server):
+    """A run that goes on: its folder and its recorder, 120 steps so far."""
+    config = {"name": "Long", "model": {"source": "Long"}, "data": {"source": "Long"}}
+    folder = create_run(server.runs, TrainConfig.from_dict(config))
+    with folder.lock():
+        recorder = RunRecorder(folder.path, folder.id)
+        for event in run_events(120, total=200, name="Long", ended=None):
+            recorder.emit(event)
+        yield folder, recorder
+        recorder.close()
+
+
+def test_runs_are_compared_side_by_side(page, server, long_run):
+    one, three = (recorded_run(server, steps, name) for steps, name in ((60, "Short"), (10, "Third")))
+    two, recorder = long_run
     page.goto(f"{server.address}/?tab=runs")
     compare = page.locator("[data-part=compare-open]")
     row_of(page, one.id).get_by_role("checkbox").check()
@@ -80,6 +104,21 @@ def test_runs_are_compared_side_by_side(page, server):
     settings = page.locator("[data-part=compare-settings] tbody tr")
     expect(settings.first).to_have_text(re.compile(r"model\.source\s*Short\s*Long"))
     expect(settings).to_have_count(2)
+    # A zoom of one is one of all, and what the runs do meanwhile does not undo it.
+    zoom_compared(page)
+    zoomed = [round(end, 3) for end in page.evaluate(COMPARED)[0]]
+    page.wait_for_function(f"new Set({COMPARED}.map(String)).size === 1")
+    for step in range(121, 131):
+        recorder.emit(step_finished(step, 200))
+    page.wait_for_function("document.querySelector('[data-compare=loss]').data.some(({x}) => x.at(-1) >= 130)")
+    assert page.evaluate(COMPARED) == [pytest.approx(zoomed, abs=0.01)] * 3
+    page.get_by_role("button", name="Show everything").click()
+    page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
+    zoom_compared(page)
+    box = page.locator("[data-compare=memory]").bounding_box()
+    page.mouse.dblclick(box["x"] + 150, box["y"] + 60)
+    page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
+    expect(page.get_by_role("button", name="Show everything")).to_be_hidden()
     page.get_by_role("button", name="Time", exact=True).click()
     page.wait_for_function("document.querySelector('[data-compare=loss]').layout.xaxis.type === 'date'")
 
@@ -97,7 +136,9 @@ def test_runs_are_compared_side_by_side(page, server):
     expect(page.locator("[data-field=compare-problem]")).to_contain_text("There is no run nothing-there")
 
 
-def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(browser, tmp_path):
+@pytest.fixture
+def own(browser, tmp_path):
+    """A server that a test may end and start again, and a page of it with the form ready; no process outlives them."""
     server = Server(tmp_path, free_port())
     server.start()
     context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -106,79 +147,85 @@ def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(
     try:
         page.goto(server.address)
         page.wait_for_selector("#start:not([disabled])")
-        expect(page.locator("#add-to-queue")).to_have_count(0)
-        start_short_run(page, "Now", steps=2000)
-        open_tab(page, "train")
-        for number, name in enumerate(("Second", "Third", "Fourth"), 1):
-            fill(page, "name", name)
-            page.wait_for_timeout(500)
-            page.locator("#add-to-queue").click()
-            expect(page.locator(".rs-queued")).to_have_text(f"Number {number} in the queue now; Runs shows it.")
-        open_tab(page, "runs")
-        queued = page.locator("[data-part=queue-rows] li")
-        expect(queued).to_have_count(3)
-        queued.filter(has_text="Fourth").get_by_role("button", name="Move up").click()
-        expect(queued.nth(1)).to_contain_text("Fourth")
-        queued.filter(has_text="Third").get_by_role("button", name="Remove").click()
-        expect(queued).to_have_count(2)
-        press(page, "stop")
-        expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Second")).to_contain_text(re.compile("Preparing|Running"))
-        expect(queued).to_have_count(1)
-
-        # Ctrl-C stops what runs and starts nothing; nor does the next server.
-        assert server.end(signal.SIGINT) == 0, server.log()
-        assert {run.name for run in list_runs(server.runs)} == {"Now", "Second"}
-        server.start()
-        expect(page.get_by_role("button", name="Continue the queue")).to_be_visible()
-        assert {run.name for run in list_runs(server.runs)} == {"Now", "Second"}
-        page.get_by_role("button", name="Continue the queue").click()
-        expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Fourth")).to_be_visible()
-        expect(page.locator(".rs-queue")).to_be_hidden()
+        yield server, page
     finally:
         context.close()
         if server.process.poll() is None:
             server.end(signal.SIGINT)
-
-
-def test_a_detached_run_outlives_its_server(browser, tmp_path):
-    server = Server(tmp_path, free_port())
-    server.start()
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    context.set_default_timeout(WAIT_MILLISECONDS)
-    page = context.new_page()
-    try:
-        page.goto(server.address)
-        page.wait_for_selector("#start:not([disabled])")
-        prepare(page, "Detached", 5000)
-        page.locator("#start-detached:not([disabled])").click()
-        expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-        run_id = re.search(r"run=([^&]+)", page.url).group(1)
-        expect(state(page)).to_have_text(re.compile("Preparing|Running"))
-        page.wait_for_function("document.querySelector('[data-figure=loss]')?.data?.[0]?.x.length >= 3")
-        open_tab(page, "train")
-        expect(page.locator("#start")).to_be_disabled()
-        expect(page.locator(".rs-why-not")).to_contain_text("in a process of its own")
-        server.end(signal.SIGINT)
-        pid = json.loads((server.runs / run_id / "detached.json").read_text())["pid"]
-        assert open(f"/proc/{pid}/cmdline").read().count("--resume") == 1
-        server.start()
-        expect(state(page)).to_have_text("Running")
-        press(page, "pause")
-        expect(state(page)).to_have_text("Paused")
-        press(page, "stop")
-        expect(state(page)).to_have_text("Stopped")
-        expect(page.locator("#start")).to_be_enabled()
-    finally:
-        context.close()
-        server.end()
         for run in list_runs(server.runs):
             end_process(server.runs / run.id / "detached.json")
+
+
+def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(own):
+    server, page = own
+    expect(page.locator("#add-to-queue")).to_have_count(0)
+    start_short_run(page, "Now", steps=2000)
+    open_tab(page, "train")
+    for number, name in enumerate(("Second", "Third", "Fourth"), 1):
+        fill(page, "name", name)
+        page.wait_for_timeout(500)
+        page.locator("#add-to-queue").click()
+        expect(page.locator(".rs-queued")).to_have_text(f"Number {number} in the queue now; Runs shows it.")
+    open_tab(page, "runs")
+    queued = page.locator("[data-part=queue-rows] li")
+    expect(queued).to_have_count(3)
+    queued.filter(has_text="Fourth").get_by_role("button", name="Move up").click()
+    expect(queued.nth(1)).to_contain_text("Fourth")
+    queued.filter(has_text="Third").get_by_role("button", name="Remove").click()
+    expect(queued).to_have_count(2)
+    press(page, "stop")
+    expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Second")).to_contain_text(re.compile("Preparing|Running"))
+    expect(queued).to_have_count(1)
+
+    # Ctrl-C stops what runs and starts nothing; nor does the next server.
+    assert server.end(signal.SIGINT) == 0, server.log()
+    assert {run.name for run in list_runs(server.runs)} == {"Now", "Second"}
+    server.start()
+    expect(page.get_by_role("button", name="Continue the queue")).to_be_visible()
+    assert {run.name for run in list_runs(server.runs)} == {"Now", "Second"}
+    page.get_by_role("button", name="Continue the queue").click()
+    expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Fourth")).to_be_visible()
+    expect(page.locator(".rs-queue")).to_be_hidden()
 
 
 def end_process(path):
     if path.exists():
         with contextlib.suppress(ProcessLookupError):  # as it should be
             os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
+
+
+def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own):
+    server, page = own
+    rows, queued = page.locator(".rs-runs [data-part=rows] tr"), page.locator("[data-part=queue-rows] li")
+    start_short_run(page, "First", steps=5000)
+    open_tab(page, "train")
+    for number, name in enumerate(("Away", "After it", "Last"), 1):
+        fill(page, "name", name)
+        page.wait_for_timeout(500)
+        page.locator("#add-to-queue").click()
+        expect(page.locator(".rs-queued")).to_contain_text(f"Number {number} in the queue")
+    open_tab(page, "runs")
+    for name in ("Away", "Last"):
+        queued.filter(has_text=name).get_by_role("checkbox", name="Run detached").check()
+    expect(queued.filter(has_text="After it").get_by_role("checkbox", name="Run detached")).not_to_be_checked()
+    press(page, "stop")
+    expect(rows.filter(has_text="Away")).to_contain_text("Running")
+    expect(queued).to_have_count(2)
+    away = next(run for run in list_runs(server.runs) if run.name == "Away")
+    assert (server.runs / away.id / "detached.json").exists()
+
+    # The next server waits for it, and goes on when it ends by itself.
+    assert server.end(signal.SIGINT) == 0, server.log()
+    server.start()
+    expect(page.locator("[data-part=queue-behind]")).to_contain_text(f"while {away.id} goes on")
+    expect(page.get_by_role("button", name="Continue the queue")).to_be_hidden()
+    assert {run.name for run in list_runs(server.runs)} == {"First", "Away"}
+    end_process(server.runs / away.id / "detached.json")
+    expect(rows.filter(has_text="After it")).to_contain_text("Running")
+    expect(queued).to_have_count(1)
+    expect(queued.get_by_role("checkbox", name="Run detached")).to_be_checked()
+    expect(page.locator("[data-part=queue-behind]")).to_be_hidden()
+
 
 
 @pytest.mark.parametrize("width", [1440, 800])
@@ -188,6 +235,7 @@ def test_the_comparison_is_readable_at_both_widths_in_both_themes(browser, serve
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
     page.goto(f"{server.address}/?tab=runs&compare={one.id},{two.id}")
+    page.locator("[data-compare=memory]").scroll_into_view_if_needed(timeout=WAIT_MILLISECONDS)
     page.wait_for_selector("[data-compare=memory] .main-svg", timeout=WAIT_MILLISECONDS)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     row_of(page, one.id).get_by_role("button", name="Details").click()

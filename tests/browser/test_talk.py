@@ -76,6 +76,19 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     expect(about).to_contain_text("/nowhere is not a folder on this machine")
 
 
+def test_a_row_of_runs_opens_talk_with_its_newest_weights(context, server, run_id):
+    page = context.new_page()
+    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    page.get_by_label("Weights").select_option("step-15")
+    page.locator("#rs-tab-runs-button").click()
+    row = page.locator(f".rs-runs tr[data-run='{run_id}']")
+    row.get_by_role("button", name="Talk").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Weights")).to_have_value("step-30")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    assert "tab=talk" in page.url and f"run={run_id}" in page.url
+
+
 def test_the_answers_to_sample_prompts_are_read_step_by_step(context, server, run_id):
     page = context.new_page()
     page.goto(f"{server.address}/?tab=live&run={run_id}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
 import pytest
+from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 
 from engine.config import DataConfig, ModelConfig, TrainConfig
@@ -13,13 +15,14 @@ from engine.events import PlanBuilt, StepFinished, StepTimeline
 from engine.runs import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.planned_steps import measured, plan_of, simulated
-from tests.synthetic_run import records, run_events, write_events
+from tests.synthetic_run import records, run_events, step_finished, timeline, write_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 HOSTILE = "<img src=x onerror=\"window.hacked=1\">"
 NODE = "document.querySelector('[data-figure=timeline]')"
 RANGE = f"{NODE}.layout.xaxis.range"
+BARS = "document.querySelector('.rs-lanes canvas').dataset"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,8 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     page.get_by_role("button", name="Follow the latest").click()
     expect(said).to_contain_text("step 40,")
     page.wait_for_function("!location.search.includes('step=')")
-    later = measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)
-    write_events(run.events_path, records([later], run.id, first_seq=999))
+    later = [step_finished(step, 100) for step in range(41, 46)] + [measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)]
+    write_events(run.events_path, records(later, run.id, first_seq=999))
     expect(number(page)).to_have_text("Step 45")
     assert page.locator("img[src=x]").count() == 0 and page.evaluate("window.hacked") is None
 
@@ -111,10 +114,9 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     expect(page.locator("[data-said=timeline]")).to_contain_text("step 20,")
     assert page.evaluate(RANGE) == pytest.approx(zoomed)
 
-    ghosts = f"{NODE}.layout.shapes.filter(shape => shape.name === 'predicted').length"
-    assert page.evaluate(ghosts) == 4
+    assert page.evaluate(f"{BARS}.predicted") == "4"
     page.get_by_role("button", name="Predicted", exact=True).click()
-    page.wait_for_function(f"{ghosts} === 0")
+    page.wait_for_function(f"{BARS}.predicted === '0'")
     assert page.evaluate(RANGE) == pytest.approx(zoomed)
     all_of_it.click()
     expect(all_of_it).to_be_hidden()
@@ -123,6 +125,8 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
 
     # By the mouse: a drag zooms, a double click goes back.
     box = figure.bounding_box()
+    page.mouse.move(box["x"] + 200, box["y"] + 66)
+    expect(page.locator(".rs-timeline .rs-tip")).to_contain_text(re.compile(r"^block \d+: \w+.*ms, from [\d.]+ ms$"))
     page.mouse.move(box["x"] + 200, box["y"] + 80)
     page.mouse.down()
     page.mouse.move(box["x"] + 500, box["y"] + 80, steps=5)
@@ -130,7 +134,7 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     expect(all_of_it).to_be_visible()
     dragged = page.evaluate(RANGE)
     page.get_by_role("button", name="Predicted", exact=True).click()
-    page.wait_for_function(f"{ghosts} === 4")
+    page.wait_for_function(f"{BARS}.predicted === '4'")
     assert page.evaluate(RANGE) == pytest.approx(dragged)
     page.mouse.dblclick(box["x"] + 300, box["y"] + 80)
     expect(all_of_it).to_be_hidden()
@@ -151,6 +155,56 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
         page.wait_for_function(f"{NODE}.querySelector('.main-svg').clientWidth === {NODE}.clientWidth")
         assert page.evaluate("document.querySelector('.rs-timeline').scrollWidth"
                              " <= document.querySelector('.rs-timeline').clientWidth")
+
+
+def test_a_step_of_ten_thousand_spans_is_shown_in_full_where_it_is_zoomed_into(context, server):
+    folder = create_run(server.runs, TrainConfig(name="Many", model=ModelConfig(source="m"), data=DataConfig(source="d")))
+    steps = [timeline(step, blocks=400, micro_batches=7) for step in (10, 20)]
+    many = [event for event in run_events(40, total=100, ended=None) if not isinstance(event, StepTimeline)] + steps
+    write_events(folder.events_path, records(many, folder.id))
+    spans = steps[0].spans
+    page = opened(context, server, folder)
+    count = page.locator("[data-timeline=count]")
+    expect(count).to_have_text(re.compile(rf"Showing 1?,?\d+ of {len(spans):,} spans; zoom in for all\."))
+    overview = count.inner_text()
+    assert int(page.evaluate(f"{BARS}.bars")) <= 1502
+
+    def zoom(start, end):
+        page.evaluate("([start, end]) => Plotly.relayout(document.querySelector('[data-figure=timeline]'),"
+                      " {'xaxis.range[0]': start, 'xaxis.range[1]': end})", [start, end])
+
+    # The answers to two zooms come in the wrong order: the second one's stays.
+    held = []
+    page.route("**/stretch?**", lambda route: held.append(route) if not held else route.continue_())
+    zoom(1000, 1300)
+    wait_until(page, lambda: held)
+    zoom(3000, 3200)
+    inside = [span for span in spans if span["end"] >= 2.95 and span["start"] <= 3.25]
+    expect(count).to_have_text(f"Showing all {len(inside):,} spans of this stretch.")
+    shown = len([span for span in spans if span["end"] > 3.0 and span["start"] < 3.2])
+    page.wait_for_function(f"Math.abs({BARS}.bars - {shown}) <= 2")
+    with contextlib.suppress(PlaywrightError):  # the page has given it up
+        held[0].continue_()
+    page.wait_for_timeout(300)
+    expect(count).to_have_text(f"Showing all {len(inside):,} spans of this stretch.")
+    assert page.evaluate(RANGE) == [3000, 3200]
+
+    # A step that is sampled meanwhile comes into the same zoom, in full.
+    write_events(folder.events_path, records([timeline(30, blocks=400, micro_batches=7)], folder.id, first_seq=99_000))
+    expect(number(page)).to_have_text("Step 30")
+    expect(count).to_have_text(f"Showing all {len(inside):,} spans of this stretch.")
+    assert page.evaluate(RANGE) == [3000, 3200]
+    page.get_by_role("button", name="Show the whole step").click()
+    expect(count).to_have_text(overview)
+    page.wait_for_function(f"{BARS}.bars > 500")
+
+
+def wait_until(page, condition):
+    for _ in range(WAIT_MILLISECONDS // 100):
+        if condition():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError("this never became true")
 
 
 def test_what_is_not_there_is_told_in_a_sentence(context, server, run):

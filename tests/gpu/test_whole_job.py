@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM
 from engine.engine import StreamingEngine
 from engine.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
 from engine.export import export_run
-from engine.generate import ask_run
 from engine.job import resume_run, start_run
 from engine.restore import newest_checkpoint
+from tests.asking import ask_run
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
 from tests.test_trainer import events_of, execute, planes_on_disk
 

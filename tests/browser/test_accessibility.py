@@ -1,0 +1,316 @@
+"""The page for those who use no mouse, hear it instead of seeing it, or look at it on a phone."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from pathlib import Path
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import expect
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from app.login import Login, login_routes
+from engine.config import TrainConfig
+from engine.recorder import RunRecorder
+from engine.runs import create_run
+from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.synthetic_run import run_events
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+COLOUR_RULES = ["color-contrast", "link-in-text-block"]
+"""All that the other theme can change: it is colours alone."""
+IMPACTS = {"serious", "critical"}
+TABS = ("train", "live", "runs", "talk", "hardware")
+WIDTHS = (1300, 800, 390)
+SCHEMES = ("light", "dark")
+PHONE = 390
+LEAST_TARGET, FINGER = 24, 40
+"""px: of whatever is pressed (WCAG 2.2), and of the buttons of a run on a phone."""
+
+FIND = """async ([within, only]) => {
+  const options = {resultTypes: ['violations'], runOnly: only};
+  const {violations} = await axe.run(within === null ? document : within, options);
+  return violations.flatMap((rule) => rule.nodes.map((node) => ({rule: rule.id, impact: node.impact ?? rule.impact,
+    target: node.target.join(' '), html: node.html.slice(0, 160), why: node.failureSummary})));
+}"""
+LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
+  .map((node) => [Object.values(node.dataset)[0] ?? 'lengths', [node.ariaLabel,
+    ...(node.getAttribute('aria-describedby') ?? '').split(' ').filter(Boolean).map((id) => document.getElementById(id).textContent)]
+    .filter(Boolean).join(' ')]))"""
+CHARTS, COMPARED = "[data-figure], [data-fit], .rs-lengths-plot", "[data-compare]"
+RING = """() => {
+  const node = document.activeElement, style = getComputedStyle(node), box = node.getBoundingClientRect();
+  const name = `${node.tagName} ${node.id || node.className || ''} ${node.textContent.trim().slice(0, 30)}`;
+  return {name, isBody: node === document.body, isSeen: box.width > 1 && style.outlineStyle !== 'none'
+    && parseFloat(style.outlineWidth) >= 2 && style.outlineColor !== 'rgba(0, 0, 0, 0)'};
+}"""
+SMALL = """(least) => [...document.querySelectorAll('button, select, summary, [role=tab], input, textarea')]
+  .filter((node) => node.checkVisibility({visibilityProperty: true}) && !node.closest('.rs-hidden, .rs-grid, [inert]'))
+  .map((node) => [node, (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node).getBoundingClientRect()])
+  .filter(([, box]) => box.width > 1 && box.height > 1 && (box.width < least || box.height < least))
+  .map(([node, box]) => `${node.tagName} ${node.id || node.textContent.trim().slice(0, 30)}: ${box.width} x ${box.height}`)"""
+
+Opened = namedtuple("Opened", "page active recorder")
+
+
+def record(server, name, steps, **how):
+    """The folder and the recorder of a run that was never trained."""
+    folder = create_run(server.runs, TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}))
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in run_events(steps, name=name, **how):
+        recorder.emit(event)
+    return folder, recorder
+
+
+# ------------------------------------------------------------------ by keyboard alone
+# First, while nothing else is under way.
+
+
+def go(page, wanted, limit=90, key="Tab"):
+    """Press Tab until the focus is on `wanted`, as a person would who has nothing else."""
+    for _ in range(limit):
+        if page.evaluate("wanted => document.activeElement.matches(wanted)", wanted):
+            return
+        page.keyboard.press(key)
+    raise AssertionError(f"{wanted} is not reached by {key}")
+
+
+def test_a_run_is_made_by_keyboard_alone(context, server):
+    page = context.new_page()
+    press = page.keyboard.press
+    page.goto(server.address)
+    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+    state = page.locator(".rs-bar .rs-state")
+
+    go(page, "#preset input")
+    press("Control+A")
+    page.keyboard.type("Starter")
+    press("Enter")
+    expect(page.locator("#preset input")).to_have_value("Starter")
+    go(page, "#field-train-steps :is(input, textarea)")
+    press("Control+A")
+    page.keyboard.type("300")
+    page.wait_for_timeout(500)  # Gradio takes over what was typed a moment later
+    page.wait_for_selector("#start:not([disabled])")
+    go(page, "#start")
+    press("Enter")
+    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
+    run_id = re.search(r"run=([^&]+)", page.url).group(1)
+    expect(state).to_have_text("Running")
+
+    go(page, "[data-command=pause]")
+    press("Enter")
+    expect(state).to_have_text("Paused")
+    expect(page.locator("[data-command=resume]")).to_be_focused()
+    expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Paused")
+    go(page, "[data-command=save]", 4)
+    press("Space")
+    expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
+    expect(page.locator("[data-command=save]")).to_be_focused()
+    go(page, "[data-command=change]", 4)
+    press("Enter")
+    expect(page.get_by_role("dialog", name="Change this run")).to_be_visible()
+    press("Escape")
+    expect(page.locator("[data-command=change]")).to_be_focused()
+    go(page, "[data-command=stop]", 4)
+    press("Enter")
+    expect(state).to_have_text("Stopped")
+    expect(page.locator(".rs-bar [data-field=announced]")).to_contain_text("Stopped")
+
+    go(page, "#rs-tab-runs-button")
+    press("Enter")
+    details = page.locator(f"tr[data-run='{run_id}'] [data-act=details]")
+    expect(details).to_be_visible()
+    go(page, f"tr[data-run='{run_id}'] [data-act=details]")
+    press("Enter")
+    dialog = page.locator("dialog[data-part=details]")
+    expect(dialog).to_be_visible()
+    expect(page.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
+    for _ in range(12):
+        press("Tab")
+        assert page.evaluate("document.activeElement.closest('dialog') !== null || document.activeElement === document.body")
+    press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(details).to_be_focused()
+
+
+# ------------------------------------------------------------------ what is on the page
+
+
+@pytest.fixture(scope="module")
+def opened(browser, server):
+    """One page for the tests below, with runs of every kind, one of them going on as far as the page can tell."""
+    for name, ended in (("One that failed", "failed"), ("One with a rather long name that nobody can remember", "finished"),
+                        ("Broken off", None)):
+        record(server, name, 60, ended=ended)[1].close()
+    folder, recorder = record(server, "Under way", 80, total=200, ended=None, blocks=4)
+    context = browser.new_context(viewport={"width": 1300, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    page = context.new_page()
+    with folder.lock():
+        page.goto(server.address)
+        page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
+        page.wait_for_selector(".rs-preview li")
+        page.evaluate(AXE)
+        yield Opened(page, folder, recorder)
+    context.close()
+    recorder.close()
+
+
+def open_tab(page, tab):
+    """At a width at which Gradio folds no tab away."""
+    page.set_viewport_size({"width": 1300, "height": 900})
+    page.locator(f"#rs-tab-{tab}-button").click()
+    if tab == "live":
+        expect(page.locator("[data-figure=loss] .main-svg").first).to_be_attached()
+    elif tab == "runs":
+        expect(page.locator("[data-part=rows] tr", has_text="Under way")).to_be_visible()
+    elif tab == "hardware":
+        expect(page.locator(".rs-grid tbody tr").first).to_be_visible()
+
+
+def look(page, where, within=None, findings=None):
+    """Every serious or critical finding at all widths in both themes; the page is never wider than its window."""
+    findings = [] if findings is None else findings
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            page.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
+            only = COLOUR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
+            findings += [f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: {found['html']}\n{found['why']}"
+                         for found in page.evaluate(FIND, [within, only]) if found["impact"] in IMPACTS]
+        page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=5000)
+    page.set_viewport_size({"width": 1300, "height": 900})
+    return findings
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_no_tab_has_a_serious_finding_or_is_wider_than_its_window(opened, tab):
+    open_tab(opened.page, tab)
+    assert not (findings := look(opened.page, tab)), "\n".join(findings)
+
+
+def test_no_dialog_and_no_form_has_a_serious_finding(opened):
+    page, findings = opened.page, []
+    open_tab(page, "train")
+    page.locator("#add-to-queue").click()
+    expect(page.locator(".rs-queued")).to_contain_text("in the queue")
+    open_tab(page, "runs")
+    finished = page.locator("[data-part=rows] tr", has_text="nobody can remember")
+    for box in page.locator("[data-act=compare]").all()[:2]:
+        box.check()
+    page.locator("[data-part=compare-open]").click()
+    expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
+    finished.get_by_role("button", name="Export").click()
+    look(page, "queue, comparison and export", ".rs-runs", findings)
+    dialogs = {"details": finished.get_by_role("button", name="Details"), "delete": finished.get_by_role("button", name="Delete"),
+               "change": page.locator("[data-command=change]"), "discard": page.locator("[data-command=discard]")}
+    for name, button in dialogs.items():
+        button.click()
+        dialog = page.locator(f"dialog[data-part={name}]")
+        expect(dialog).to_be_visible()
+        look(page, name, f"dialog[data-part={name}]", findings)
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+        expect(button).to_be_focused()
+    page.locator("[data-part=compare-close]").click()
+    assert not findings, "\n".join(findings)
+
+
+def test_the_login_page_has_no_serious_finding(browser, tmp_path):
+    client = TestClient(Starlette(routes=login_routes(Login("ada", "open sesame", tmp_path / "key"))))
+    context = browser.new_context()
+    page = context.new_page()
+    for answer in (client.get("/login"), client.post("/login", data={"user": "ada", "password": "wrong"})):
+        page.set_content(answer.text)
+        page.evaluate(AXE)
+        assert not (findings := look_at_colours_of_the_system(page)), "\n".join(findings)
+    context.close()
+
+
+def look_at_colours_of_the_system(page):
+    """Of a page that follows the system's theme by its style sheet alone."""
+    findings = []
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        findings += [f"{scheme}: {found}" for found in page.evaluate(FIND, [None, {"type": "tag", "values": STANDARDS}])
+                     if found["impact"] in IMPACTS]
+    return findings
+
+
+def test_every_chart_says_in_words_what_it_shows_now(opened):
+    page = opened.page
+    open_tab(page, "live")
+    before = page.evaluate(LABELS, CHARTS)
+    live = ("loss", "throughput", "optimizer", "memory", "step_time", "power", "norms", "timeline")
+    for name in (*live, "host", "lengths"):
+        assert re.search(r"\d", before[name]), f"{name}: {before[name]}"
+    assert before["loss"].startswith("Loss: 4.")
+    for event in run_events(120, total=200, ended=None, blocks=4)[-70:]:
+        opened.recorder.emit(event)
+    page.wait_for_function("() => document.querySelector('.rs-bar [data-field=step]').textContent.startsWith('120')")
+    page.wait_for_function("() => document.querySelector('[data-figure=loss]').ariaLabel.includes('step 120')")
+    after = page.evaluate(LABELS, CHARTS)
+    assert not [name for name in ("loss", "optimizer", "norms", "timeline") if before[name] == after[name]]
+
+    open_tab(page, "train")
+    page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
+    page.wait_for_function("label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label", arg=before["host"])
+    page.locator("#field-data-max_seq_len :is(input, textarea)").fill("32")
+    page.locator("#field-data-max_seq_len :is(input, textarea)").blur()
+    page.wait_for_function("label => document.querySelector('.rs-lengths-plot').ariaLabel !== label", arg=before["lengths"])
+
+    open_tab(page, "runs")
+    for box in page.locator("[data-act=compare]").all()[:2]:
+        box.check()
+    page.locator("[data-part=compare-open]").click()
+    page.wait_for_function("() => /Under way.*\\d/.test(document.querySelector('[data-compare=memory]').ariaLabel)")
+    compared = page.evaluate(LABELS, COMPARED)
+    assert all(re.search(r"\d", compared[name]) for name in ("loss", "throughput", "memory"))
+    page.locator("[data-part=compare-close]").click()
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_the_focus_is_seen_wherever_it_comes(opened, tab):
+    page = opened.page
+    open_tab(page, tab)
+    page.locator(f"#rs-tab-{tab}-button").focus()
+    unseen, stops = [], 0
+    for scheme in SCHEMES if tab == "train" else SCHEMES[:1]:
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        page.locator(f"#rs-tab-{tab}-button").focus()
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            found = page.evaluate(RING)
+            if found["isBody"]:
+                break
+            stops += 1
+            if not found["isSeen"]:
+                unseen.append(found["name"])
+    assert stops >= 5
+    assert not unseen
+
+
+def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
+    page = opened.page
+    for tab in TABS:
+        open_tab(page, tab)
+        page.set_viewport_size({"width": PHONE, "height": 844})
+        assert not page.evaluate(SMALL, LEAST_TARGET), tab
+    for button in page.locator(".rs-actions button:visible").all():
+        assert button.bounding_box()["height"] >= FINGER
+    bottoms = [page.locator(f".rs-bar [data-field={name}]").bounding_box()["y"] for name in ("word", "step", "left", "rate")]
+    assert max(bottoms) < 200
+    open_tab(page, "live")
+    page.set_viewport_size({"width": PHONE, "height": 844})
+    tops = page.evaluate("[...document.querySelectorAll('.rs-charts figure:not([hidden])')].map((node) => "
+                         "[node.getBoundingClientRect().left, node.getBoundingClientRect().top])")
+    assert len({left for left, _ in tops}) == 1 and len({top for _, top in tops}) == len(tops)
+    assert page.locator(".rs-tiles").bounding_box()["y"] < 400

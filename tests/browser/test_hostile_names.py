@@ -1,0 +1,136 @@
+"""Names of models, data sets, columns, runs and settings, and all that a record says, are text wherever a page shows them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.about import write_about
+from engine.config import TrainConfig
+from engine.recorder import RunRecorder
+from engine.runs import create_run
+from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.test_app_in_browser import fill, wait_for_points
+from tests.hostile import HOSTILE, hostile_events
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+# What only markup, a link, a script or a template in one of the names can have made.
+FOUND = """() => ({
+  hacked: window.hacked ?? null,
+  made: [...document.querySelectorAll('img[src="x"], svg[onload], [onerror], [href^="javascript:"]')]
+    .map((node) => node.outerHTML),
+  bold: [...document.querySelectorAll('b, script, svg a, svg tspan')].filter(({textContent}) =>
+    ['bold', 'x', 'window.hacked=4'].includes(textContent)).map((node) => node.outerHTML),
+})"""
+SETTINGS = {"name": HOSTILE, "model": {"source": HOSTILE}, "data": {"source": HOSTILE}}
+NOTHING = {"hacked": None, "made": [], "bold": []}
+
+
+def hostile_run(runs):
+    """A failed run whose settings, notes, checkpoint and record are hostile."""
+    folder = create_run(runs, TrainConfig.from_dict(SETTINGS))
+    recorder = RunRecorder(folder.path, folder.id)
+    for event in hostile_events(60):
+        recorder.emit(event)
+    recorder.close()
+    write_about(folder, HOSTILE[:100], HOSTILE)
+    (folder.checkpoints_path / "step-40").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """With a queue from before and a data file, both hostile."""
+    server = Server(tmp_path_factory.mktemp("app"), free_port())
+    server.runs.mkdir()
+    waiting = {"id": "abcd", "name": HOSTILE, "model": HOSTILE, "data": HOSTILE, "added": 0.0, "problem": HOSTILE,
+               "config": TrainConfig.from_dict(SETTINGS).to_dict()}
+    (server.runs / "queue.json").write_text(json.dumps([waiting]))
+    server.start()
+    yield server
+    server.end()
+
+
+def clean(page):
+    page.wait_for_timeout(300)  # an image that cannot be loaded takes a moment to say so
+    assert page.evaluate(FOUND) == NOTHING
+
+
+def open_tab(page, name):
+    page.locator(f"#rs-tab-{name}-button").click()
+
+
+def test_names_never_become_markup(page, context, server):
+    dialogs = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+
+    # The form and the preview: hostile columns, values and file names.
+    source = server.folder / f"{HOSTILE.replace('/', '')[:120]}.jsonl"
+    row = {f"{HOSTILE} prompt": HOSTILE, f"{HOSTILE} completion": f"{HOSTILE} done", HOSTILE: HOSTILE}
+    source.write_text("\n".join([json.dumps(row)] * 3))
+    fill(page, "data.source", str(source))
+    preview = page.locator(".rs-preview")
+    expect(preview).to_contain_text("<img src=x")
+    clean(page)
+    source = source.with_name(f"2{source.name}")
+    source.write_text("\n".join([json.dumps({"prompt": "ask", "completion": HOSTILE})] * 3))
+    fill(page, "data.source", str(source))
+    expect(preview.locator("mark").nth(1)).to_contain_text("onerror")
+    fill(page, "model.source", HOSTILE)
+    expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
+    clean(page)
+
+    # Live: every card, chart and hover label.
+    one, two = hostile_run(server.runs), hostile_run(server.runs)
+    page.goto(f"{server.address}/?run={one.id}&tab=live")
+    expect(page.locator(".rs-bar [data-field=name]")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-log")).to_contain_text("<img src=x")
+    for figure in ("loss", "norms"):
+        wait_for_points(page, figure)
+        page.locator(f"[data-figure={figure}]").hover(position={"x": 160, "y": 90})
+    page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
+    page.wait_for_selector("[data-figure=timeline] .main-svg")
+    box, tip = page.locator("[data-figure=timeline]").bounding_box(), page.locator(".rs-timeline .rs-tip")
+    for y in range(10, int(box["height"]) - 40, 8):  # down through the lanes
+        page.mouse.move(box["x"] + 400, box["y"] + y)
+        if tip.is_visible() and "hacked" in tip.inner_text():
+            break
+    expect(tip).to_contain_text("<img src=x")
+    for fold in page.locator("#rs-tab-live details:not([open]) > summary").all():
+        if fold.is_visible():
+            fold.click()
+    clean(page)
+
+    # Runs: the queue, the list, Details, the comparison with its hover label.
+    open_tab(page, "runs")
+    expect(page.locator("[data-part=queue-rows] li")).to_contain_text("<img src=x")
+    first = page.locator(f".rs-runs [data-part=rows] tr[data-run='{one.id}']")
+    expect(first).to_contain_text("window.hacked=2")
+    first.get_by_role("button", name="Details").click()
+    expect(page.locator("dialog[data-part=details] [data-field=config]")).to_contain_text("<img src=x")
+    clean(page)
+    page.keyboard.press("Escape")
+    page.goto(f"{server.address}/?compare={one.id},{two.id}")
+    page.wait_for_function("document.querySelector('[data-compare=loss]')?.data?.length >= 2")
+    expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
+    page.locator("[data-compare=loss]").hover(position={"x": 200, "y": 90})
+    expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
+    page.locator(f".rs-runs [data-part=rows] tr[data-run='{two.id}']").get_by_role("button", name="Delete").click()
+    expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
+    page.keyboard.press("Escape")
+    clean(page)
+
+    # Talk, and the form filled from the run.
+    open_tab(page, "talk")
+    expect(page.locator(".rs-talk select[name=run]")).to_contain_text("<img src=x")
+    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("<img src=x")
+    clean(page)
+    open_tab(page, "runs")
+    first.get_by_role("button", name="New run from this one").click()
+    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(HOSTILE)
+    expect(page.locator(".rs-verdict")).to_contain_text("<img src=x")
+    clean(page)
+    assert dialogs == []

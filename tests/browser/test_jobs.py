@@ -1,0 +1,101 @@
+"""Long work in the page: how far it is, Cancel by keyboard, and that it goes on without the page that started it. The server
+takes its time at each step of the work, so that there is something to see."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from playwright.sync_api import expect
+
+from engine.job import start_run
+from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.folders import make_config
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+SERVE = """
+import sys, time
+from app.jobs import Job
+progress = Job.progress
+def slowly(job, *given):
+    time.sleep(1)
+    progress(job, *given)
+Job.progress = slowly
+from app.main import serve
+serve(port=int(sys.argv[1]), runs_dir=sys.argv[2], open_browser=False)
+"""
+
+
+class SlowServer(Server):
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", SERVE, str(self.port), str(self.runs)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    from tests.browser.conftest import ROOT
+
+    server = SlowServer(tmp_path_factory.mktemp("jobs"), free_port(), {"PYTHONPATH": str(ROOT)})
+    server.start()
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module")
+def run_id(server):
+    run = start_run(make_config(server.folder), server.runs)
+    assert run.execute().state == "finished"
+    return run.id
+
+
+def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(context, server, run_id):
+    page, target = context.new_page(), server.folder / "new" / "model"
+    page.goto(f"{server.address}/?tab=runs")
+    page.locator(f"tr[data-run='{run_id}']").get_by_role("button", name="Export").click()
+    card = page.locator("[data-part=export]")
+    card.get_by_label("Folder on this machine").fill(str(target))
+    card.get_by_role("button", name="Export", exact=True).click()
+    bar = card.get_by_role("progressbar", name=f"Progress: The export of {run_id}")
+    expect(bar).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
+    expect(card).to_contain_text(re.compile(r"Reading the checkpoint · .+ of .+iB · about .+ left"))
+    expect(page.locator(".rs-jobs > li")).to_be_hidden()
+    card.get_by_role("button", name="Cancel").press("Enter")
+    expect(page.locator("[data-field=export-said]")).to_have_text(f"The export of {run_id} was cancelled.")
+    expect(bar).to_be_hidden()
+    assert not target.parent.exists()
+
+    # It is the server's: on another tab, and in another page after this one was closed, it is above all tabs.
+    card.get_by_role("button", name="Export", exact=True).click()
+    expect(bar).to_be_visible()
+    page.locator("#rs-tab-train-button").click()
+    strip = page.get_by_role("list", name="Long work under way")
+    expect(strip.get_by_role("progressbar")).to_be_visible()
+    page.close()
+    page = context.new_page()
+    page.goto(f"{server.address}/?tab=hardware")
+    strip = page.get_by_role("list", name="Long work under way")
+    expect(strip).to_contain_text(f"The export of {run_id}")
+    strip.get_by_role("button", name="Cancel").click()
+    expect(strip).to_contain_text("was cancelled")
+    assert not target.parent.exists()
+
+
+def test_weights_that_are_being_loaded_to_talk_to_are_given_up(context, server, run_id):
+    page = context.new_page()
+    page.goto(f"{server.address}/?tab=talk&run={run_id}")
+    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
+    message = page.get_by_label("Message", exact=True)
+    message.fill("say after two")
+    message.press("Enter")
+    loading = page.locator("[data-part=loading]")
+    expect(loading).to_contain_text("Loading the weights: ")
+    expect(loading.get_by_role("progressbar")).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
+    expect(page.locator(".rs-jobs > li")).to_be_hidden()
+    loading.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".rs-talk-answer").first).to_contain_text("(no answer)")
+    expect(loading).to_be_hidden()
+    expect(page.locator(".rs-talk [data-field=memory]")).to_have_text("")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()

@@ -1,0 +1,60 @@
+"""Data whose columns have odd names: chosen in the preview, seen in colour, and in the settings of the run that is started."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import yaml
+from playwright.sync_api import expect
+
+from tests.browser.conftest import WAIT_MILLISECONDS
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+HOSTILE = "<img src=x onerror=window.broken=1>"
+
+
+def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, server, tmp_path):
+    path = tmp_path / "odd.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["nr", HOSTILE, " Wohin ", "notes"])
+        table.writerows([[number, f"{number} plus 1 is", f"it is {number + 1}", "a remark that nobody asked for, and long"]
+                         for number in range(40)])
+    box = page.locator("#field-data-source textarea, #field-data-source input").first
+    box.fill(str(path))
+    box.press("Enter")
+    mapping = page.locator(".rs-mapping")
+    expect(mapping).to_contain_text("a guess, please check")
+    expect(mapping).to_have_attribute("open", "")
+    expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
+
+    mapping.locator("[data-role=prompt]").select_option(label=HOSTILE)
+    mapping.locator("[data-role=completion]").select_option(label="Wohin")
+    expect(mapping).to_contain_text("as you chose")
+    trained = page.locator(".rs-preview ol li").first.locator("mark")
+    expect(trained).to_contain_text("it is 1")
+    expect(page.locator(".rs-preview ol li").first.locator("span").first).to_contain_text("0 plus 1 is")
+    expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
+
+    page.wait_for_selector("#start:not([disabled])")
+    page.locator("#start").click()
+    page.wait_for_url(re.compile(r"tab=live"))
+    expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
+    run, = server.runs.glob("*/config.yaml")
+    columns = yaml.safe_load(run.read_text(encoding="utf-8"))["data"]["columns"]
+    assert (columns["prompt"], columns["completion"], columns["system"]) == (HOSTILE, "Wohin", None)
+    page.get_by_role("button", name="Stop and discard").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop and discard").click()
+
+    # Going by the names again, and a row that is a text: by keyboard alone.
+    page.locator("#rs-tab-train-button").click()
+    mapping.get_by_role("button", name="Forget these").press("Enter")
+    expect(mapping).to_contain_text("a guess, please check")
+    kind = mapping.locator("[data-role=kind]")
+    kind.focus()
+    kind.press("End")
+    expect(mapping).to_contain_text("as you chose")
+    expect(page.locator(".rs-preview-head")).to_contain_text("Read as text")
+    assert page.evaluate("window.broken") is None
