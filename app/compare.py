@@ -113,7 +113,8 @@ def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
-    """`runs` (id, name, colour, state), `figures` by name, what each says (`said`), `rows` of key figures and `settings` that differ, as text."""
+    """`runs` (id, name, colour, state), `figures` by name, what each says (`said`), `rows` of key figures and `settings` that
+    differ, as text."""
     names, rows = labels(runs), key_figures(runs)
     return {
         "runs": [{"id": run.id, "name": name, "colour": colour, "word": STATE_WORDS[run.state], "tone": STATE_TONES[run.state]}
@@ -216,7 +217,8 @@ def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str,
     def said(name: str) -> str:
         return f"{name}: {', '.join(f'{run} {text}' for run, text in zip(names, texts[name]))}."
 
-    told = {figure: " ".join(said(name) for name in wanted if set(texts[name]) != {"–"}) for figure, wanted in SUMMARISED.items()}
+    told = {figure: " ".join(said(name) for name in wanted if set(texts[name]) != {"–"})
+            for figure, wanted in SUMMARISED.items()}
     return {figure: text or "None of these runs has made a step yet." for figure, text in told.items()}
 
 

@@ -47,8 +47,8 @@ FOREVER = "public, max-age=31536000, immutable"
 
 def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any) -> FastAPI:
     """The whole ASGI application. `mount` is passed to Gradio (theme and css)."""
-    routes = _file_routes() + run_routes(session) + job_routes(session.jobs) + _check_routes(checker) + hardware_routes(Hardware(session))
-    routes += talk_routes(Talk(session))
+    routes = _file_routes() + run_routes(session) + job_routes(session.jobs) + _check_routes(checker)
+    routes += hardware_routes(Hardware(session)) + talk_routes(Talk(session))
     routes += draft_routes(session, checker) + compare_routes(session) + queue_routes(session)
     routes += timeline_routes(session)
     if policy.login is not None:

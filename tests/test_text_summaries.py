@@ -21,7 +21,7 @@ def test_every_figure_has_a_sentence_with_its_numbers():
 
 
 def test_sentences_follow_the_run():
-    before, after = summaries(snapshot_of(steps=40, total=200, ended=None)), summaries(snapshot_of(steps=80, total=200, ended=None))
+    before, after = (summaries(snapshot_of(steps=steps, total=200, ended=None)) for steps in (40, 80))
     assert all(before[name] != after[name] for name in ("loss", "optimizer", "norms"))
     assert "held out" not in summaries(snapshot_of(steps=20))["loss"]
 

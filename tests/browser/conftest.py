@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from app.form import shown_values
+from app.panels import FIRST_PRESET, PRESETS
+from engine.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -134,12 +139,18 @@ def context(browser, server):
 
 
 @pytest.fixture
-def page(context, server):
-    """The app with the starter chosen: the form remembers what the test before has typed."""
-    page = context.new_page()
-    page.goto(server.address)
-    page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
-    page.locator("#preset input").click()
-    page.get_by_role("option", name="Starter").click()
-    page.wait_for_selector("#start:not([disabled])")
-    return page
+def blank(context):
+    """A page for a test that goes to an address of its own."""
+    return context.new_page()
+
+
+@pytest.fixture
+def page(blank, server):
+    """The app with the starter in its form, which remembers what the test before has typed."""
+    draft = {"preset": FIRST_PRESET, "shown": shown_values(TrainConfig.load(PRESETS / FIRST_PRESET))}
+    request = urllib.request.Request(f"{server.address}/api/check", json.dumps(draft).encode(),
+                                     {"content-type": "application/json"})
+    urllib.request.urlopen(request, timeout=60).close()
+    blank.goto(server.address)
+    blank.wait_for_selector("#start:not([disabled])")
+    return blank

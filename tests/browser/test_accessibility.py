@@ -41,8 +41,8 @@ FIND = """async ([within, only]) => {
 }"""
 LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
   .map((node) => [Object.values(node.dataset)[0] ?? 'lengths', [node.ariaLabel,
-    ...(node.getAttribute('aria-describedby') ?? '').split(' ').filter(Boolean).map((id) => document.getElementById(id).textContent)]
-    .filter(Boolean).join(' ')]))"""
+    ...(node.getAttribute('aria-describedby') ?? '').split(' ').filter(Boolean)
+      .map((id) => document.getElementById(id).textContent)].filter(Boolean).join(' ')]))"""
 CHARTS, COMPARED = "[data-figure], [data-fit], .rs-lengths-plot", "[data-compare]"
 RING = """() => {
   const node = document.activeElement, style = getComputedStyle(node), box = node.getBoundingClientRect();
@@ -52,7 +52,8 @@ RING = """() => {
 }"""
 SMALL = """(least) => [...document.querySelectorAll('button, select, summary, [role=tab], input, textarea')]
   .filter((node) => node.checkVisibility({visibilityProperty: true}) && !node.closest('.rs-hidden, .rs-grid, [inert]'))
-  .map((node) => [node, (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node).getBoundingClientRect()])
+  .map((node) => [node,
+    (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node).getBoundingClientRect()])
   .filter(([, box]) => box.width > 1 && box.height > 1 && (box.width < least || box.height < least))
   .map(([node, box]) => `${node.tagName} ${node.id || node.textContent.trim().slice(0, 30)}: ${box.width} x ${box.height}`)"""
 
@@ -210,7 +211,8 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
     finished.get_by_role("button", name="Export").click()
     look(page, "queue, comparison and export", ".rs-runs", findings)
-    dialogs = {"details": finished.get_by_role("button", name="Details"), "delete": finished.get_by_role("button", name="Delete"),
+    dialogs = {"details": finished.get_by_role("button", name="Details"),
+               "delete": finished.get_by_role("button", name="Delete"),
                "change": page.locator("[data-command=change]"), "discard": page.locator("[data-command=discard]")}
     for name, button in dialogs.items():
         button.click()
@@ -262,7 +264,8 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
 
     open_tab(page, "train")
     page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
-    page.wait_for_function("label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label", arg=before["host"])
+    page.wait_for_function("label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",
+                           arg=before["host"])
     page.locator("#field-data-max_seq_len :is(input, textarea)").fill("32")
     page.locator("#field-data-max_seq_len :is(input, textarea)").blur()
     page.wait_for_function("label => document.querySelector('.rs-lengths-plot').ariaLabel !== label", arg=before["lengths"])

@@ -32,7 +32,8 @@ def row_of(page, run_id):
     return page.locator(f".rs-runs [data-part=rows] tr[data-run='{run_id}']")
 
 
-def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(page, context, server):
+def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank, context, server):
+    page = blank
     folder = recorded_run(server, 40, "First name")
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.address)
     page.goto(f"{server.address}/?run={folder.id}&tab=runs")
@@ -87,7 +88,8 @@ def long_run(server):
         recorder.close()
 
 
-def test_runs_are_compared_side_by_side(page, server, long_run):
+def test_runs_are_compared_side_by_side(blank, server, long_run):
+    page = blank
     one, three = (recorded_run(server, steps, name) for steps, name in ((60, "Short"), (10, "Third")))
     two, recorder = long_run
     page.goto(f"{server.address}/?tab=runs")
@@ -228,18 +230,14 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
 
 
 
-@pytest.mark.parametrize("width", [1440, 800])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_comparison_is_readable_at_both_widths_in_both_themes(browser, server, width, scheme):
+def test_the_comparison_and_the_details_are_readable_at_both_widths(blank, server):
     one, two = recorded_run(server, 60, "One"), recorded_run(server, 90, "A rather long name for a run that nobody remembers")
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page = context.new_page()
-    page.goto(f"{server.address}/?tab=runs&compare={one.id},{two.id}")
-    page.locator("[data-compare=memory]").scroll_into_view_if_needed(timeout=WAIT_MILLISECONDS)
-    page.wait_for_selector("[data-compare=memory] .main-svg", timeout=WAIT_MILLISECONDS)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    row_of(page, one.id).get_by_role("button", name="Details").click()
-    expect(page.get_by_role("dialog", name="One")).to_be_visible()
-    expect(page.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    context.close()
+    blank.goto(f"{server.address}/?tab=runs&compare={one.id},{two.id}")
+    blank.locator("[data-compare=memory]").scroll_into_view_if_needed()
+    blank.wait_for_selector("[data-compare=memory] .main-svg")
+    row_of(blank, one.id).get_by_role("button", name="Details").click()
+    expect(blank.get_by_role("dialog", name="One")).to_be_visible()
+    expect(blank.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
+    for width in (1440, 800):
+        blank.set_viewport_size({"width": width, "height": 900})
+        blank.wait_for_function("document.documentElement.scrollWidth <= innerWidth")

@@ -30,7 +30,7 @@ from tests.gpu.forecasts import folder_of
 WATCHERS = 10
 FOLLOWING_SECONDS = 1.0
 """FOLLOWING of assets/dashboard.js."""
-WARM_UP_STEPS = 200
+WARM_UP_SECONDS = 40
 SETTLE_SECONDS = 0.5
 """After each change of hands: the answers under way come to an end."""
 STUDENT_T = {19: 2.093, 23: 2.069, 29: 2.045}
@@ -137,7 +137,8 @@ def main(asked: list[str]) -> None:
     port = free_port()
     session = start_app(place / "runs", port)
     run_id = start_run(session, model, rows, tokens, place)
-    wait_for_step(session, run_id, WARM_UP_STEPS)
+    wait_for_step(session, run_id, 1)
+    time.sleep(WARM_UP_SECONDS)
     watchers = subprocess.Popen([sys.executable, "-m", "tests.gpu.watchers", "--watch",
                                  f"http://127.0.0.1:{port}/api/live/{run_id}"], stdin=subprocess.PIPE, text=True)
     try:
