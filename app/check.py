@@ -4,14 +4,13 @@ like. Plain data for `train.js`; nothing here raises for what a person typed."""
 from __future__ import annotations
 
 import functools
-import re
 import time
 from typing import Any
 
 from app.data_figures import lengths_figure, lengths_words
 from app.draft import Draft
 from app.fit_figures import fit_figure, item_colour
-from app.form import describe_error, read_config, settings
+from app.form import as_labelled, describe_error, read_config, settings
 from app.session import Session
 from app.words import in_bytes, in_count
 from engine.catalog import catalog
@@ -60,19 +59,20 @@ class Checker:
         try:
             report = self._estimate(read_config(shown), self._machine())
         except ConfigError as error:
-            sentence = _as_labelled(describe_error(error))
+            sentence = as_labelled(describe_error(error))
             return verdict | {"headline": "A setting needs your attention.", "reasons": [sentence], "why_not": sentence,
                               "field": _element_of(error.field)}
         except RamstreamError as error:
-            return verdict | {"headline": "This cannot be checked yet.", "reasons": [str(error)], "why_not": str(error)}
+            sentence = as_labelled(str(error))
+            return verdict | {"headline": "This cannot be checked yet.", "reasons": [sentence], "why_not": sentence}
         tone, headline = VERDICTS[report.verdict]
         busy = self._session.why_not_start()
         fits = report.verdict != DOES_NOT_FIT
         why_not = busy if fits else "It would not fit, so it cannot be started."
         bars = [_bar(name, label, getattr(report, name)) for name, label in BARS if getattr(report, name) is not None]
-        remedies = [{"text": _as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
+        remedies = [{"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
                     for remedy in report.remedies[:REMEDIES_SHOWN]]
-        return verdict | {"tone": tone, "headline": headline, "reasons": [_as_labelled(reason) for reason in report.reasons],
+        return verdict | {"tone": tone, "headline": headline, "reasons": [as_labelled(reason) for reason in report.reasons],
                           "bars": bars, "time": _time_rows(report) if fits else [], "remedies": remedies,
                           "help": HELP[report.verdict] if remedies else "", "can_start": fits and not busy,
                           # What the run under way takes now is free when the queue comes to this one.
@@ -85,9 +85,9 @@ class Checker:
             config = read_config(shown)
             return self._preview(config.model.source, config.data)
         except ConfigError as error:
-            return {"error": _as_labelled(describe_error(error))}
+            return {"error": as_labelled(describe_error(error))}
         except RamstreamError as error:
-            return {"error": _as_labelled(str(error))}
+            return {"error": as_labelled(str(error))}
 
     def _machine(self) -> Machine:
         """As it was read last, `MACHINE_SECONDS` ago at most."""
@@ -105,7 +105,7 @@ class Checker:
         found = engine.preview(data, engine.load_tokenizer(model), rows=PREVIEW_ROWS)
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
-            return {"error": _as_labelled(found["error"]), "mapping": mapping}
+            return {"error": as_labelled(found["error"]), "mapping": mapping}
         return {name: found[name] for name in ("source", "format", "format_detected", "rows_measured", "rows_cut",
                                                "rows_skipped", "percent_trained", "warnings")} | {
             "mapping": mapping,
@@ -132,7 +132,7 @@ def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
     if mapping is None:
         return None
     setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
-    return mapping | {"why": _as_labelled(mapping["why"]),
+    return mapping | {"why": as_labelled(mapping["why"]),
                       "columns": [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]}
 
 
@@ -146,12 +146,6 @@ def _element_of(field: str) -> str | None:
     return next((setting.elem_id for setting in settings() if setting.dotted == name), None)
 
 
-def _as_labelled(sentence: str) -> str:
-    """A sentence of the engine with settings called as the form calls them."""
-    labels = {setting.dotted: setting.label for setting in settings()}
-    return re.sub(r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: labels.get(name[0], name[0]), sentence)
-
-
 def _size_words(report: FitReport) -> str:
     model, tokens = report.model, report.time["tokens_per_step"]
     return (f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} blocks), "
@@ -163,9 +157,10 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
     t, cpu = report.time, report.choices["device"] == "cpu"
     if not t["step_seconds"]:
         note = "This card's rates are measured when a run starts."
-        if cpu:
-            note = "Measure, on the Hardware tab, makes the times of this CPU known." if report.model["dtype"] == "float32" else \
-                "On a CPU, times are predicted in float32 only."
+        if cpu and report.model["dtype"] == "float32":
+            note = "Measure, on the Hardware tab, makes the times of this CPU known."
+        elif cpu:
+            note = "On a CPU, times are predicted in float32 only."
         return [{"name": "Time", "text": "not known yet", "note": note}]
     how = "estimated from the card's specification" if t["estimated"] else "predicted from measured rates"
     rate = float(f"{t['tokens_per_second']:.3g}")
@@ -194,7 +189,7 @@ def _bar(name: str, label: str, part: Part) -> dict[str, Any]:
     total, limit = part.total, part.limit
     text = in_bytes(total) + (f" of {in_bytes(limit)} free" if limit is not None else ", free space not known")
     if limit is not None and total > limit:
-        text += f": {in_bytes(total - limit)} too few"
+        text += f": {in_bytes(total - limit)} short"
     note = "" if part.least is None or part.verdict != FITS else (
         f"The plan fills free memory to be faster; {in_bytes(part.least)} would do.")
     largest = max(part.items, key=lambda item: item.bytes)

@@ -69,10 +69,11 @@ def start_detached(config: TrainConfig, runs_dir: Path, on_end: Callable[[], Non
     _awaited.add(folder.path)
 
     def wait() -> None:
-        code = process.wait()
-        settle(folder, code)
-        _awaited.discard(folder.path)
-        on_end()
+        try:
+            settle(folder, process.wait())
+        finally:
+            _awaited.discard(folder.path)
+            on_end()
 
     threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
     return folder.id
@@ -85,16 +86,16 @@ def is_starting(folder: RunFolder) -> bool:
 
 def settle(folder: RunFolder, code: int | None = None) -> None:
     """Record the failure of a process that ended before its first record; nothing otherwise. `code`: its exit code, negative
-    for a signal, None when it was another server's."""
-    if not (folder.path / PROCESS_FILE).is_file() or file_size(folder.events_path) or _is_alive(folder):
-        return
-    if code is None and folder.path in _awaited:
-        return
-    with contextlib.suppress(RunError), folder.lock():  # whoever has it now records for itself
-        if file_size(folder.events_path) == 0:
-            recorder = RunRecorder(folder.path, folder.id)
-            recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
-            recorder.close()
+    for a signal, None when it was another server's. What cannot be recorded, as on a full disk, can be at a later call."""
+    with contextlib.suppress(RunError, OSError):  # whoever has the lock now records for itself
+        if not (folder.path / PROCESS_FILE).is_file() or file_size(folder.events_path) or _is_alive(folder):
+            return
+        if code is None and folder.path in _awaited:
+            return
+        with folder.lock():
+            if file_size(folder.events_path) == 0:
+                with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
+                    recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
 
 
 def request_when_started(folder: RunFolder, command: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.form import as_labelled
 from app.memory_words import MemoryKind, memory_kinds
 from app.step_time import PARTS, recent_shares
 from app.words import in_bytes, in_share
@@ -36,8 +37,9 @@ class Diagnosis:
     offer: Offer | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        offer = None if self.offer is None else {"label": self.offer.label, "changes": self.offer.changes}
-        return {"text": self.text, "tone": self.tone, "advice": self.advice, "offer": offer}
+        """For a page: with settings called as the form calls them."""
+        offer = None if self.offer is None else {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
+        return {"text": as_labelled(self.text), "tone": self.tone, "advice": as_labelled(self.advice), "offer": offer}
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
@@ -64,9 +66,9 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
 def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
     text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
     if config is not None and config.engine.save_level not in (AUTO, "all"):
-        return Diagnosis(text, "good", "Blocks compute their forward a second time because engine.save_level says so; auto "
-                         "keeps activations where there is memory for them.",
-                         Offer("save level auto", {"engine.save_level": AUTO}))
+        return Diagnosis(text, "good", "Blocks compute their forward a second time because engine.save_level was set by hand; "
+                         "auto keeps activations where there is memory for them.",
+                         Offer("engine.save_level: auto", {"engine.save_level": AUTO}))
     return Diagnosis(text, "good")
 
 
@@ -128,7 +130,7 @@ class _Case:
             section, _, key = name.partition(".")
             if getattr(getattr(self.config, section), key) != AUTO:
                 changed[name] = AUTO
-        return Offer(", ".join(f"{name} auto" for name in changed), changed) if changed else None
+        return Offer(", ".join(f"{name}: auto" for name in changed), changed) if changed else None
 
 
 def _optimizer(case: _Case) -> Diagnosis:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass
@@ -30,6 +31,13 @@ LABELS = {
     "model.init": "Weights to start from",
     "model.dtype": "Precision",
     "data.source": "Data set",
+    "data.columns.messages": "Column of the turns",
+    "data.columns.prompt": "Column of the prompt",
+    "data.columns.completion": "Column of the completion",
+    "data.columns.input": "Column added to the prompt",
+    "data.columns.system": "Column of the system message",
+    "data.columns.tools": "Column of the tools",
+    "data.columns.text": "Column of the text",
     "data.max_seq_len": "Sequence length (tokens)",
     "data.train_on": "Tokens to train on",
     "data.eval_fraction": "Held-out share",
@@ -207,9 +215,20 @@ def read_config(shown: dict[str, Any]) -> TrainConfig:
 
 def describe_error(error: ConfigError) -> str:
     """The error's sentence with the field called as the form calls it."""
-    labels = {setting.dotted: setting.label for setting in settings()}
     problem = str(error).removeprefix(f"{error.field}: ")
-    return f"{labels.get(error.field, error.field)}: {problem}"
+    return f"{_labels().get(error.field, error.field)}: {problem}"
+
+
+def as_labelled(sentence: str) -> str:
+    """A sentence of the engine with settings called as the form calls them."""
+    return re.sub(r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: _labels().get(name[0], name[0]), sentence)
+
+
+@cache
+def _labels() -> dict[str, str]:
+    """What the form calls each setting, and each group of settings inside a section."""
+    groups = {name: title for name, title in SECTION_TITLES.items() if "." in name}
+    return groups | {setting.dotted: setting.label for setting in settings()}
 
 
 def _setting(dotted: str, hint: Any, doc: str) -> Setting:

@@ -107,15 +107,21 @@ class Jobs:
         self._lock = threading.Lock()
 
     def start(self, title: str, work: Callable[[Job], str], about: str = "", unit: str = "") -> Job:
-        """Run `work(job)` in a thread; what it returns is the result. Raises RunError while another job is at work."""
+        """Run `work(job)` in a thread; what it returns is the result. Raises RunError while another job is at work, and
+        where the system gives no thread."""
         with self._lock:
             busy = next((job for job in self._recent if job.state == "working"), None)
             if busy is not None:
                 raise RunError(f"{busy.title} is still under way; try again when it is done.")
             job = Job(next(self._numbers), title, about, unit)
+            worker = threading.Thread(target=self._do, args=(job, work), name=f"job-{job.id}", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system gives no further thread
+                raise RunError(f"{title} cannot be started: the system allows this program no further thread. End other "
+                               "programs and try again.") from None
             self._recent.append(job)
-            self._worker = threading.Thread(target=self._do, args=(job, work), name=f"job-{job.id}", daemon=True)
-        self._worker.start()
+            self._worker = worker
         return job
 
     def working(self) -> list[Job]:

@@ -19,7 +19,7 @@ import uvicorn
 
 from app.check import REMEDIES_SHOWN, Checker, machine_words
 from app.connections import server_config
-from app.form import read_config, shown_values
+from app.form import as_labelled, read_config, shown_values
 from app.guard import WILDCARD_HOSTS, GuardPolicy
 from app.login import resolve_login, tls_options
 from app.panels import FIRST_PRESET, TrainPanel, drawn, read_presets, train_panel
@@ -108,7 +108,7 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
             try:
                 run_id = begin(read_config(shown_in(values)))
             except RamstreamError as error:
-                return {panel.why_not: {"why_not": str(error)}}
+                return {panel.why_not: {"why_not": as_labelled(str(error))}}
             return {bar: {"open": run_id}, tabs: gr.Tabs(selected="live")}
 
         return start
@@ -117,7 +117,7 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         try:
             place = session.queue.add(read_config(shown_in(values)))
         except RamstreamError as error:
-            return {panel.queued: {"queued": str(error)}}
+            return {panel.queued: {"queued": as_labelled(str(error))}}
         then = "it is held until you continue it in Runs" if session.queue.is_held else "Runs shows it"
         return {panel.queued: {"queued": f"Number {place} in the queue now; {then}."}}
 
@@ -182,13 +182,19 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
                              "port.") from None
     except KeyboardInterrupt:
         pass
+    try:
+        end(session)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+def end(session: Session) -> None:
+    """What is left to do once nobody is served any more. A KeyboardInterrupt ends the wait."""
+    session.queue.close()  # first: nothing may start while the jobs are waited for
     session.jobs.close()
     if session.active_id is not None:
         print(f"Stopping and saving {session.active_id}; press Ctrl-C again to leave at once.", flush=True)
-        try:
-            session.close()
-        except KeyboardInterrupt:
-            os._exit(130)
+    session.close()
 
 
 def _warm_up(session: Session) -> None:

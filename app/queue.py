@@ -56,8 +56,9 @@ class RunQueue:
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.problem = ""
-        """Why an earlier queue could not be read."""
+        self._starting = ""
+        """The id of the one that is being started, which takes a while and is done outside of the lock."""
+        self._unread = self._unwritten = self._fault = ""
         was_held, self._queued = self._read()
         waiting = self._next() is not None
         self.behind = going_on() if waiting and not was_held else None
@@ -69,6 +70,12 @@ class RunQueue:
         if self.behind is not None:
             with self._change:
                 self._work()
+
+    @property
+    def problem(self) -> str:
+        """Why an earlier queue could not be read, this one cannot be written or nothing can be started; empty where all is
+        well."""
+        return " ".join(filter(None, (self._unread, self._unwritten, self._fault)))
 
     def listed(self) -> list[Queued]:
         """In the order in which they start."""
@@ -84,18 +91,21 @@ class RunQueue:
                 raise RunError(f"The queue holds {LIMIT} runs already; remove some of them in Runs first.")
             self._keep([*self._queued, queued])
             self._work()
-            return sum(not other.problem for other in self._queued)
+            return sum(not other.problem and other.id != self._starting for other in self._queued)
 
     def remove(self, queued_id: str) -> None:
         with self._change:
             place = self._place(queued_id)
+            self._refuse_starting(queued_id)
             self._keep(self._queued[:place] + self._queued[place + 1:])
-            self.is_held = self.is_held and self._next() is not None
+            if self._next() is None:
+                self.is_held, self.behind = False, None
 
     def set_detached(self, queued_id: str, detached: bool) -> None:
         """Whether it is to be run in a process of its own, which goes on when this server ends."""
         with self._change:
             place, listed = self._place(queued_id), list(self._queued)
+            self._refuse_starting(queued_id)
             listed[place] = replace(listed[place], detached=detached)
             self._keep(listed)
 
@@ -117,36 +127,59 @@ class RunQueue:
     def look(self) -> None:
         """A run has ended: look now whether the next can start."""
         with self._change:
-            self._change.notify_all()
+            if self._next() is not None:
+                self._work()
 
     def close(self) -> None:
-        """Start nothing any more; what waits is kept for the next server."""
+        """Start nothing any more; what waits is kept for the next server. Waits for a start under way, so that whoever closes
+        knows what runs."""
         with self._change:
             self._closed = True
             self._change.notify_all()
+            self._change.wait_for(lambda: not self._starting)
 
     # ------------------------------------------------------------------ starting
 
     def _work(self) -> None:
         if self._thread is None and not self.is_held and not self._closed:
-            self._thread = threading.Thread(target=self._start_in_turn, name="queue", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._start_in_turn, name="queue", daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError:  # the system gives no further thread; the next look tries again
+                self._fault = "The queue cannot go on: the system allows this program no further thread. End other programs."
         self._change.notify_all()
 
     def _start_in_turn(self) -> None:
-        while True:
-            with self._change:
-                first = self._next()
-                if first is None or self._closed or self.is_held:
-                    self._thread = None
-                    return
-            if self._why_not() is None:
-                if self._may_go_on():
-                    self._start_one(first)
-            else:
+        try:
+            while True:
                 with self._change:
-                    if not self._closed:
-                        self._change.wait(LOOK_SECONDS)
+                    first = self._next()
+                    if first is None or self._closed or self.is_held:
+                        self._fault, self._thread = "", None  # in one with the look: whoever adds next begins anew
+                        return
+                if not self._look_once(first):
+                    with self._change:
+                        if not self._closed:
+                            self._change.wait(LOOK_SECONDS)
+        finally:
+            with self._change:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _look_once(self, first: Queued) -> bool:
+        """Start `first` if that can be now; whether the next look may follow at once. What fails is told and tried again."""
+        try:
+            is_free = self._why_not() is None
+            if is_free and self._may_go_on():
+                self._start_one(first)
+            self._fault = ""
+        except Exception as error:
+            fault = f"The queue cannot go on ({type(error).__name__}: {error}); it keeps trying."
+            if fault != self._fault:
+                traceback.print_exc()
+            self._fault, is_free = fault, False
+        return is_free
 
     def _may_go_on(self) -> bool:
         """Once nothing is running: the queue is held where a person has ended the run that went on over the restart."""
@@ -169,19 +202,33 @@ class RunQueue:
             # Removed or moved meanwhile, or the server is closing: what is started is what is first now.
             if self._closed or self._next() != queued:
                 return
-            try:
-                self._start(TrainConfig.from_dict(queued.config), queued.detached)
-            except RamstreamError as error:
-                if self._why_not() is not None:  # somebody else was quicker; it keeps its place
-                    return
-                left = [replace(queued, problem=str(error))]
-            except Exception as error:  # a fault of the program must not hold up the others
-                traceback.print_exc()
-                left = [replace(queued, problem=f"It could not be started ({type(error).__name__}: {error}).")]
-            else:
-                left = []
-            place = self._queued.index(queued)
-            self._keep(self._queued[:place] + left + self._queued[place + 1:], must=False)
+            self._starting = queued.id
+        left = [queued]
+        try:
+            left = self._left_of(queued)
+        finally:
+            with self._change:
+                self._starting = ""
+                place = self._place(queued.id)
+                if left != [queued]:
+                    self._keep(self._queued[:place] + left + self._queued[place + 1:], must=False)
+                self._change.notify_all()
+
+    def _left_of(self, queued: Queued) -> list[Queued]:
+        """Start it; what the queue then holds in its place: nothing, the same where somebody else was quicker, or itself with
+        the reason why it cannot start."""
+        try:
+            self._start(TrainConfig.from_dict(queued.config), queued.detached)
+        except RamstreamError as error:
+            return [queued if self._why_not() is not None else replace(queued, problem=str(error))]
+        except Exception as error:  # a fault of the program must not hold up the others
+            traceback.print_exc()
+            return [replace(queued, problem=f"It could not be started ({type(error).__name__}: {error}).")]
+        return []
+
+    def _refuse_starting(self, queued_id: str) -> None:
+        if queued_id == self._starting:
+            raise RunError("It is being started just now; once it runs, stop it there.")
 
     # ------------------------------------------------------------------ the file
 
@@ -200,7 +247,10 @@ class RunQueue:
             if must:
                 raise RunError(f"The queue cannot be written to {self._path} ({error.strerror}); free some disk space."
                                ) from None
-            self.problem = f"The queue cannot be written to {self._path} ({error.strerror}): after a restart, it may be old."
+            self._unwritten = (f"The queue cannot be written to {self._path} ({error.strerror}): after a restart, it may be "
+                               "old.")
+        else:
+            self._unwritten = ""
         self._queued = listed
 
     def _read(self) -> tuple[bool, list[Queued]]:
@@ -218,7 +268,7 @@ class RunQueue:
             except OSError:
                 aside = self._path
             reason = error.strerror if isinstance(error, OSError) else "it is damaged"
-            self.problem = f"The queue of before cannot be read ({reason}): see {aside}."
+            self._unread = f"The queue of before cannot be read ({reason}): see {aside}."
             return False, []
 
 

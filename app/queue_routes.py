@@ -26,7 +26,7 @@ def queue_routes(session: Session) -> list[Route]:
         async def route(request: Request) -> Response:
             body = await json_body(request)
             await asyncio.to_thread(change, request.path_params.get("queued", ""), body)
-            return JSONResponse({"queue": queue_rows(session.queue)})
+            return JSONResponse({"queue": await asyncio.to_thread(queue_rows, session.queue)})
 
         return answering_errors(route)
 

@@ -47,9 +47,10 @@ def run_routes(session: Session) -> list[Route]:
 
     async def runs(request: Request) -> Response:
         def rows() -> list[dict[str, Any]]:
-            return [run_row(run, session.can_talk(run)) for run in session.runs()]
+            return [run_row(run, can_talk) for run, can_talk in session.runs_to_show()]
 
-        return JSONResponse({"runs": await asyncio.to_thread(rows), "queue": queue_rows(session.queue)})
+        queue = await asyncio.to_thread(queue_rows, session.queue)
+        return JSONResponse({"runs": await asyncio.to_thread(rows), "queue": queue})
 
     async def details(request: Request) -> Response:
         folder = open_run(session.runs_dir, request.path_params["run_id"])

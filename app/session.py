@@ -42,10 +42,23 @@ class Run(Protocol):
 
     def request(self, command: str | Change) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def _later(module: str, name: str) -> Callable[..., Any]:
     """A function of the engine, imported when it is first called: torch takes seconds, and the page must not wait."""
     return lambda *args, **kwargs: getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The runs, newest first, and the ids of those with weights that answer. `moment` is the session's when they began to be
+    read, `read_at` the monotonic time at which they were."""
+
+    moment: object
+    read_at: float
+    runs: list[RunSummary]
+    can_talk: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,10 @@ class Session:
         self._active: Run | None = None
         self._worker: threading.Thread | None = None
         self._watches: OrderedDict[str, Watch] = OrderedDict()
-        self._listed: tuple[float, list[RunSummary]] = (-LIST_SECONDS, [])
+        self._listing = threading.Lock()
+        self._moment = object()
+        """Another one with each change, so that a list that was being read meanwhile is known to be old."""
+        self._listed: _Listing | None = None
         self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
         self.queue = RunQueue(runs_dir, self._start_queued, self.why_not_start, self._running_elsewhere, self._went_its_way)
 
@@ -107,6 +123,14 @@ class Session:
         if self._active is None and time.monotonic() - looked_at >= LIST_SECONDS:
             run_id = self._running_elsewhere()
         return self.active_id or run_id
+
+    @property
+    def preparing_elsewhere(self) -> str | None:
+        """The run of another process that is being prepared, which takes its memory by and by."""
+        run_id = self.busy_id
+        if run_id is None or run_id == self.active_id:
+            return None
+        return next((run.id for run in self.runs() if run.id == run_id and run.state == "preparing"), None)
 
     def why_not_start(self) -> str | None:
         """The sentence that stands beside a Start that cannot be pressed, or None."""
@@ -170,14 +194,26 @@ class Session:
                 raise RunError(reason)
             run = self._active = make()
             self._worker = threading.Thread(target=self._work, args=(run,), name=f"run-{run.id}", daemon=True)
-            self._worker.start()
-            self._look_again()
+            try:
+                self._worker.start()
+            except RuntimeError:  # the system gives no further thread
+                self._active = self._worker = None
+                run.close()
+                if run_id is None:
+                    delete_run(self.runs_dir, run.id)  # a folder without a record is no run
+                raise RunError("The run cannot be started: the system allows this program no further thread. End other "
+                               "programs and try again.") from None
+            finally:
+                self._look_again()
             return run.id
 
     def _look_again(self) -> None:
         """A run began or ended: what is remembered of the folder is old."""
-        self._listed = (-LIST_SECONDS, [])
+        self._forget_listed()
         self._elsewhere = (-LIST_SECONDS, None)
+
+    def _forget_listed(self) -> None:
+        self._moment = object()
 
     def _has_ended(self) -> None:
         self._look_again()
@@ -211,7 +247,8 @@ class Session:
         Several may ask at once: what another has asked for already is no error. Raises RunError when nobody would obey.
         Returns the run's id.
         """
-        folder = open_run(self.runs_dir, run_id)
+        folder, watch = open_run(self.runs_dir, run_id), self.watch(run_id)
+        taken = len(watch.snapshot.controls)  # a page may read that the command was taken as soon as it is sent
         run = self._active
         if run is not None and run.id == run_id:
             run.request(command)
@@ -228,7 +265,7 @@ class Session:
                     raise
                 self._refuse_unless_done(folder, command)
                 return run_id
-        self.watch(run_id).note_request(CHANGE if isinstance(command, Change) else command)
+        watch.note_request(CHANGE if isinstance(command, Change) else command, taken)
         return run_id
 
     @staticmethod
@@ -271,11 +308,21 @@ class Session:
 
     def runs(self) -> list[RunSummary]:
         """Every run, newest first; read again at most once a second."""
-        listed_at, listed = self._listed
-        if time.monotonic() - listed_at >= LIST_SECONDS:
-            listed = [run for run in map(self._as_it_is, list_runs(self.runs_dir)) if run is not None]
-            self._listed = (time.monotonic(), listed)
-        return listed
+        return self._list().runs
+
+    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
+        """The same, each with whether it has weights to talk to."""
+        listed = self._list()
+        return [(run, run.id in listed.can_talk) for run in listed.runs]
+
+    def _list(self) -> _Listing:
+        with self._listing:  # who asks while it is read waits for it, rather than reading every run once more
+            listed, moment = self._listed, self._moment
+            if listed is None or listed.moment is not moment or time.monotonic() - listed.read_at >= LIST_SECONDS:
+                runs = [run for run in map(self._as_it_is, list_runs(self.runs_dir)) if run is not None]
+                can_talk = frozenset(run.id for run in runs if self._can_talk(run))
+                listed = self._listed = _Listing(moment, time.monotonic(), runs, can_talk)
+            return listed
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
         """A run whose own process is still starting has no lock yet; one whose process ended before that has failed."""
@@ -287,16 +334,20 @@ class Session:
         settle(folder)
         return summarise(folder)
 
-    def can_talk(self, run: RunSummary) -> bool:
+    def _can_talk(self, run: RunSummary) -> bool:
         """Whether it has weights that answer: a checkpoint, an export, or its own while it is paused here."""
+        if run.state == "paused" and run.id == self.active_id:
+            return True
         folder = RunFolder(Path(run.path))
-        return bool(folders_by_step(folder.checkpoints_path)) or (folder.export_path / "config.json").exists() or (
-            run.state == "paused" and run.id == self.active_id)
+        try:
+            return (folder.export_path / "config.json").exists() or bool(folders_by_step(folder.checkpoints_path))
+        except OSError:  # deleted meanwhile, or not ours to read: the others are listed all the same
+            return False
 
     def describe(self, run_id: str, name: str, note: str) -> About:
         """Give a run a name and a note; its id stays. Raises RunError for what cannot be kept."""
         about = write_about(open_run(self.runs_dir, run_id), name, note)
-        self._listed = (-LIST_SECONDS, [])
+        self._forget_listed()
         return about
 
     def delete(self, run_id: str) -> None:
@@ -306,7 +357,7 @@ class Session:
         delete_run(self.runs_dir, run_id)
         with self._watching:
             self._watches.pop(run_id, None)
-        self._listed = (-LIST_SECONDS, [])
+        self._forget_listed()
 
     def run_to_open(self) -> str | None:
         """The run that a page shows when its address names none: the active one, else the newest."""

@@ -308,7 +308,7 @@ class Talk:
 
     def _sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
         """The weights that answer: `tuned`, and before it `base` where the two are compared. Raises RamstreamError where there
-        are none, and while a run trains here."""
+        are none, while a run trains here, and while one of another process is being prepared."""
         from engine.runs import open_run
 
         self._paused()
@@ -332,8 +332,13 @@ class Talk:
         return paused if paused is not None and paused.is_open else None
 
     def _paused(self) -> Any:
-        """The calls of the run that is paused here, None where none is active. Raises RunError while one trains."""
+        """The calls of the run that is paused here, None where none is active. Raises RunError while one trains,
+        and while one of another process takes its memory."""
         if self._session.active_id is None:
+            preparing = self._session.preparing_elsewhere
+            if preparing is not None:  # what it has planned to take still looks free
+                raise RunError(f"{preparing} is getting ready in a process of its own and needs the memory: try again once it "
+                               "trains.")
             return None
         paused = self._paused_calls()
         if paused is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,16 @@ def _files(snapshot: RunSnapshot) -> list[str]:
 
 
 def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
-    """One row of the Runs tab. `can_talk`: whether it has weights to talk to."""
+    """One row of the Runs tab. `can_talk`: whether it has weights to talk to. A run that cannot be shown is told as unreadable,
+    so that it hides no other."""
+    try:
+        return _run_row(run, can_talk)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return _run_row(replace(run, state="unreadable", step=0, total_steps=0, loss=None, seconds=0.0,
+                                reason=f"What its record says cannot be shown ({type(error).__name__}: {error})."), False)
+
+
+def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
     actions = ["open"] if run.state != "unreadable" else []
     actions += [action for action in ("resume",) if action in ACTIONS.get(run.state, ()) and run.state != "paused"]
     if can_talk and run.state != "unreadable":

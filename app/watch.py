@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -24,6 +27,7 @@ from app.view import details, prompt_answers, run_bar, tiles
 from engine.about import read_about
 from engine.config import TrainConfig
 from engine.errors import RamstreamError
+from engine.events import LineDamaged, Record
 from engine.recorder import Follower
 from engine.runs import RunFolder
 from engine.sampled import SampledSteps
@@ -45,6 +49,7 @@ class Watch:
         self._is_active = is_active
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
+        self._unapplied: deque[Record] = deque()
         self.sampled = SampledSteps(folder.events_path)
         """Timelines of earlier steps, for who asks for one."""
         self._lock = asyncio.Lock()
@@ -67,18 +72,27 @@ class Watch:
                        if part.seq > since and part_axis in (axis, None)]
             return self._head + b',"parts":{' + b",".join(changed) + b"}"
 
-    def note_request(self, command: str) -> None:
+    def note_request(self, command: str, taken: int) -> None:
         """A command was sent to the run: shown until the run says that it has taken it. One to end it stays shown when
-        somebody else asks for something at the same time, since it is what comes of it."""
-        if self._request is None or self._request[0] not in ENDING or command in ENDING:
-            self._request = command, len(self.snapshot.controls)
+        somebody else asks for something at the same time, since it is what comes of it. `taken`: how many commands the
+        snapshot knew the run to have taken before this one was sent."""
+        before = self._request  # which another thread may set to None meanwhile
+        if before is None or before[0] not in ENDING or command in ENDING:
+            self._request = command, taken
         self._read_at = -REBUILD_SECONDS
 
     def _rebuild(self) -> None:
         # Asked before the record is read: a run that ends in between is then not taken for an interrupted one.
         is_running = self._is_active() or self.folder.is_running()
-        for record in self._follower.read_new():
-            self.snapshot.apply(record)
+        self._unapplied.extend(self._follower.read_new())
+        while self._unapplied:
+            record = self._unapplied.popleft()
+            try:
+                self.snapshot.apply(record)
+            except Exception:  # a fault of the program: it costs this record and not those after it
+                traceback.print_exc()
+                text = f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or of another version."
+                self.snapshot.apply(replace(record, event=LineDamaged("warning", text)))
         snapshot = self.snapshot
         if self._request is not None and (not is_running or len(snapshot.controls) > self._request[1]):
             self._request = None

@@ -28,7 +28,9 @@ def in_bytes(count: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h; an en dash for what is not known."""
+    if not math.isfinite(seconds):
+        return "–"
     seconds = max(0, round(seconds))
     for name, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if seconds >= size:

@@ -20,7 +20,7 @@ const FOLLOWING = 1000, AWAITING = 500;  // a run that goes on; one that has bee
 // While the server does not answer: a look takes LOST_PATIENCE at most, and the next comes RETRY later.
 const LOST_PATIENCE = 2500, RETRY = 1000, TICK = 1000;
 const ASLEEP = 10000;
-const NOTHING_NEW = Number.MAX_SAFE_INTEGER;
+const NOTHING_NEW = 999999999999999;  // of as many digits as the server reads
 
 // ---------------------------------------------------------------- the page's state
 
@@ -119,7 +119,7 @@ async function poll() {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
-    if (page.tab === 'runs' && !document.hidden) places.runs?.refresh();
+    if (page.tab === 'runs' && !document.hidden) await places.runs?.refresh();
     if (page.tab === 'talk' && !document.hidden && places.talk) {
       places.talk.refresh(page.chosen ? page.run : null, page.talkTo);
       page.talkTo = null;
@@ -156,8 +156,15 @@ async function findRun(turn) {
 async function readRun(turn) {
   const draws = places.live?.isShown() && !document.hidden;
   const since = draws ? page.seen : NOTHING_NEW;
-  const answer = await send(`/api/live/${encodeURIComponent(page.run)}?since=${since}&axis=${page.axis}`,
-    undefined, page.signal);
+  const asked = page.run;
+  let answer;
+  try {
+    answer = await send(`/api/live/${encodeURIComponent(asked)}?since=${since}&axis=${page.axis}`, undefined, page.signal);
+  } catch (error) {
+    // Deleted elsewhere: a page that was not told which run to show goes on with another one.
+    if (error.status === 404 && turn === page.turn && (!page.chosen || page.seq)) closeRun(asked);
+    throw error;
+  }
   if (turn !== page.turn) return;
   if (answer.server_id !== page.server || answer.seq < page.seq) {
     const known = page.server !== null && page.seen > 0;

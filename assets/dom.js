@@ -1,6 +1,6 @@
 // Making nodes, finding them, and talking to the server.
 
-const TIMEOUT = 4000, LONG_TIMEOUT = 60000;
+const TIMEOUT = 4000, LONG_TIMEOUT = 60000, COPIED_SHOWN = 1500;
 const AWAY = [502, 503, 504];  // a proxy in front of the server answers for it
 
 export function el(tag, attributes = {}, ...children) {
@@ -28,4 +28,17 @@ export async function send(path, body, given) {
   if (!answer.ok) throw Object.assign(new Error(value.error || `The server answered ${answer.status}.`),
     {status: answer.status, unreachable: AWAY.includes(answer.status)});
   return value;
+}
+
+// Copies the text of `node`; the button that asked for it, which reads Copy, says for a moment what came of it.
+export async function copyText(button, node) {
+  let copied = true;
+  try {
+    await navigator.clipboard.writeText(node.textContent);
+  } catch {  // only pages of this machine, or by https, may write to the clipboard themselves
+    getSelection().selectAllChildren(node);
+    copied = document.execCommand('copy');
+  }
+  button.textContent = copied ? 'Copied' : 'Not allowed here';
+  setTimeout(() => { button.textContent = 'Copy'; }, COPIED_SHOWN);
 }

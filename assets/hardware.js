@@ -114,7 +114,7 @@ export class Hardware {
     field(this.root, 'origin').textContent = about.rates.said + on;
     this.part('measure').disabled = Boolean(about.why_not_measure || about.job);
     if (about.why_not_measure) field(this.root, 'measured').textContent = about.why_not_measure;
-    else if (!this.following && !this.result) field(this.root, 'measured').textContent = 'Takes some ten seconds.';
+    else if (!this.following && !this.result) field(this.root, 'measured').textContent = 'Takes about ten seconds.';
   }
 
   async measure() {

@@ -56,15 +56,19 @@ export class JobView {
     }
   }
 
-  // Shows the job until it is over, and returns it then. A server that does not answer for a while is asked again.
+  // Shows the job until it is over, and returns it then. A server that does not answer is asked again, though less often,
+  // as it is while nobody sees the page.
   async follow(job) {
+    let isLost = false;
     while (job.state === 'working') {
       this.show(job);
-      await new Promise((resolve) => setTimeout(resolve, FOLLOW_WAIT));
+      await pause(isLost || document.hidden ? LOOK_WAIT : FOLLOW_WAIT);
       try {
         job = await send(`/api/jobs/${job.id}`);
+        isLost = false;
       } catch (error) {
         if (!error.unreachable) throw error;
+        isLost = true;
       }
     }
     this.show(job);
@@ -101,7 +105,7 @@ export class JobStrip {
     let over = null;
     try {
       over = await view.follow(job);
-    } catch { /* the server was started anew and knows nothing of it */ }
+    } catch { /* the server was restarted and knows nothing of it */ }
     // Who saw it end elsewhere on the page knows; a failure stays until it is read.
     const seen = this.isElsewhere(job.id);
     clearInterval(watched);
@@ -122,6 +126,19 @@ export class JobStrip {
 // Something was just started: it is shown at once.
 export function noticeJobs() {
   for (const strip of strips) strip.look();
+}
+
+// Ends early when the page is shown or hidden: who comes back to it sees at once how far the job is.
+function pause(milliseconds) {
+  return new Promise((resolve) => {
+    const end = () => {
+      clearTimeout(timer);
+      document.removeEventListener('visibilitychange', end);
+      resolve();
+    };
+    const timer = setTimeout(end, milliseconds);
+    document.addEventListener('visibilitychange', end);
+  });
 }
 
 function set(node, text) {

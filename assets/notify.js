@@ -4,7 +4,23 @@ const KEPT = 'ramstream-notify';
 
 let before = null;
 
-const wanted = () => localStorage.getItem(KEPT) === 'on';
+// Where the browser keeps nothing for a page, it is asked anew each time.
+let chosen = null;
+
+function wanted() {
+  try {
+    return (chosen ?? localStorage.getItem(KEPT)) === 'on';
+  } catch {
+    return false;
+  }
+}
+
+function choose(how) {
+  chosen = how;
+  try {
+    localStorage.setItem(KEPT, how);
+  } catch { /* for as long as the page is open */ }
+}
 
 // Called with every run bar that arrives.
 export function announce(bar) {
@@ -28,7 +44,7 @@ export class NotifySwitch {
 
   async toggle() {
     const on = !wanted() && await Notification.requestPermission() === 'granted';
-    localStorage.setItem(KEPT, on ? 'on' : 'off');
+    choose(on ? 'on' : 'off');
     this.show();
     if (Notification.permission === 'denied') this.button.title = 'The browser does not allow notifications of this page.';
   }

@@ -12,7 +12,12 @@ let plotly;
 export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
     const address = document.querySelector('meta[name="ramstream-plotly"]').content;
-    document.head.append(el('script', {src: address, load: () => resolve(window.Plotly), error: reject}));
+    const script = el('script', {src: address, load: () => resolve(window.Plotly), error: () => {
+      plotly = undefined;  // lost on its way: whoever draws next asks again
+      script.remove();
+      reject(new Error('The charts could not be loaded: the server does not answer.'));
+    }});
+    document.head.append(script);
   });
   return plotly;
 }

@@ -1,8 +1,6 @@
 // The details of one run, in a dialog: its name and note, the command lines, and the settings as they were run.
 
-import {el, field, send} from './dom.js';
-
-const COPIED_SHOWN = 1500;
+import {copyText, el, field, send} from './dom.js';
 
 export class RunDetails {
   // changed(): the name or the note; closed(id): where the focus goes when the row that opened it was drawn anew meanwhile.
@@ -79,15 +77,4 @@ export class RunDetails {
     said.textContent = text;
     said.classList.toggle('rs-error', isError);
   }
-}
-
-async function copyText(button, node) {
-  try {
-    await navigator.clipboard.writeText(node.textContent);
-  } catch {  // only pages of this machine, or by https, may write to the clipboard themselves
-    getSelection().selectAllChildren(node);
-    document.execCommand('copy');
-  }
-  button.textContent = 'Copied';
-  setTimeout(() => { button.textContent = 'Copy'; }, COPIED_SHOWN);
 }

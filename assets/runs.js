@@ -112,7 +112,7 @@ export class RunList {
     button.classList.toggle('rs-primary', fits);
     button.textContent = count ? `Compare ${count}` : 'Compare';
     field(this.root, 'ticked').textContent = count > MOST ? `At most ${MOST} runs are compared: untick ${count - MOST}.`
-      : count === 1 ? 'Tick one run more.' : count ? '' : 'Tick two to six runs to see them side by side.';
+      : count === 1 ? 'Tick one more run.' : count ? '' : 'Tick two to six runs to see them side by side.';
   }
 
   compared(ids) {

@@ -1,9 +1,9 @@
 // The Talk tab: the model before training and the tuned one, asked the same. The chat itself is the server's.
 
-import {el, field, send} from './dom.js';
+import {copyText, el, field, send} from './dom.js';
 import {JobView} from './jobs.js';
 
-const WRITING_WAIT = 150, CHOICES_WAIT = 2000, COPIED_SHOWN = 1500;
+const WRITING_WAIT = 150, CHOICES_WAIT = 2000;
 const FOLDER = ':folder';
 const SIDES = ['base', 'tuned'];
 const NUMBERS = ['max_new_tokens', 'temperature', 'top_p', 'seed'];
@@ -224,7 +224,7 @@ export class Talk {
 
   answer(side) {
     const weights = el('strong'), text = el('p', {class: 'rs-talk-text'}), said = el('span', {class: 'rs-hint'});
-    const copy = el('button', {type: 'button', class: 'rs-small', click: () => copyText(text.textContent, copy)}, 'Copy');
+    const copy = el('button', {type: 'button', class: 'rs-small', click: () => copyText(copy, text)}, 'Copy');
     const node = el('section', {class: 'rs-talk-answer', 'data-side': side}, el('header', {}, weights), text,
       el('footer', {}, said, copy));
     return {node, weights, text, said, copy};
@@ -261,14 +261,4 @@ export class Talk {
 
 function set(node, text) {
   if (node.textContent !== text) node.textContent = text;
-}
-
-async function copyText(text, button) {
-  try {
-    await navigator.clipboard.writeText(text);
-    button.textContent = 'Copied';
-  } catch {
-    button.textContent = 'Not allowed here';
-  }
-  setTimeout(() => { button.textContent = 'Copy'; }, COPIED_SHOWN);
 }

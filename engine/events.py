@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, ClassVar
 
 
@@ -281,68 +283,112 @@ class Record:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Record:
-        """Raises KeyError or TypeError where the envelope or a number is not one."""
-        values = dict(line)
-        kind, run_id = values.pop("kind"), values.pop("run_id")
-        seq, time = values.pop("seq"), values.pop("time")
-        if not (isinstance(seq, int) and isinstance(run_id, str) and _is_number(time) and 0 <= time < _LATEST):
+        """Raises KeyError or TypeError where the envelope or a field is not what it must be: what is read here is computed
+        with and drawn unseen."""
+        kind, run_id, seq, time = line["kind"], line["run_id"], line["seq"], line["time"]
+        if not (type(seq) is int and 0 <= seq <= _LARGEST_WHOLE and isinstance(run_id, str)
+                and type(time) in (float, int) and 0 <= time < _LATEST):
             raise TypeError("the envelope")
         event_type = EVENT_TYPES.get(kind)
         if event_type is None or event_type is Unknown:
+            if not isinstance(kind, str):
+                raise TypeError("kind")
+            values = {name: value for name, value in line.items() if name not in ("kind", "run_id", "seq", "time")}
             return cls(run_id, seq, time, Unknown(original_kind=kind, values=values))
-        types = _number_types(event_type)
-        known = {name: value for name, value in values.items() if name in types}
-        for name, value in known.items():
-            if not isinstance(value, types[name]) or isinstance(value, float) and not math.isfinite(value):
+        rules, checks = _rules(event_type)
+        known = {}
+        for name, value in line.items():
+            if name in rules:  # others are of a newer version
+                types, low, high = rules[name]
+                if type(value) not in types or low and not low <= value <= high:
+                    raise TypeError(f"{kind}.{name}")
+                known[name] = value
+        for name, is_good in checks:
+            if name in known and not is_good(known[name]):
                 raise TypeError(f"{kind}.{name}")
-        for name, is_good in (("spans", _is_span), ("waits", _is_wait)):
-            if event_type in (StepTimeline, PlanSimulated) and not all(map(is_good, known.get(name, ()))):
-                raise TypeError(f"{kind}.{name}")
-        if event_type is UnitNorms and not _are_numbers(known.get("norms", [])):
-            raise TypeError(f"{kind}.norms")
-        if event_type is PromptsAnswered and not _are_answers(known.get("answers", [])):
-            raise TypeError(f"{kind}.answers")
-        if event_type is ForecastChecked and not _are_comparisons(known.get("quantities", {})):
-            raise TypeError(f"{kind}.quantities")
         return cls(run_id, seq, time, event_type(**known))
 
 
 _LATEST = 1e11
 """Unix seconds, some thousand years from now: what no calendar shows is a damaged number."""
+_LARGEST_WHOLE = 1 << 53
+"""What a page still holds exactly, and sums of which fit into 64 bits."""
+_LARGEST = sys.float_info.max
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return type(value) in (float, int) and -_LARGEST <= value <= _LARGEST
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_number, value))
+def _is_whole_or_none(value: Any) -> bool:
+    return value is None or -_LARGEST_WHOLE <= value <= _LARGEST_WHOLE
 
 
-def _is_span(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("unit", "op", "lane")) \
-        and all(_is_number(value.get(name)) for name in ("start", "end"))
+def _are_numbers(value: list[Any]) -> bool:
+    return all(map(_is_number, value))
 
 
-def _is_wait(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("cause", "other"), str) \
-        and all(_is_number(value.get(name)) for name in ("start", "end"))
+def _are_numbers_by_name(value: dict[str, Any]) -> bool:
+    for number in value.values():  # a loop, as each step has one of these
+        if type(number) not in (float, int) or not -_LARGEST <= number <= _LARGEST:
+            return False
+    return True
 
 
-def _are_answers(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, dict) and all(isinstance(pair.get(name), str) for name in ("prompt", "answer")) for pair in value)
+def _are_texts(value: Iterable[Any]) -> bool:
+    return all(isinstance(text, str) for text in value)
 
 
-def _are_comparisons(value: Any) -> bool:
+def _are_texts_by_name(value: list[Any]) -> bool:
+    return all(isinstance(texts, dict) and _are_texts(texts.values()) for texts in value)
+
+
+def _are_spans(value: list[Any]) -> bool:
+    return all(isinstance(span, dict) and all(isinstance(span.get(name), str) for name in ("unit", "op", "lane"))
+               and all(_is_number(span.get(name)) for name in ("start", "end")) for span in value)
+
+
+def _are_waits(value: list[Any]) -> bool:
+    return all(isinstance(wait, dict) and isinstance(wait.get("cause", "other"), str)
+               and all(_is_number(wait.get(name)) for name in ("start", "end")) for wait in value)
+
+
+def _are_answers(value: list[Any]) -> bool:
+    return all(isinstance(pair, dict) and all(isinstance(pair.get(name), str) for name in ("prompt", "answer"))
+               for pair in value)
+
+
+def _are_comparisons(value: dict[str, Any]) -> bool:
     names = ("predicted", "measured", "error")
-    return isinstance(value, dict) and all(
-        isinstance(pair, dict) and all(pair.get(name) is None or _is_number(pair[name]) for name in names)
-        for pair in value.values())
+    return all(isinstance(pair, dict) and all(pair.get(name) is None or _is_number(pair[name]) for name in names)
+               for pair in value.values())
+
+
+def _are_choices(value: dict[str, Any]) -> bool:
+    seconds = value.get("predicted_seconds")
+    return seconds is None or _is_number(seconds)
+
+
+_Rule = tuple[tuple[type, ...], float | None, float | None]
+"""The types that a field's value may have, the least and the greatest number."""
+_RULES: dict[str, _Rule] = {
+    "int": ((int,), -_LARGEST_WHOLE, _LARGEST_WHOLE), "float": ((float, int), -_LARGEST, _LARGEST), "str": ((str,), None, None),
+    "int | None": ((int, NoneType), None, None)}
+_CHECKS_BY_TYPE: dict[str, Callable[[Any], bool]] = {
+    "int | None": _is_whole_or_none, "list[str]": _are_texts, "list[float]": _are_numbers,
+    "list[dict[str, str]]": _are_texts_by_name, "dict[str, float]": _are_numbers_by_name,
+    "dict[str, dict[str, float | None]]": _are_comparisons}
+_CHECKS_BY_NAME: dict[str, Callable[[Any], bool]] = {
+    "state": RUN_STATES.__contains__, "spans": _are_spans, "waits": _are_waits, "answers": _are_answers,
+    "choices": _are_choices}
 
 
 @functools.cache
-def _number_types(event_type: type[Event]) -> dict[str, type | tuple[type, ...]]:
-    """For each field what its value must be, which is checked of numbers alone."""
-    numbers = {"int": int, "float": (int, float)}
-    return {f.name: numbers.get(f.type, object) for f in dataclasses.fields(event_type)}
+def _rules(event_type: type[Event]) -> tuple[dict[str, _Rule], tuple[tuple[str, Callable[[Any], bool]], ...]]:
+    """The rule of each field, and what tells whether a value that has an inside is good there. Types are compared exactly, as
+    JSON makes no others: it is fastest, and `true` is no number."""
+    fields = {f.name: f.type for f in dataclasses.fields(event_type)}
+    rules = {name: _RULES.get(kind) or ((list if kind.startswith("list") else dict,), None, None)
+             for name, kind in fields.items()}
+    checks = {name: _CHECKS_BY_NAME.get(name) or _CHECKS_BY_TYPE.get(kind) for name, kind in fields.items()}
+    return rules, tuple((name, check) for name, check in checks.items() if check is not None)

@@ -103,7 +103,7 @@ def _reasons(needs: Needs, helped: bool) -> list[str]:
     for name in failing:
         part = needs.parts[name]
         reasons.append(f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.limit)} free, "
-                       f"{in_gib(part.total - part.limit)} too few; {_breaking(part)}.")
+                       f"{in_gib(part.total - part.limit)} short; {_breaking(part)}.")
     if failing and not helped:
         least = " and ".join(f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing)
         reasons.append(f"No change of settings was found that makes it fit: it takes {least}, or a smaller model.")

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from engine.errors import RunError
 from engine.events import CheckpointWritten, Event, LineDamaged, LogLine, Record, RunEnded
@@ -76,9 +76,9 @@ class RunRecorder:
     def emit(self, event: Event) -> Record:
         """Write one event as one line, apply it to the snapshot, then call the subscribers. Any thread may call.
 
-        A NaN or infinite number raises ValueError, a value without a JSON form TypeError: both are faults of the
-        program, since a run must end by name before it records such a number. A disk that cannot take the line raises
-        RunError; the file then still ends with the line before.
+        A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
+        TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
+        that cannot take the line raises RunError; the file then still ends with the line before.
         """
         with self._lock:
             if self._descriptor is None:
@@ -86,9 +86,10 @@ class RunRecorder:
             if isinstance(event, RunEnded):
                 self.path.with_name(RESERVE_FILE).unlink(missing_ok=True)
             line = _encode(Record(self.run_id, self.snapshot.last_seq + 1, time.time(), event))
+            # Read back, so that whoever listens live sees exactly what a reader of the file sees; before it is written, so
+            # that no line is which readers would take for damage.
+            record = Record.from_json(_loaded(line))
             self._write(line)
-            # Read back, so that whoever listens live sees exactly what a reader of the file sees.
-            record = Record.from_json(json.loads(line))
             self.snapshot.apply(record)
             self._undelivered.append(record)
             if isinstance(event, (CheckpointWritten, RunEnded)):
@@ -216,25 +217,28 @@ class Follower:
         self.path = Path(path)
         self._offset = 0
         self._reading = _Reading(path)
+        self._unseen: list[Record] = []
+        """Read, and not handed out yet: what is read before a failure is neither lost nor read again."""
 
     def read_new(self) -> list[Record]:
         """What `replay` gives for the lines completed since the last call; empty when there are none, or no file yet.
-        Raises RunError when the file cannot be read."""
+        Raises RunError when the file cannot be read; where that happens midway, what was read first is handed out, and the
+        next call raises."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
-                return list(self._whole_lines(file))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._unseen.append(self._reading.record(line))
+                    self._offset += len(line)
         except FileNotFoundError:
-            return []
+            pass
         except OSError as error:
-            raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
-
-    def _whole_lines(self, file: BinaryIO) -> Iterator[Record]:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            self._offset += len(line)
-            yield self._reading.record(line)
+            if not self._unseen:
+                raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
+        records, self._unseen = self._unseen, []
+        return records
 
 
 class _Reading:
@@ -246,13 +250,13 @@ class _Reading:
         self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
 
     def record(self, line: bytes) -> Record:
-        self._lines += 1
         try:
             self._before = parse_line(line)
         except ValueError:
-            text = f"Line {self._lines} of {EVENTS_FILE} is damaged: what it recorded is not shown."
+            text = f"Line {self._lines + 1} of {EVENTS_FILE} is damaged: what it recorded is not shown."
             before = self._before
             self._before = Record(before.run_id, before.seq + 1, before.time, LineDamaged("warning", text))
+        self._lines += 1
         return self._before
 
 
@@ -264,9 +268,16 @@ def line_kind(line: bytes) -> str:
 def parse_line(line: bytes) -> Record:
     """Raises ValueError when the line is not a record."""
     try:
-        return Record.from_json(json.loads(line))
+        return Record.from_json(_loaded(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a record: {error}") from None
+
+
+def _loaded(line: bytes) -> Any:
+    values = json.loads(line)
+    if b"\\u" in line:  # half of a surrogate pair, as a file's name may have it, is nothing that a page can be sent
+        values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
+    return values
 
 
 def _encode(record: Record) -> bytes:

@@ -34,7 +34,8 @@ LOCK_FILE = "lock"
 COMMANDS = ("stop", "discard", "pause", "resume", "save")
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LOCK_TRIES, _LOCK_WAIT_SECONDS = 50, 0.02
+_LOCK_TRIES, _LOCK_WAIT_SECONDS = 10, 0.02
+_LOOK_SECONDS, _LOOKS_SECONDS = 0.001, 20.0
 
 
 class RunFolder:
@@ -84,25 +85,37 @@ class RunFolder:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        # is_running holds the lock for an instant to learn whether it is free: one refusal proves nothing.
-        for attempt in range(_LOCK_TRIES):
+        # is_running shares the lock for an instant to learn whether it is free, and many may look at once: who only looks
+        # is waited for. A refusal of a share, too, is by an owner.
+        patience, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
+        while tries and time.monotonic() < patience:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
+                pass
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                time.sleep(_LOOK_SECONDS)
+            except BlockingIOError:
+                tries -= 1
                 time.sleep(_LOCK_WAIT_SECONDS)
         owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         raise RunError(f"Run {self.id} is in use by process {owner or 'unknown'}; stop it there first.")
 
     def is_running(self) -> bool:
-        """Whether any process, this one included, holds the lock."""
+        """Whether any process, this one included, holds the lock; also where that cannot be found out, since what is taken
+        for free may be deleted or run a second time."""
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:
+            return True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:
             return True
         finally:
             os.close(descriptor)

@@ -48,6 +48,6 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         CONFIG.with_values({"train.learning_rate": 3e-4}).save(folder.path / "config.yaml")
         recorder.emit(SettingsChanged(21, {"train.steps": 60, "train.learning_rate": 3e-4}, 60))
         recorder.close()
-        session.watch(folder.id).note_request("save")  # reads the record at once
+        session.watch(folder.id).note_request("save", 0)  # reads the record at once
         bar = get(session, f"/api/live/{folder.id}").json()["bar"]
         assert bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20} and bar["step"] == "20 of 60"

@@ -5,7 +5,7 @@ import dataclasses
 import gradio as gr
 import pytest
 
-from app.form import PROMINENT, describe_error, read_config, settings, shown_values
+from app.form import PROMINENT, as_labelled, describe_error, read_config, settings, shown_values
 from engine.config import AUTO, TrainConfig
 from engine.errors import ConfigError
 
@@ -94,6 +94,12 @@ def test_an_empty_text_that_may_be_left_out_is_none():
     address = "https://example.org/hook"
     assert read_config(shown | {"output.webhook": f" {address} "}).output.webhook == address
     assert shown_values(config_with(**{"output.webhook": address}))["output.webhook"] == address
+
+
+def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does():
+    assert as_labelled("In data.columns, only prompt is named; set data.columns.completion too, or data.format.") == (
+        "In Columns of the data, only prompt is named; set Column of the completion too, or Format.")
+    assert as_labelled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
 
 
 @pytest.mark.parametrize("column", ["Frage", " padded ", "none", "null", '"quoted"', "two\nlines", "<b>"])

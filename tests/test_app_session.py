@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from app import session as session_module
 from app.job_routes import job_routes
 from app.run_routes import run_routes
 from app.session import EngineCalls, Session
@@ -50,6 +51,9 @@ class FakeRun:
     def request(self, command):
         self.commands.append(command)
         self.asked.set()
+
+    def close(self):
+        pass
 
 
 class FakeEngine:
@@ -160,6 +164,42 @@ def test_a_start_that_is_refused_leaves_the_place_free(tmp_path):
     assert session.why_not_start() is None
 
 
+def test_a_run_that_gets_no_thread_leaves_the_place_free(session, engine, monkeypatch):
+    stopped = finished_run(session, run_events(5, total=10, ended="stopped"))
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        for start in (lambda: session.start(CONFIG), lambda: session.resume(stopped.id)):
+            with pytest.raises(RunError, match="no further thread"):
+                start()
+    assert session.why_not_start() is None and [run.id for run in session.runs()] == [stopped.id]
+    session.start(CONFIG)
+
+
+def test_a_server_that_ends_starts_nothing_while_it_waits_for_its_jobs(session, engine):
+    from app.main import end  # gradio takes seconds to import
+
+    session.start(CONFIG)
+    session.queue.add(CONFIG)
+    waited = threading.Event()
+
+    def work(job):
+        engine.runs[0].asked.set()
+        wait_for(lambda: session.active_id is None)
+        session.queue.look()
+        waited.set()
+        return ""
+
+    session.jobs.start("The work", work)
+    end(session)
+    assert waited.is_set() and len(engine.runs) == 1 and len(session.queue.listed()) == 1
+    session.queue.go_on()
+    assert session.active_id is None
+
+
 def test_closing_the_server_stops_and_saves(session, engine):
     session.start(CONFIG)
     session.close()
@@ -255,6 +295,26 @@ def test_a_stop_stays_shown_while_another_asks_for_a_pause(session):
         assert call(session, *requests, ("GET", f"/api/live/{folder.id}", None))[-1].json()["bar"]["pending"] == "stop"
 
 
+def test_a_command_that_is_read_as_taken_before_it_is_noted_is_not_shown(session, engine, monkeypatch):
+    run_id = session.start(CONFIG)
+    run = engine.runs[0]
+    page = f"/api/live/{run_id}"
+    wait_for(lambda: get(session, page).json()["bar"]["state"] == "running")
+    watch = session.watch(run_id)
+
+    def taken_at_once(command):
+        recorder.emit(ControlReceived(command=command))
+        watch._read_at = 0.0
+        get(session, page)
+
+    recorder = RunRecorder(run.folder.path, run_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "request", taken_at_once)
+        session.request(run_id, "save")
+    recorder.close()
+    assert get(session, page).json()["bar"]["pending"] is None
+
+
 # ------------------------------------------------------------------ runs of other processes
 
 
@@ -347,7 +407,7 @@ def test_a_damaged_record_is_told(session):
 def test_a_page_without_an_address_opens_the_active_or_else_the_newest_run(session, engine):
     assert get(session, "/api/live").json()["run_id"] is None
     folder = finished_run(session)
-    session._listed = (-10.0, [])
+    session._look_again()
     assert get(session, "/api/live").json()["run_id"] == folder.id
     run_id = session.start(CONFIG)
     assert get(session, "/api/live").json()["run_id"] == run_id
@@ -375,9 +435,30 @@ def test_export_is_a_job(session, engine, tmp_path):
     job = post(session, f"/api/runs/{folder.id}/export", {"folder": str(tmp_path / "model")}).json()
     wait_for(lambda: get(session, f"/api/jobs/{job['id']}").json()["state"] == "done")
     done = get(session, f"/api/jobs/{job['id']}").json()
-    assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}." and (done["done"], done["total"]) == (1, 2)
+    assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}."
+    assert (done["done"], done["total"]) == (1, 2)
     assert engine.asked == [(folder.id, tmp_path / "model", None)]
     assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
+
+
+def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
+    finished_run(session)
+    reads, read = [], session_module.list_runs
+
+    def slowly(runs_dir):
+        reads.append(runs_dir)
+        time.sleep(0.05)
+        return read(runs_dir)
+
+    monkeypatch.setattr(session_module, "list_runs", slowly)
+    monkeypatch.setattr(session_module, "LIST_SECONDS", 60.0)
+    assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {1} and len(reads) == 1
+    monkeypatch.setattr(session_module, "folders_by_step", None)
+    assert session.runs_to_show()[0][1] is False, "nothing of a run is looked up outside the list that is kept"
+    session._look_again()
+    monkeypatch.undo()
+    finished_run(session)
+    assert len(session.runs()) == 2
 
 
 def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
@@ -387,7 +468,7 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
     (exported.export_path / "config.json").write_text("{}")
 
     def talks():
-        session._listed = (-10.0, [])
+        session._look_again()
         return {row["id"] for row in get(session, "/api/runs").json()["runs"] if "talk" in row["actions"]}
 
     assert talks() == {saved.id, exported.id}

@@ -18,6 +18,8 @@ from app.talk_routes import talk_routes
 from app.view import prompt_answers
 from engine.errors import DataError, FitError, RunError
 from engine.events import PromptsAnswered, Record, StateChanged, StepFinished
+from engine.recorder import RunRecorder
+from engine.runs import open_run
 from engine.snapshot import PROMPT_ANSWERS, RunSnapshot
 from engine.talk import IN_TURN, TOGETHER, Sampling, base_of, checkpoint_of, folder_of, take_turns
 from tests.folders import make_config, make_model
@@ -183,6 +185,19 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, mon
     assert fake.loaded
     talk._session.before_run()
     assert not fake.loaded
+
+
+def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(talk, fake):
+    folder = open_run(talk._session.runs_dir, talk.run_id)
+    with folder.lock():
+        with pytest.raises(RunError, match=f"{talk.run_id} is getting ready in a process of its own"):
+            say(talk, "one")
+        assert not talk.state()["turns"] and not fake.loads
+        recorder = RunRecorder(folder.path, folder.id)
+        recorder.emit(StateChanged(state="running"))
+        recorder.close()
+        talk._session._look_again()
+        assert texts(say(talk, "one")) == [{"base": "abc", "tuned": "abc"}]
 
 
 def call(talk, method, path, body=None):

@@ -6,10 +6,11 @@ import asyncio
 import json
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from app.view import details
+from app.view import details, run_row
 from app.watch import Watch
 from engine.events import LogLine, RunStarted, StepFinished
 from engine.job import start_run
@@ -72,6 +73,18 @@ DAMAGE = {"garbage": bytes(range(256)).replace(b"\n", b""), "nul bytes": bytes(4
           "not utf-8": b'{"kind":"log_line","run_id":"r","seq":1,"time":1.0,"text":"\xff\xfe"}', "nested": b"[" * 100_000,
           "a long line": b"x" * (50 << 20), "no numbers": b'{"kind":"step_finished","run_id":"r","seq":9,"time":NaN,"step":3}',
           "empty": b"", "a list": b"[1, 2]", "a backward step": None, "a far step": None}
+WRONG_VALUES = {
+    "state_changed": [{"state": "on_holiday"}, {"state": ["running"]}, {"reason": None}],
+    "run_ended": [{"state": "on_holiday"}, {"reason": {}}], "exact_match_measured": [{"samples": [1]}, {"moment": []}],
+    "plan_built": [{"choices": [1]}, {"choices": {"predicted_seconds": "9"}}, {"grid": 3}], "data_prepared": [{"summary": [1]}],
+    "run_started": [{"units": 3}, {"units": [1]}, {"resumed_step": "3"}, {"resumed_step": 10**30}],
+    "job_progressed": [{"job": 3}, {"message": None}, {"done": True}], "unit_norms": [{"step": 61, "norms": 3}],
+    "step_finished": [{"step": 61, "loss": 10**400}, {"step": 61, "tokens": 1 << 62}, {"step": 61, "exposed": {"h2d": "x"}}],
+    "log_line": [{"text": ["x"]}, {"time": 10**400}, {"seq": 10**30}], "prompts_answered": [{"answers": {}}]}
+"""Lines that parse: fields of a type or a value that nobody could draw."""
+DAMAGE |= {f"{kind.partition('_')[2]} {number}": json.dumps(
+    {"kind": kind, "run_id": "r", "seq": 9, "time": 1.0} | values).encode()
+    for kind, several in WRONG_VALUES.items() for number, values in enumerate(several)}
 NEWER = b'{"kind":"of_a_newer_version","run_id":"r","seq":1,"time":1.0,"step":7}'
 
 
@@ -133,6 +146,40 @@ def test_damage_is_seen_while_a_run_is_followed(written):
     for record in replay(folder.events_path):
         again.apply(record)
     assert again == snapshot and snapshot.damaged_lines == sum(1 for k in range(21, len(lines)) if k % 10 == 0)
+
+
+def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
+    folder, lines = written
+    line = {"kind": "log_line", "run_id": "r", "seq": 9, "time": 1.0, "text": "caf\udce9 \U0001f600"}
+    folder.events_path.write_bytes(b"".join([*lines, json.dumps(line).encode() + b"\n"]))
+    answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
+    assert answer["parts"]["details"]["log"][-1]["text"] == "caf? \U0001f600"
+
+
+def test_a_record_that_cannot_be_applied_costs_no_other(written, monkeypatch, capsys):
+    folder, _ = written
+    apply = RunSnapshot.apply
+
+    def failing(self, record):
+        if isinstance(record.event, StepFinished) and record.event.step == 7:
+            raise ZeroDivisionError
+        apply(self, record)
+
+    monkeypatch.setattr(RunSnapshot, "apply", failing)
+    answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
+    assert answer["parts"]["loss"]["data"][0]["x"] == [step for step in range(1, STEPS + 1) if step != 7]
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert sum("cannot be shown" in line["text"] for line in answer["parts"]["details"]["log"]) == 1
+
+
+def test_a_run_that_cannot_be_shown_hides_no_other(written):
+    folder, _ = written
+    run = summarise(folder)
+    assert run_row(run)["state"] == "finished"
+    for wrong in ({"state": "on_holiday"}, {"state": ["x"]}, {"loss": "x"}, {"step": None}):
+        row = run_row(replace(run, **wrong))
+        assert row["state"] == "unreadable" and row["reason"] and row["actions"] == ["details", "delete"], wrong
+    assert run_row(replace(run, seconds=float("nan")))["at_work"] == "–"
 
 
 def test_a_thousand_damaged_lines_leave_room_in_the_log(written):

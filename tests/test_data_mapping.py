@@ -92,7 +92,8 @@ def test_wrong_columns_are_refused_in_a_sentence(data, said):
 
 @pytest.mark.parametrize(("columns", "said"), [
     ({"prompt": "Frag", "completion": "Wohin"}, "data.columns.prompt is Frag, but odd.jsonl has the columns nr, Frage, Wohin"),
-    ({"prompt": "Frage"}, "name data.columns.completion too"),
+    ({"prompt": "Frage"}, "In data.columns, only prompt is named, and odd.jsonl (nr, Frage, Wohin) has no column with a "
+     "usual name for the rest; set data.columns.completion too."),
     ({"messages": "Frage"}, "The column Frage in line 1 of odd.jsonl is str, not a list of turns"),
 ])
 def test_columns_that_the_data_do_not_have_are_refused_in_a_sentence(tmp_path, tokenizer, columns, said):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -222,3 +223,17 @@ def test_only_the_end_of_a_long_output_is_read(tmp_path):
     assert last_lines(tmp_path / "stderr.txt")[-1] == "\ufffd last"
     assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith("The process of the run was ended by SIGSEGV")
     assert RunFolder(tmp_path).id and EngineCalls().start_detached is start_detached
+
+
+def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    ended = threading.Event()
+    monkeypatch.setattr(detached, "train_command", as_python("pass"))
+    with monkeypatch.context() as patched:
+        patched.setattr(detached, "RunRecorder", full)
+        folder = open_run(tmp_path, start_detached(CONFIG, tmp_path, ended.set))
+        assert ended.wait(SECONDS) and folder.path not in detached._awaited
+    settle(folder)
+    assert list_runs(tmp_path)[0].state == "failed"

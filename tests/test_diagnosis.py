@@ -38,6 +38,8 @@ def test_compute_bound_is_said():
     assert not found.advice and found.offer is None
     by_hand = diagnosis(fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"}))
     assert by_hand.offer.changes == {"engine.save_level": "auto"}
+    shown = by_hand.to_dict()  # as the form calls the settings
+    assert shown["offer"]["label"] == "Save level: auto" and "because Save level was set by hand" in shown["advice"]
 
 
 def test_a_first_step_that_compiles_is_left_out():

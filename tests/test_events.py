@@ -17,7 +17,9 @@ KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit
 
 EXAMPLES = {int: 3, float: 0.1, str: "é \u2028 \"quoted\"\n", bool: True}
 
+SPECIAL = {"state": "paused", "exposed": {"h2d": 0.5}}
 LISTS = {"norms": [0.5, 1], "answers": [{"prompt": "p", "answer": "a"}],
+         "units": ["embedding", "é"], "samples": [{"prompt": "p", "expected": "a", "answer": "b"}],
          "spans": [{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}]}
 
 
@@ -26,7 +28,8 @@ def filled(kind: type[Event]) -> Event:
     values = {}
     for field in dataclasses.fields(kind):
         default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
-        values[field.name] = (LISTS.get(field.name, LISTS["spans"]) if isinstance(default, list)
+        values[field.name] = (SPECIAL[field.name] if field.name in SPECIAL
+                              else LISTS.get(field.name, LISTS["spans"]) if isinstance(default, list)
                               else {"a": {"predicted": 1, "measured": None, "error": 2.5}} if isinstance(default, dict)
                               else 5 if default is None else EXAMPLES[type(default)])
     return kind(**values)

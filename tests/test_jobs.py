@@ -93,6 +93,22 @@ def test_a_failure_is_one_sentence_and_the_next_job_may_begin():
     jobs.start("Another", lambda job: "Done.")
 
 
+def test_work_that_gets_no_thread_is_refused_and_the_next_may_begin(monkeypatch):
+    jobs = Jobs()
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RunError, match="The work cannot be started"):
+            jobs.start("The work", lambda job: "")
+    assert not jobs.working()
+    jobs.close()
+    job = jobs.start("Another", lambda job: "Done.")
+    wait_for(lambda: job.state == "done")
+
+
 def test_a_server_that_ends_cancels_what_is_under_way():
     jobs, cleaned = Jobs(), threading.Event()
 

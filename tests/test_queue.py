@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from app.queue import DAMAGED_FILE, QUEUE_FILE, RunQueue
-from app.queue_routes import queue_routes
+from app.queue_routes import queue_routes, queue_rows
 from app.session import EngineCalls, Session
 from engine.config import TrainConfig
 from engine.errors import RunError
@@ -256,6 +256,93 @@ def test_what_cannot_be_kept_is_not_queued(tmp_path, place):
     with pytest.raises(RunError, match="cannot be written"):
         queue.add(CONFIG)
     assert names(queue) == []
+
+
+def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
+    place, begun, may_go_on = Place(), threading.Event(), threading.Event()
+
+    def slowly(config, detached):
+        begun.set()
+        assert may_go_on.wait(30)
+        return place.start(config, detached)
+
+    queue = RunQueue(tmp_path, slowly, place.why_not)
+    queue.add(named("a"))
+    assert begun.wait(30)
+    first, = queue.listed()
+    assert queue.add(named("b")) == 1 and queue_rows(queue)["rows"][1]["name"] == "b"
+    for change in (queue.remove, lambda queued_id: queue.set_detached(queued_id, True)):
+        with pytest.raises(RunError, match="being started just now"):
+            change(first.id)
+    queue.move_up(queue.listed()[1].id)
+    closing = threading.Thread(target=queue.close)
+    closing.start()
+    may_go_on.set()
+    closing.join(30)
+    assert not closing.is_alive() and place.started == ["a"] and names(queue) == ["b"]
+
+
+def test_a_look_that_fails_is_told_and_tried_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("app.queue.LOOK_SECONDS", 0.02)
+    place, broken = Place(), threading.Event()
+    broken.set()
+
+    def why_not():
+        if broken.is_set():
+            raise OSError(24, "Too many open files")
+        return place.why_not()
+
+    queue = RunQueue(tmp_path, place.start, why_not)
+    queue.add(named("a"))
+    wait_for(lambda: "Too many open files" in queue.problem)
+    broken.clear()
+    wait_for(lambda: place.started == ["a"] and queue.problem == "")
+    assert capsys.readouterr().err.count("Traceback") == 1
+    queue.close()
+
+
+def test_a_queue_whose_thread_ended_begins_another(tmp_path, place, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    place.free = True
+    endings = iter([SystemExit()])
+
+    def start(config, detached):
+        for ending in endings:
+            raise ending
+        return place.start(config, detached)
+
+    queue = RunQueue(tmp_path, start, place.why_not)
+    queue.add(named("a"))
+    wait_for(lambda: queue._thread is None)
+    queue.add(named("b"))
+    wait_for(lambda: place.started == ["a"])
+    queue.close()
+
+
+def test_that_it_cannot_be_written_is_told_until_it_can(queue, place, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    queue.add(named("a")), queue.add(named("b"))
+    with monkeypatch.context() as patched:
+        patched.setattr("app.queue.write_whole", full)
+        place.end(queue)
+        wait_for(lambda: names(queue) == ["b"])
+        assert "cannot be written" in queue.problem
+        with pytest.raises(RunError, match="cannot be written"):
+            queue.remove(queue.listed()[0].id)
+    queue.add(named("c"))
+    assert queue.problem == ""
+
+
+def test_nothing_is_behind_a_run_once_everything_is_removed(tmp_path, queue, place):
+    queue.add(named("a"))
+    queue.close()
+    again = Elsewhere(place).queue(tmp_path)
+    assert again.behind == "away"
+    again.remove(again.listed()[0].id)
+    assert again.behind is None and not again.is_held
+    again.close()
 
 
 # ------------------------------------------------------------------ with a session

@@ -296,3 +296,44 @@ def test_a_follower_waits_for_the_file_and_for_the_end_of_a_line(tmp_path):
     path.write_bytes(content)
     assert seen + follower.read_new() == records and follower.read_new() == []
     assert list(replay(tmp_path / "none.jsonl")) == []
+
+
+def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch):
+    recorder = RunRecorder(tmp_path, "r")
+    records = [recorder.emit(LogLine(text=str(n))) for n in range(5)]
+    recorder.close()
+    follower, failing_at = Follower(recorder.path), [2, 0]
+
+    class Failing:
+        def __init__(self, path, mode):
+            self.file = open(path, mode)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def seek(self, offset):
+            self.file.seek(offset)
+
+        def __iter__(self):
+            end = failing_at.pop(0) if failing_at else None
+            for number, line in enumerate(self.file):
+                if number == end:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                yield line
+
+    monkeypatch.setattr(recorder_module, "open", Failing, raising=False)
+    assert follower.read_new() == records[:2]
+    with pytest.raises(RunError, match="cannot be read"):
+        follower.read_new()
+    assert follower.read_new() == records[2:] and follower.read_new() == []
+
+
+def test_an_event_of_wrong_values_is_not_written(tmp_path):
+    recorder = RunRecorder(tmp_path, "r")
+    with pytest.raises(TypeError, match="state"):
+        recorder.emit(StateChanged("on_holiday"))
+    assert recorder.emit(LogLine()).seq == 1 and len(lines(tmp_path)) == 1
+    recorder.close()

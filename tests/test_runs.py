@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -447,3 +448,21 @@ def test_the_list_on_the_command_line_has_names_and_notes(tmp_path, capsys):
     assert launch.main(["runs", "--json", "--runs-dir", str(tmp_path)]) == 0
     listed, = json.loads(capsys.readouterr().out)
     assert (listed["name"], listed["note"]) == ("Renamed", "why")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
+def test_a_lock_that_cannot_be_asked_counts_as_held(tmp_path, monkeypatch, number):
+    folder = create_run(tmp_path, CONFIG)
+    assert not folder.is_running()
+
+    def refused(*args):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refused)
+        assert folder.is_running()
+    with folder.lock():
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr("engine.runs.fcntl.flock", refused)
+        assert folder.is_running()

@@ -294,8 +294,9 @@ def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColum
     if named:
         wants = [part for part in ("messages", "prompt", "completion", "text") if part not in named
                  and any({*named, part} <= {*_ALTERNATIVES[name], *_OPTIONAL[name]} for name in _ALTERNATIVES)]
-        raise DataError(f"data.columns names {' and '.join(named)} alone, and {source.name} ({found}) has no column with a "
-                        f"usual name for the rest; name data.columns.{wants[0]} too.")
+        raise DataError(f"In data.columns, only {' and '.join(named)} {'are' if len(named) > 1 else 'is'} named, and "
+                        f"{source.name} ({found}) has no column with a usual name for the rest; set "
+                        f"data.columns.{wants[0]} too.")
     if wanted == "auto":
         raise DataError(f"The columns of {source.name} ({found}) fit no known format; name them in data.columns, "
                         "or rename them to messages, conversations, instruction and output, prompt and completion, or text.")

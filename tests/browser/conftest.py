@@ -83,7 +83,7 @@ class Server:
                 "--no-browser"]
 
     def start(self) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "2"} | self.variables
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=log, stderr=log)
         end = time.monotonic() + START_SECONDS

@@ -4,7 +4,7 @@ A run of 100 units is recorded, a step every `--step-seconds` with a timeline of
 one browser context show it with every chart of the Live tab on their screens, zoomed. Prints what that costs the server,
 how far behind the pages are, how long drawing takes and how the pages' memory grows.
 
-CI does it for three minutes (test_pages.py).
+CI does it for one minute (test_pages.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SETTLE_SECONDS = 15
 """After the pages are open: their first drawing, of everything at once, is no part of watching."""
 WARM_UP_SECONDS = 20
 """After the server's start, while it imports what the first Start needs."""
-HEAP_EVERY = 60
+HEAP_EVERY = 30
 HEIGHT = 4200
 """px of a window in which every chart of the Live tab is on the screen."""
 
@@ -121,7 +121,7 @@ class Figures:
     drawings: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """ms of each drawing, by chart."""
     heaps: list[list[int]] = field(default_factory=list)
-    """For each page, bytes of JavaScript's memory after a collection, once a minute."""
+    """For each page, bytes of JavaScript's memory after a collection, twice a minute."""
     zooms_lost: int = 0
 
     @property

@@ -21,7 +21,7 @@ WIDTH = 1440
 HEIGHTS = {"train": 1560, "live": 2150, "runs": 900, "talk": 900, "hardware": 1300}
 COLOURS = 200
 """Of a picture: few, so that it is small."""
-QUESTION = "Write 1888 in Roman numerals."
+QUESTION = "In Roman numerals: 1618?"
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -176,7 +176,7 @@ def test_one_click_on_a_remedy_makes_it_fit(page):
     page.get_by_role("option", name="float32", exact=True).click()
     verdict = page.locator(".rs-verdict")
     expect(verdict.locator("h3")).to_have_text("It does not fit this machine.")
-    expect(verdict).to_contain_text("too few")
+    expect(verdict.locator(".rs-fit", has_text=" short").first).to_be_visible()
     expect(page.locator("#start")).to_be_disabled()
     remedy = page.locator(".rs-remedy:visible", has_text="Compute in bfloat16")
     took = follow(page, remedy.click, "8.03B parameters", "It fits")
@@ -203,6 +203,14 @@ def test_a_model_is_found_by_words_in_any_order(page):
     expect(page.locator(".rs-verdict")).to_contain_text("14.8B parameters")
 
 
+def settled(page, asked):
+    """Until nothing has been asked for a while."""
+    before = -1
+    while len(asked) != before:
+        before = len(asked)
+        page.wait_for_timeout(500)
+
+
 def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
     page.wait_for_timeout(500)
     asked = []
@@ -214,7 +222,9 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         leave()
         select(page, "train.steps")
         page.wait_for_timeout(500)
-        assert [form["shown"]["data.source"] for form in asked] == [f"assets/{name}.jsonl"]
+        settled(page, asked)
+        # Again where Gradio is slow to take over what was typed, but never with the beginning of a name.
+        assert {form["shown"]["data.source"] for form in asked} == {f"assets/{name}.jsonl"}
         asked.clear()
     for field in ("model.source", "data.source", "train.steps"):
         select(page, field)

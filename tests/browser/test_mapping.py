@@ -50,7 +50,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
 
     # Going by the names again, and a row that is a text: by keyboard alone.
     page.locator("#rs-tab-train-button").click()
-    mapping.get_by_role("button", name="Forget these").press("Enter")
+    mapping.get_by_role("button", name="Go back to automatic").press("Enter")
     expect(mapping).to_contain_text("a guess, please check")
     kind = mapping.locator("[data-role=kind]")
     kind.focus()
