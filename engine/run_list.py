@@ -77,7 +77,7 @@ def summarise(folder: RunFolder) -> RunSummary | None:
 def _summary(folder: RunFolder) -> RunSummary:
     running = folder.is_running()
     stat = (folder.path / CONFIG_FILE).stat()
-    name, model, data = _names(folder.path / CONFIG_FILE, stat.st_mtime_ns)
+    name, model, data, steps = _told(folder.path / CONFIG_FILE, stat.st_mtime_ns)
     ends = _RecordEnds()
     created, total_steps = stat.st_mtime, 0
     if file_size(folder.events_path):
@@ -88,11 +88,13 @@ def _summary(folder: RunFolder) -> RunSummary:
             first, started = _head(file)
         created = first.time if first is not None else created
         total_steps = (ends.started or started).total_steps
+        if total_steps and steps is not None:
+            total_steps = steps  # as a change of the run has left it
     session_time, seconds = created, 0.0
     try:
         session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
         session_time, seconds = float(session["time"]), float(session["earlier_seconds"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
         pass
     seconds += max(0.0, (ends.last_time or created) - session_time)
     # Without a state near the end, the last thing that happened there was a step.
@@ -103,10 +105,10 @@ def _summary(folder: RunFolder) -> RunSummary:
 
 
 @functools.lru_cache(maxsize=4096)
-def _names(path: Path, mtime_ns: int) -> tuple[str, str, str]:
-    """Name, model and data of a configuration; `mtime_ns` makes a changed file a new question."""
+def _told(path: Path, mtime_ns: int) -> tuple[str, str, str, int | None]:
+    """Name, model, data and steps of a configuration; `mtime_ns` makes a changed file a new question."""
     config = TrainConfig.load(path)
-    return config.name, config.model.source, config.data.title
+    return config.name, config.model.source, config.data.title, config.train.steps
 
 
 def _head(file) -> tuple[Record | None, RunStarted]:

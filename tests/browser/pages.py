@@ -4,7 +4,7 @@ A run of 100 units is recorded, a step every `--step-seconds` with a timeline of
 one browser context show it with every chart of the Live tab on their screens, zoomed. Prints what that costs the server,
 how far behind the pages are, how long drawing takes and how the pages' memory grows.
 
-CI does it for one minute (test_pages.py).
+test_pages.py does it for as many minutes as RAMSTREAM_PAGES_MINUTES says.
 """
 
 from __future__ import annotations
