@@ -30,7 +30,7 @@ from engine.explain import note_memory
 from engine.fit import estimate
 from engine.forecast import predictions
 from engine.host_store import HostStore
-from engine.machine import private_memory, read_machine, sample_host_memory
+from engine.machine import give_back_free_memory, private_memory, read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.needs import RUNTIME_GROWTH_BYTES, Resident, rates_of_steps
 from engine.plan import grid
@@ -191,8 +191,10 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     """Judge the fit, record it, and choose. Raises FitError for what does not fit."""
     if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
         backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * 2**30) - CUDA_CONTEXT_BYTES))
+    give_back_free_memory()
     _first_resident.setdefault(backend.device.type, sample_host_memory()[0])
     rates = _measured(backend, recorder, check)
+    give_back_free_memory()  # of measuring: what this program needs is read next
     shape = shape_of(model)
     rounding = state.get("rounding") if state is not None else None
     longest = padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
