@@ -246,9 +246,10 @@ def test_an_answer_that_comes_late_is_not_drawn(page):
 
 
 def test_a_server_that_does_not_answer_is_told_and_asked_again(page):
-    page.route("**/api/check", lambda route: route.abort(), times=1)
+    page.route("**/api/check", lambda route: route.abort())
     paste(page, "train.batch_size", "16")
     expect(page.locator(".rs-verdict h3")).to_have_text("This cannot be checked now.")
     expect(page.locator("#start")).to_be_disabled()
+    page.unroute("**/api/check")
     expect(page.locator(".rs-verdict")).to_contain_text("up to 16,384 tokens")
     expect(page.locator("#start")).to_be_enabled()
