@@ -9,6 +9,7 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 import contextlib
 import json
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +31,9 @@ from engine.config import TrainConfig
 from engine.errors import RamstreamError
 from engine.machine import read_machine
 
-TABS = ("train", "live", "runs", "talk", "hardware")
 LOGIN_KEY_FILE = ".login.key"
+WARM_UP_PAUSE = 5.0
+"""Seconds from a page's first request until it shows everything, and some more."""
 
 
 def build_page(session: Session, checker: Checker) -> gr.Blocks:
@@ -93,14 +95,13 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         shown = filled(shown_values(preset.config)) if preset.config is not None else {}
         return shown | {panel.about: {"about": preset.about}}
 
-    def open_page(request: gr.Request) -> dict[Any, Any]:
-        tab = request.query_params.get("tab") or ("runs" if "compare" in request.query_params else None)
-        updates: dict[Any, Any] = {tabs: gr.Tabs(selected=tab if tab in TABS else "train")}
+    def open_page() -> dict[Any, Any]:
+        updates: dict[Any, Any] = {panel.about: gr.skip()}  # Gradio takes no empty answer
         file, shown = checker.draft.recall() or (None, None)
         if file in presets:
-            updates |= {panel.preset: file, panel.about: {"about": presets[file].about}}
+            updates = {panel.preset: file, panel.about: {"about": presets[file].about}}
         elif shown is not None:  # the settings of a run: no preset's
-            updates |= {panel.preset: None, panel.about: {"about": ""}}
+            updates = {panel.preset: None, panel.about: {"about": ""}}
         return updates | (filled(shown) if shown is not None else {})
 
     def starting(begin: Callable[[TrainConfig], str]) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
@@ -137,14 +138,15 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
     entered = [event for dotted in ("model.source", "data.source") for event in (fields[dotted].submit, fields[dotted].blur)]
     shows_data = [fields["data.format"].input, fields["data.train_on"].input, fields["data.split"].blur,
                   fields["data.max_seq_len"].blur, *entered,
-                  *[component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]]
+                  # `preview.submit` is triggered by train.js when the form is looked at first: a page on another tab needs none.
+                  panel.preview.submit, *[component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]]
     gr.on(shows_data, preview, **previewed)
     panel.preset.input(load_preset, panel.preset, [*fields.values(), panel.about], **quiet).then(
         **ask).then(preview, **previewed)
     panel.preview.input(**in_page(MAP, panel.preview, [*fields.values()], FIELDS=list(fields))).then(
         **ask).then(preview, **previewed)
-    page.load(open_page, None, [*fields.values(), panel.preset, panel.about, tabs], **quiet).then(
-        **in_page(OPENED, None)).then(**ask).then(preview, **previewed)
+    page.load(open_page, None, [*fields.values(), panel.preset, panel.about], **quiet).then(
+        **in_page(OPENED, None)).then(**ask)
     at_once = {"queue": False, "concurrency_limit": None, **quiet}
     panel.start.click(starting(session.start), inputs, [bar, tabs, panel.why_not], **at_once)
     panel.detached.click(starting(session.start_detached), inputs, [bar, tabs, panel.why_not], **at_once)
@@ -198,12 +200,14 @@ def end(session: Session) -> None:
 
 
 def _warm_up(session: Session) -> None:
-    """Import and try once what the first verdict and the first Start need, so that a person does not wait for it."""
-    session.engine.warm_up()
-    for preset in read_presets().values():
-        if preset.file == FIRST_PRESET and preset.config is not None:
-            with contextlib.suppress(RamstreamError):
-                session.engine.estimate(preset.config, read_machine(session.runs_dir))
+    """Prepare for the first Start, so that a person does not wait for torch; not while the first page is loaded, which would
+    take twice as long."""
+    session.was_opened.wait()
+    time.sleep(WARM_UP_PAUSE)
+    preset = read_presets().get(FIRST_PRESET)
+    if preset is not None and preset.config is not None:
+        with contextlib.suppress(RamstreamError):
+            session.engine.warm_up(preset.config.model)
 
 
 class _Server(uvicorn.Server):

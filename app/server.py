@@ -29,6 +29,7 @@ from app.hardware import Hardware
 from app.hardware_routes import hardware_routes
 from app.job_routes import job_routes
 from app.login import login_routes
+from app.opening import Opening
 from app.requests import answering_errors, json_body, object_of, text_of
 from app.queue_routes import queue_routes
 from app.run_routes import run_routes
@@ -54,8 +55,10 @@ def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: Guard
     if policy.login is not None:
         routes += login_routes(policy.login)
     routes += _nothing_routes()
+    modules, styles = ([f"/ramstream/{name}" for name in PAGE_FILES if name.endswith(end)] for end in (".js", ".css"))
+    opening = Middleware(Opening, session=session, scripts=[plotly_address()], styles=styles, modules=modules)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes,
-                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded)])
+                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), opening])
     app = gr.mount_gradio_app(app, page, path="/", head=_head(), ssr_mode=False, run_history=False, show_error=False,
                               enable_monitoring=False, footer_links=[], pwa=False, mcp_server=False, **mount)
     # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run.

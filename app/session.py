@@ -21,7 +21,7 @@ from app.watch import Watch
 from engine.about import About, write_about
 from engine.changes import CHANGE, Change
 from engine.checkpoint import folders_by_step
-from engine.config import TrainConfig
+from engine.config import ModelConfig, TrainConfig
 from engine.errors import RunError
 from engine.paths import named_folder
 from engine.run_list import RunSummary, list_runs, summarise
@@ -74,10 +74,11 @@ class EngineCalls:
     load_tokenizer: Callable[..., Any] = _later("engine.model", "load_tokenizer")
 
     @staticmethod
-    def warm_up() -> None:
-        """Import what the first Start, estimate and preview need, so that they do not wait for it."""
-        for module in ("engine.fit", "engine.data", "engine.job"):
-            importlib.import_module(module)
+    def warm_up(model: ModelConfig) -> None:
+        """Import and try once, on `model`, what the first Start and Talk need, so that they do not wait for it."""
+        importlib.import_module("engine.prepare")
+        build, load = (getattr(importlib.import_module("engine.model"), name) for name in ("build_model", "load_config"))
+        build(load(model.source), model)
 
 
 class Session:
@@ -91,6 +92,8 @@ class Session:
         self.jobs = Jobs()
         self.before_run: Callable[[], None] = lambda: None
         """Called before a run begins: others give back the memory that they can do without."""
+        self.was_opened = threading.Event()
+        """Set once a page was."""
         self._launching = threading.Lock()
         self._watching = threading.Lock()
         self._active: Run | None = None

@@ -12,14 +12,14 @@ import {RunBar, showProgress} from './runbar.js';
 import {RunList} from './runs.js';
 import {Talk} from './talk.js';
 import {Timeline} from './timeline.js';
-import {mountTrain, serverAnswers} from './train.js';
+import {mountTrain, serverAnswers, trainShown} from './train.js';
 
 const TABS = ['train', 'live', 'runs', 'talk', 'hardware'];
 const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000;
 const FOLLOWING = 1000, AWAITING = 500;  // a run that goes on; one that has been asked for something
 // While the server does not answer: a look takes LOST_PATIENCE at most, and the next comes RETRY later.
 const LOST_PATIENCE = 2500, RETRY = 1000, TICK = 1000;
-const ASLEEP = 10000;
+const ASLEEP = 10000, LOOK = 20;
 const NOTHING_NEW = 999999999999999;  // of as many digits as the server reads
 
 // ---------------------------------------------------------------- the page's state
@@ -72,6 +72,12 @@ function goTo(tab) {
   document.getElementById(`rs-tab-${tab}-button`)?.click();
 }
 
+// The tab that the address names, as soon as Gradio has made its button.
+function openTab(tab) {
+  if (document.getElementById(`rs-tab-${tab}-button`)) goTo(tab);
+  else setTimeout(openTab, LOOK, tab);
+}
+
 function followTab() {
   const tab = TABS.find((name) => {
     const node = document.getElementById(`rs-tab-${name}`);
@@ -80,6 +86,7 @@ function followTab() {
   if (!tab || tab === page.tab) return;
   const first = page.tab === null;
   page.tab = tab;
+  if (tab === 'train') trainShown();
   if (!first) writeAddress();
   wake();
 }
@@ -246,6 +253,8 @@ function mount(place) {
 const query = new URLSearchParams(location.search);
 if (query.get('run')) Object.assign(page, {run: query.get('run'), chosen: true});
 if (page.run && /^\d{1,15}$/.test(query.get('step'))) page.step = Number(query.get('step'));
+const asked = query.get('tab') ?? (query.has('compare') ? 'runs' : null);
+if (TABS.includes(asked)) openTab(asked);
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = {push: mount};
 waiting.forEach(mount);

@@ -1,15 +1,13 @@
 // The Train tab's places: the machine, the verdict beside Start, and the preview of the data.
 
-import {loadPlotly} from './plots.js';
-import {el, field, send} from './dom.js';
+import {el, field, isShown, send} from './dom.js';
 import {Intro} from './intro.js';
 import {drawPreview} from './preview.js';
-import {small, themed} from './themed.js';
+import {SmallFigure} from './small_figure.js';
 
 const TYPING_PAUSE = 80, AT_ONCE = 20, TOGETHER = 5, RETRY = 2000;
 const BEHIND = 100, TIMES_BEHIND = 50;
 const SUGGESTED = 8;
-const PLOT = {responsive: false, displayModeBar: false, showSendToCloud: false, doubleClick: false};
 const BOX = '[data-testid="textbox"]', MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
@@ -25,6 +23,14 @@ export function mountTrain(place) {
   const show = () => draw[place.name]?.(place, place.props.value ?? {});
   place.watch('value', show);
   show();
+}
+
+// The tab is looked at, and its form was filled. The first time, the preview of its data is asked for.
+export function trainShown() {
+  const {verdict, preview} = places;
+  if (!verdict?.shown || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
+  verdict.wasLookedAt = true;
+  preview.trigger('submit');
 }
 
 // Whether the server answers. What was typed while it did not is checked, and so kept, as soon as it does.
@@ -60,8 +66,6 @@ function mountVerdict(place) {
     });
   }
   new Suggestions(place);
-  const redraw = () => { for (const part of place.parts.values()) part.draw(); };
-  new MutationObserver(redraw).observe(document.body, {attributeFilter: ['class']});
   // Gradio hands the form over here. It does so twice in a millisecond when something is chosen from a list.
   const given = window.ramstreamForms ?? [];
   let soon;
@@ -79,6 +83,7 @@ async function check(place, form) {
   place.asking?.abort();
   const {signal} = place.asking = new AbortController();
   place.shown = form.shown;
+  trainShown();
   // On a busy machine Gradio takes a while to take over what was typed, or to show what it was given.
   place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
   if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
@@ -206,26 +211,24 @@ function drawParts({element, parts}, bars) {
   if (shown.length !== place.children.length || shown.some((node, index) => node !== place.children[index])) {
     place.replaceChildren(...shown);
   }
-  for (const bar of bars) parts.get(bar.name).draw();
 }
 
 class FitPart {
   // Host memory, GPU memory or disk: a bar, and under it the items in words.
   constructor({name, label}) {
     this.text = el('span');
-    this.plot = el('div', {class: 'rs-fit-bar', role: 'img', 'data-fit': name});
+    const plot = el('div', {class: 'rs-fit-bar', role: 'img', 'data-fit': name});
+    this.bar = new SmallFigure(plot);
     this.rows = el('tbody');
     this.note = el('p', {class: 'rs-hint'});
-    this.root = el('details', {class: 'rs-fit'}, el('summary', {}, el('span', {}, label), this.text, this.plot),
+    this.root = el('details', {class: 'rs-fit'}, el('summary', {}, el('span', {}, label), this.text, plot),
       this.note, el('table', {}, this.rows));
-    new ResizeObserver(() => { if (this.plot.clientWidth !== this.width) this.draw(); }).observe(this.plot);
   }
 
   show(bar) {
-    this.figure = bar.figure;
+    this.bar.show(bar.figure, bar.said);
     this.root.dataset.tone = bar.tone;
     this.text.textContent = bar.text;
-    this.plot.setAttribute('aria-label', bar.said);
     this.note.textContent = bar.note;
     this.rows.replaceChildren(...bar.items.map((item) => {
       const key = el('i');
@@ -233,16 +236,5 @@ class FitPart {
       return el('tr', {}, el('th', {scope: 'row'}, key, item.name, item.note ? el('small', {}, item.note) : null),
         el('td', {}, item.text));
     }));
-  }
-
-  async draw() {
-    const Plotly = await loadPlotly();
-    this.width = this.plot.clientWidth;
-    if (!this.width) return;
-    const {data, layout} = themed(this.figure);
-    const drawn = JSON.stringify([this.width, data, layout]);
-    if (drawn === this.drawn) return;  // a bar takes longer to draw than all the text
-    this.drawn = drawn;
-    await Plotly.react(this.plot, data, small(this.plot, layout), PLOT);
   }
 }
