@@ -1,7 +1,8 @@
-"""Fill in the shapes of `models.json`, the catalog of published models.
+"""Fill in the shapes of `models.json`, the catalog of published models, and write `starter-shape.json`, the shape of the
+starter that `make_starter.py` makes.
 
     python assets/make_models.py                write the shape of every model
-    python assets/make_models.py ID ...         of these, and keep the others
+    python assets/make_models.py ID ...         of these, and keep the others; the starter's is assets/starter-model
     python assets/make_models.py --check [ID ...]   compare instead of writing; exit code 1 if anything differs
 
 The facts of each model (all keys but `shape`) are written by hand, from the published configuration. Each model is
@@ -11,13 +12,13 @@ of memory to try.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import fields
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,33 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trial models are so small that threads only wait for each other
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.catalog import ACTIVATION_FIELDS, FILE, MODEL_FIELDS, catalog  # noqa: E402
+from engine.catalog import FILE, STARTER_FILE, catalog, starter_shape  # noqa: E402
 from engine.config import ModelConfig  # noqa: E402
 from engine.errors import ModelError  # noqa: E402
-from engine.shape import ModelShape, UnitShape  # noqa: E402
+from engine.paths import PROGRAM_ROOT  # noqa: E402
+from engine.shape import ModelShape  # noqa: E402
+from engine.shape_rows import pack  # noqa: E402
 
 FACTS = ("id", "also", "contexts", "title", "family", "published", "published_active", "source", "config")
+STARTER = "assets/starter-model"
 
 
-def meta_shape(config: dict[str, Any], source: str, dtype: str) -> ModelShape:
-    """What the engine itself finds for a configuration. Raises ModelError for a model that it refuses."""
-    from engine.library import transformers
+def meta_shape(config: Any, source: str, dtype: str) -> ModelShape:
+    """What the engine itself finds for a configuration of transformers. Raises ModelError for a model that it refuses."""
     from engine.model import build_model
     from engine.shape import shape_of
 
-    made = transformers().AutoConfig.for_model(**config)
-    return shape_of(build_model(made, ModelConfig(source=source, dtype=dtype)), source)
+    return shape_of(build_model(config, ModelConfig(source=source, dtype=dtype)), source)
 
 
-def _shapes(config: dict[str, Any], source: str) -> dict[str, ModelShape]:
+def _published(config: dict[str, Any]) -> Any:
+    """The facts of a model as a configuration of transformers."""
+    from engine.library import transformers
+
+    return transformers().AutoConfig.for_model(**config)
+
+
+def _shapes(config: Any, source: str) -> dict[str, ModelShape]:
     """In bfloat16 and, where the trial of one block fits into this machine's memory, in float32."""
     shapes = {"bfloat16": meta_shape(config, source, "bfloat16")}
     try:
@@ -53,24 +62,19 @@ def _shapes(config: dict[str, Any], source: str) -> dict[str, ModelShape]:
     return shapes
 
 
-def compact(shapes: dict[str, ModelShape]) -> dict[str, Any]:
-    """The row of the file: each kind of unit once, and the sequence of kinds as pairs of kind and count. `shapes` are
-    of one model, by dtype."""
-    shape = shapes["bfloat16"]
-    by_dtype = [[_kind(unit, dtype) for unit in of.units] for dtype, of in shapes.items()]
-    units = [{name: value for part in parts for name, value in part.items()} for parts in zip(*by_dtype, strict=True)]
-    kinds = [unit for place, unit in enumerate(units) if unit not in units[:place]]
-    order = groupby(kinds.index(unit) for unit in units)
-    return {**{name: getattr(shape, name) for name in MODEL_FIELDS},
-            "logit_bytes": {dtype: of.logit_bytes for dtype, of in shapes.items()}, "kinds": kinds,
-            "units": [[kind, len(list(run))] for kind, run in order]}
+def _starter() -> tuple[bytes, dict[str, ModelShape]]:
+    """(the bytes of its config.json, its shapes by dtype)"""
+    from engine.model import load_config
+
+    content = (PROGRAM_ROOT / STARTER / "config.json").read_bytes()
+    return content, _shapes(load_config(str(PROGRAM_ROOT / STARTER)), STARTER)
 
 
-def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
-    counts = [getattr(unit, name) for name in ACTIVATION_FIELDS]
-    numbers = [number for count in counts for number in (count.per_token, count.per_pair)]
-    return {"numel": unit.numel, "parameters": unit.parameter_count, "widest": unit.widest,
-            **({dtype: numbers} if any(numbers) else {})}
+def write_starter() -> None:
+    """The shape of the starter, under the sha256 of its configuration: a copy of its folder is the same model."""
+    content, shapes = _starter()
+    digest, shape = json.dumps(hashlib.sha256(content).hexdigest()), json.dumps(pack(shapes))
+    STARTER_FILE.write_text(f'{{"config_sha256": {digest},\n "shape": {shape}}}\n', encoding="utf-8")
 
 
 def write(rows: Iterable[dict[str, Any]]) -> None:
@@ -86,7 +90,7 @@ def write(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def differences(wanted: set[str]) -> list[str]:
-    """What the catalog says of these models (all, if none is named) and the meta device does not, in words; every id of
+    """What is bundled for these models (all, if none is named) and is not what the meta device gives, in words; every id of
     every entry, in both dtypes."""
     found = []
     for entry in catalog():
@@ -94,27 +98,36 @@ def differences(wanted: set[str]) -> list[str]:
             continue
         started = time.monotonic()
         for source in (entry.id, *entry.contexts):
-            for dtype, built in _shapes(entry.config_of(source), source).items():
-                bundled = entry.shape(dtype, source=source)
-                found += [f"{source} in {dtype}: {item.name}" for item in fields(ModelShape)
-                          if getattr(bundled, item.name, None) != getattr(built, item.name)]
+            for dtype, built in _shapes(_published(entry.config_of(source)), source).items():
+                found += _unlike(entry.shape(dtype, source=source), built)
         print(f"{entry.id}: {time.monotonic() - started:.1f} s", flush=True)
+    if not wanted or STARTER in wanted:
+        content, shapes = _starter()
+        for dtype, built in shapes.items():
+            found += _unlike(starter_shape(content, dtype, "auto", STARTER), built)
     return found
+
+
+def _unlike(bundled: ModelShape | None, built: ModelShape) -> list[str]:
+    return [f"{built.source} in {built.dtype}: {item.name}" for item in fields(ModelShape)
+            if getattr(bundled, item.name, None) != getattr(built, item.name)]
 
 
 def main() -> int:
     check, wanted = "--check" in sys.argv[1:], {name for name in sys.argv[1:] if name != "--check"}
     if check:
         found = differences(wanted)
-        print("\n".join(found) or "The catalog is what the meta device gives.")
+        print("\n".join(found) or "What is bundled is what the meta device gives.")
         return 1 if found else 0
     rows = json.loads(FILE.read_text(encoding="utf-8"))["models"]
     for row in rows:
         if not wanted or row["id"] in wanted:
             started = time.monotonic()
-            row["shape"] = compact(_shapes(row["config"], row["id"]))
+            row["shape"] = pack(_shapes(_published(row["config"]), row["id"]))
             print(f"{row['id']}: {time.monotonic() - started:.1f} s", flush=True)
             write(rows)
+    if not wanted or STARTER in wanted:
+        write_starter()
     return 0
 
 

@@ -1,5 +1,5 @@
-"""Published models whose shapes are bundled (`assets/models.json`), so that what they take is known without a network,
-and without torch or transformers.
+"""Models whose shapes are bundled, so that what they take is known without a network, and without torch or transformers:
+published ones (`assets/models.json`) and the starter (`assets/starter-shape.json`).
 
 The facts are those of the models' own configurations; the counts are what `engine.shape` gives for them on the meta
 device, written by `assets/make_models.py`.
@@ -8,6 +8,7 @@ device, written by `assets/make_models.py`.
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,20 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.layout import Activations
 from engine.paths import PROGRAM_ROOT
-from engine.plan import EMBED, HEAD
-from engine.shape import ModelShape, UnitShape
+from engine.shape import ModelShape
+from engine.shape_rows import unpack
 
 FILE = PROGRAM_ROOT / "assets" / "models.json"
-
-MODEL_FIELDS = ("model_type", "attention", "tied", "packs", "hidden_size", "vocab_size", "active_parameters",
-                "max_position_embeddings", "learned_positions", "sliding_window", "mask_kinds", "argument_numel",
-                "attention_heads", "attention_width")
-"""Fields of ModelShape that are the same in every dtype. Units are kept by kind."""
-
-ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
-
+STARTER_FILE = PROGRAM_ROOT / "assets" / "starter-shape.json"
 
 @dataclass(frozen=True, eq=False)
 class CatalogEntry:
@@ -60,24 +53,11 @@ class CatalogEntry:
     def shape(self, dtype: str = "bfloat16", attention: str = "auto", source: str | None = None) -> ModelShape | None:
         """The shape of this model, or of `source` if that is one of `also`; None where no counts are bundled: another
         attention than `auto`, or a model too large to be counted in float32."""
-        if attention != "auto" or dtype not in self._shape["logit_bytes"]:
+        if attention != "auto":
             return None
         source = source or self.id
-        values = {name: self._shape[name] for name in MODEL_FIELDS}
-        values["max_position_embeddings"] = self.config_of(source).get("max_position_embeddings",
-                                                                       values["max_position_embeddings"])
-        units = [kind for kind, count in self._shape["units"] for _ in range(count)]
-        names = (EMBED, *(f"block {position}" for position in range(len(units) - 2)), HEAD)
-        return ModelShape(source=source, dtype=dtype, logit_bytes=self._shape["logit_bytes"][dtype], **values, units=tuple(
-            _unit(name, self._shape["kinds"][kind], dtype) for name, kind in zip(names, units, strict=True)))
-
-
-def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
-    """`kind` gives the bytes of activations in each dtype: per token and per pair, plain, masked and compiled."""
-    counts = kind.get(dtype)
-    activations = {} if counts is None else {
-        field_name: Activations(*counts[2 * place:2 * place + 2]) for place, field_name in enumerate(ACTIVATION_FIELDS)}
-    return UnitShape(name, kind["numel"], kind["parameters"], kind["widest"], **activations)
+        positions = self.config_of(source).get("max_position_embeddings", self._shape["max_position_embeddings"])
+        return unpack(self._shape, dtype, source, max_position_embeddings=positions)
 
 
 @functools.cache
@@ -105,6 +85,19 @@ def catalog_shape(source: str, dtype: str = "bfloat16", attention: str = "auto")
     return None if entry is None else entry.shape(dtype, attention, source.strip())
 
 
+def starter_shape(config: bytes, dtype: str, attention: str, source: str) -> ModelShape | None:
+    """The bundled shape of the starter, named `source`, if `config` is what its config.json holds: a copy of its folder is
+    answered as well. None for any other, and for another attention than `auto`."""
+    if attention != "auto" or hashlib.sha256(config).hexdigest() != _starter()["config_sha256"]:
+        return None
+    return unpack(_starter()["shape"], dtype, source)
+
+
+@functools.cache
+def _starter() -> dict[str, Any]:
+    return json.loads(STARTER_FILE.read_text(encoding="utf-8"))
+
+
 def cached_config(source: str) -> Path | None:
     """The configuration of this model in the Hugging Face cache, or None. It is the truth where it differs from the
     catalog, and reading it needs no network.
@@ -119,7 +112,7 @@ def cached_config(source: str) -> Path | None:
     model = hub / f"models--{source.strip().replace('/', '--')}"
     try:
         revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):  # unreadable, no text, or no name that a file can have
         return None
     file = model / "snapshots" / revision / "config.json"
     return file if file.is_file() else None

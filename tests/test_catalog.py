@@ -1,4 +1,5 @@
-"""The bundled catalog of published models: its counts are right, are the engine's own, and are had without torch."""
+"""The bundled catalog of published models, and the starter's shape: counts are right, are the engine's own, and are had
+without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.catalog import cached_config, catalog, catalog_shape, entry_of
+from engine.catalog import cached_config, catalog, catalog_shape, entry_of, starter_shape
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.paths import PROGRAM_ROOT
@@ -120,6 +121,22 @@ def test_bundled_shapes_are_the_meta_device_s_field_by_field(model_id, dtype):
         assert getattr(bundled, item.name) == getattr(built, item.name), item.name
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
+    """Found by what its configuration says, wherever it lies; `assets/make_models.py assets/starter-model` writes it."""
+    from engine.model import build_model, load_config
+    from engine.shape import shape_of
+
+    folder = PROGRAM_ROOT / "assets" / "starter-model"
+    content = (folder / "config.json").read_bytes()
+    built = shape_of(build_model(load_config(str(folder)), ModelConfig(source="a copy", dtype=dtype)), "a copy")
+    bundled = starter_shape(content, dtype, "auto", "a copy")
+    for item in dataclasses.fields(built):
+        assert getattr(bundled, item.name) == getattr(built, item.name), item.name
+    assert starter_shape(content, dtype, "eager", "a copy") is None
+    assert starter_shape(content + b"\n", dtype, "auto", "a copy") is None
+
+
 @pytest.mark.parametrize("entry", [entry for entry in catalog() if len(entry.shape().blocks) <= 28],
                          ids=lambda entry: entry.id)
 def test_counts_are_those_of_the_library_s_own_model(entry):
@@ -184,12 +201,13 @@ def _into_cache(hub: Path, model_id: str) -> Path:
 
 def test_a_configuration_in_the_hub_cache_is_the_truth(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("engine.shape._build", lambda *key: asked.append(key[0]) or "from the configuration")
+    monkeypatch.setattr("engine.shape._build", lambda model: asked.append(model.source) or "from the configuration")
     for name, hub in (("HF_HUB_CACHE", tmp_path / "a"), ("HUGGINGFACE_HUB_CACHE", tmp_path / "b"),
                       ("HF_HOME", tmp_path / "c"), ("XDG_CACHE_HOME", tmp_path / "d")):
         for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv(name, str(hub))
+        monkeypatch.setattr("engine.shape._known", {})
         folder = hub / {"HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}.get(name, "")
         assert shape_from_source(ModelConfig(source="Qwen/Qwen3-8B")) == catalog_shape("Qwen/Qwen3-8B")
         file = _into_cache(folder, "Qwen/Qwen3-8B")
