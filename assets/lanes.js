@@ -6,7 +6,7 @@ import {el} from './dom.js';
 export const MARGIN = {left: 74, right: 10, top: 2, bottom: 38};  // as in the figure's layout
 const NEAR = 3;  // px beside a bar at which it is still meant
 const LEAST = 0.5;  // px of a bar that can be seen
-const OUTLINE = 0.75;
+const OUTLINE = 0.75, CHOSEN = 2;
 
 export class LaneBars {
   // `node`: where Plotly draws the axes.
@@ -14,9 +14,11 @@ export class LaneBars {
     this.node = node;
     this.canvas = el('canvas', {'aria-hidden': 'true'});
     this.tip = el('div', {class: 'rs-tip', hidden: ''});
+    this.said = el('p', {class: 'rs-unseen', role: 'status'});
+    this.chosen = null;  // the bar that the keyboard has come to: its row, and the time in its middle
     const frame = el('div', {class: 'rs-lanes'});
     node.replaceWith(frame);
-    frame.append(this.canvas, node, this.tip);
+    frame.append(this.canvas, node, this.tip, this.said);
     this.lanes = [];
     this.ghosts = [];
     node.addEventListener('pointermove', (event) => this.point(event));
@@ -28,6 +30,7 @@ export class LaneBars {
     this.rows = rows.length;
     this.patterns = new Map();
     this.lanes = data.map((trace) => ({...trace, row: rows.indexOf(trace.y[0])}));
+    if (this.chosen && !this.nearest(this.chosen.row, this.chosen.time)) this.chosen = null;
     this.ghosts = layout.shapes.filter(isPredicted).map(({path, ...shape}) => ({...shape, path: new Path2D(path)}));
     this.tip.hidden = true;
   }
@@ -49,6 +52,7 @@ export class LaneBars {
     for (const lane of this.lanes) bars += this.paintLane(pen, lane);
     if (showsPredicted) for (const ghost of this.ghosts) this.paintGhost(pen, ghost);
     pen.globalAlpha = 1;
+    this.paintChosen(pen);
     Object.assign(canvas.dataset, {bars, predicted: showsPredicted ? this.ghosts.length : 0});
   }
 
@@ -81,6 +85,15 @@ export class LaneBars {
     pen.stroke(placed);
   }
 
+  paintChosen(pen) {
+    const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
+    if (!bar) return;
+    const scale = this.width / (this.to - this.from), {lane, k} = bar, top = this.y(lane.row + lane.width / 2);
+    pen.strokeStyle = getComputedStyle(this.node).color;
+    pen.lineWidth = CHOSEN;
+    pen.strokeRect((lane.base[k] - this.from) * scale, top, Math.max(lane.x[k] * scale, LEAST), this.y(0) - this.y(lane.width));
+  }
+
   hatch(pen, colour) {
     if (!this.patterns.has(colour)) {
       const tile = el('canvas', {width: 6, height: 6}), small = tile.getContext('2d');
@@ -104,12 +117,63 @@ export class LaneBars {
   point({clientX, clientY, buttons}) {
     const box = this.node.getBoundingClientRect();
     const words = buttons || !this.width ? null : this.at(clientX - box.left - MARGIN.left, clientY - box.top - MARGIN.top);
-    this.tip.hidden = !words;
-    if (!words) return;
-    const [first, ...others] = words;
+    if (words) this.show(words, clientX, clientY);
+    else this.tip.hidden = true;
+  }
+
+  show([first, ...others], clientX, clientY) {
+    this.tip.hidden = false;
     this.tip.replaceChildren(first, ...others.map((line) => el('span', {}, line)));
     this.tip.style.top = `${clientY + 16}px`;
     this.tip.style.left = `${Math.max(8, Math.min(clientX + 14, window.innerWidth - this.tip.offsetWidth - 8))}px`;
+  }
+
+  // -------------------------------------------------------------- bar by bar
+
+  // All bars of a row, by time.
+  inRow(row) {
+    const bars = this.lanes.filter((lane) => lane.row === row).flatMap((lane) => lane.base.map((_, k) => ({lane, k})));
+    return bars.sort((one, other) => one.lane.base[one.k] - other.lane.base[other.k]);
+  }
+
+  nearest(row, time) {
+    const apart = ({lane, k}) => Math.abs(middle(lane, k) - time);
+    return this.inRow(row).reduce((best, bar) => best && apart(best) <= apart(bar) ? best : bar, null);
+  }
+
+  // Chooses the bar before or after (-1, 1) the chosen one, or the one beside it in a row below or above; the first one that is
+  // seen where none is chosen. Returns where it begins and ends, null where there is none.
+  choose(bars, rows) {
+    const from = this.chosen;
+    let bar = null;
+    if (!from) {
+      for (let row = this.rows - 1; row >= 0 && !bar; row -= 1) bar = this.nearest(row, this.from);
+    } else if (rows) {
+      for (let row = from.row + rows; row >= 0 && row < this.rows && !bar; row += rows) bar = this.nearest(row, from.time);
+    } else {
+      const all = this.inRow(from.row), at = all.findIndex(({lane, k}) => middle(lane, k) === from.time);
+      bar = all[at + bars] ?? null;
+    }
+    if (!bar) return null;
+    const {lane, k} = bar;
+    this.chosen = {row: lane.row, time: middle(lane, k)};
+    return [lane.base[k], lane.base[k] + lane.x[k]];
+  }
+
+  // What the chosen bar is, beside it and for who hears the page.
+  tell() {
+    const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
+    if (!bar) return;
+    const words = linesOf(bar.lane, bar.k), box = this.node.getBoundingClientRect();
+    const x = (middle(bar.lane, bar.k) - this.from) * this.width / (this.to - this.from);
+    this.show(words, box.left + MARGIN.left + x, box.top + MARGIN.top + this.y(bar.lane.row));
+    this.said.textContent = words.join(', ');
+  }
+
+  forget() {
+    this.chosen = null;
+    this.tip.hidden = true;
+    this.said.textContent = '';
   }
 
   // The lines that say what is at a place of the canvas, in px; null where nothing is.
@@ -130,6 +194,7 @@ export class LaneBars {
   }
 }
 
+const middle = (lane, k) => lane.base[k] + lane.x[k] / 2;
 export const isPredicted = (shape) => shape.name === 'predicted';
 
 // What Plotly would write into a hover label: names in it are text whose <, > and & were written as entities.

@@ -7,7 +7,8 @@ import {CONFIG, loadPlotly, onScreen, themed} from './plots.js';
 
 const ZOOM = 0.6, MOVE = 0.2;
 const KEYS = {'+': ['zoom', ZOOM], '=': ['zoom', ZOOM], '-': ['zoom', 1 / ZOOM], 0: ['all'], Home: ['all'],
-  ArrowLeft: ['move', -MOVE], ArrowRight: ['move', MOVE]};
+  ArrowLeft: ['move', -MOVE], ArrowRight: ['move', MOVE], ',': ['bar', -1, 0], '.': ['bar', 1, 0], ArrowUp: ['bar', 0, 1],
+  ArrowDown: ['bar', 0, -1], Escape: ['forget']};
 const LEAST_NAMED = 34;  // pixels of a phase that hold a word
 const PAUSE = 200;  // ms after a zoom until what it shows is asked for
 const BESIDE = 0.25;  // of a stretch, that is asked for at either side of it
@@ -269,12 +270,31 @@ export class Timeline {
     await Plotly.relayout(this.node, {'xaxis.range': range ?? [...this.taken.layout.xaxis.range]});
   }
 
+  // What is chosen is brought into sight, as far as the step is zoomed.
+  async chooseBar(bar) {
+    if (!bar) {
+      if (bar === false) this.bars.forget();
+      this.showZoom();
+      return;
+    }
+    if (this.range && (bar[0] < this.range[0] || bar[1] > this.range[1])) {
+      const half = (this.range[1] - this.range[0]) / 2, centre = (bar[0] + bar[1]) / 2;
+      await this.setRange([centre - half, centre + half]);
+    }
+    this.showZoom();
+    this.bars.tell();
+  }
+
   press(event) {
-    const [what, much] = KEYS[event.key] ?? [];
+    const [what, much, rows] = KEYS[event.key] ?? [];
     if (!what || event.ctrlKey || event.metaKey || event.altKey || !this.drawn || !this.taken) return;
     event.preventDefault();
     if (what === 'all') {
       this.setRange(null);
+      return;
+    }
+    if (what === 'bar' || what === 'forget') {
+      this.chooseBar(what === 'bar' && this.bars.choose(much, rows));
       return;
     }
     const [from, to] = this.range ?? this.taken.layout.xaxis.range, length = to - from;

@@ -123,6 +123,21 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     whole = page.evaluate(f"{NODE}.layout.xaxis.range")
     assert whole[0] < zoomed[0] and whole[1] > zoomed[1]
 
+    # Bar by bar: what is chosen is told, the one before and after it, and the one beside it in another lane.
+    bar, tip = page.locator(".rs-lanes [role=status]"), page.locator(".rs-timeline .rs-tip")
+    figure.focus()
+    told = []
+    for key in (".", ".", ",", "ArrowDown", "ArrowUp"):
+        page.keyboard.press(key)
+        expect(bar).to_have_text(re.compile(r"^.+ ms, from [\d.]+ ms$"))
+        expect(tip).to_be_visible()
+        told.append(bar.text_content())
+    first, second, again, below, above = told
+    assert first == again != second and below not in told[:3] and above != below
+    page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+    expect(bar).to_be_empty()
+
     # By the mouse: a drag zooms, a double click goes back.
     box = figure.bounding_box()
     page.mouse.move(box["x"] + 200, box["y"] + 66)
