@@ -120,10 +120,10 @@ def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tupl
     return found
 
 
-def rate(times: list[float], stretch: Stretch) -> float:
-    """Steps/s between the first and the last step that ended within the stretch."""
+def rate(times: list[float], stretch: Stretch) -> float | None:
+    """Steps/s between the first and the last step that ended within the stretch; None where fewer than two did."""
     within = [moment for moment in times if stretch.start <= moment <= stretch.end]
-    return (len(within) - 1) / (within[-1] - within[0])
+    return (len(within) - 1) / (within[-1] - within[0]) if len(within) > 1 else None
 
 
 def main(asked: list[str]) -> None:
@@ -150,7 +150,9 @@ def main(asked: list[str]) -> None:
     while session.active_id is not None:
         time.sleep(0.2)
     times = [record.time for record in replay(folder.events_path) if isinstance(record.event, StepFinished)]
-    rates = [(rate(times, without), rate(times, watched)) for without, watched in stretches]
+    rates = [pair for pair in ((rate(times, without), rate(times, watched)) for without, watched in stretches) if None not in pair]
+    if len(rates) < len(stretches):
+        print(f"{len(stretches) - len(rates)} pairs are left out: fewer than two steps ended in one of their stretches")
     rmtree(place)
     print(f"{model}, {rows} x {tokens}: steps/s without and with {WATCHERS} watchers")
     for without, watched in rates:
