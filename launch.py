@@ -133,7 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
     train.set_defaults(run=_train)
 
-    check = commands.add_parser("check", help="will it fit? host, GPU and disk, item by item; alone: what this machine can train")
+    check = commands.add_parser("check", help="will it fit? host, GPU and disk, item by item; "
+                                "alone: what this machine can train")
     check.add_argument("preset", nargs="?", type=Path)
     check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
     check.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")

@@ -19,7 +19,7 @@ from app.view import SMOOTH_STEPS, downsample, smooth
 from app.words import GIB, STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_step_time, in_time
 from engine.about import read_about
 from engine.errors import RamstreamError, RunError
-from engine.recorder import Follower
+from engine.recorder import Follower, catch_up
 from engine.runs import RunFolder, shown_state
 from engine.snapshot import RunSnapshot
 
@@ -82,8 +82,7 @@ class Records:
         if fold is None or size < fold.size or (size == fold.size and mtime != fold.mtime):  # another record, or a mended one
             fold = self._kept[key] = _Fold(Follower(folder.events_path), RunSnapshot())
         if (fold.size, fold.mtime) != (size, mtime):
-            for record in fold.follower.read_new():
-                fold.snapshot.apply(record)
+            catch_up(fold.snapshot, fold.follower)
             fold.size, fold.mtime = size, mtime
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_RECORDS:

@@ -26,8 +26,9 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
     steps, memory, said = snapshot.steps, snapshot.memory, {}
     if len(steps):
         said["loss"] = _loss_words(snapshot)
-        said["optimizer"] = (f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
-                             f"{steps.grad_norm[-1]:.2g}, {np.min(steps.grad_norm):.2g} to {np.max(steps.grad_norm):.2g} so far")
+        norm = steps.grad_norm
+        said["optimizer"] = (f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm {norm[-1]:.2g}, "
+                             f"{np.min(norm):.2g} to {np.max(norm):.2g} so far")
         said["throughput"] = _throughput_words(snapshot)
         said["step_time"] = _step_time_words(snapshot)
     if len(memory):

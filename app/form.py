@@ -1,4 +1,5 @@
-"""The settings form: every field of `TrainConfig` as one component, generated from the fields and their docstrings.
+"""The settings form as data: every field of `TrainConfig` in the words and values of one component, generated from the fields
+and their docstrings. No gradio needed; `panels.component` makes the components.
 
 Values travel both ways through this file only: `shown_values` (config to components) and `read_config` (components to
 config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can be typed as in a preset.
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-import gradio as gr
 import yaml
 
 from engine.config import AUTO, TrainConfig, field_docs
@@ -115,19 +115,6 @@ class Setting:
     def empty_means(self) -> str:
         """What an empty text box stands for, in a word."""
         return AUTO if self.auto else "none" if self.optional else ""
-
-    def component(self, shown: Any = None) -> gr.components.Component:
-        """A new component for this field, showing the component value `shown`."""
-        common = {"value": shown, "label": self.label, "elem_id": self.elem_id}
-        if self.kind == "switch":
-            return gr.Checkbox(info=self.help, **common)
-        common["info"] = SHORT_HELP.get(self.dotted, self.help)
-        if self.kind == "choice":
-            words = CHOICE_LABELS.get(self.dotted, {})
-            return gr.Dropdown([(words.get(choice, choice), choice) for choice in self.choices], **common)
-        if self.kind == "lines":
-            return gr.Textbox(lines=2, max_lines=8, placeholder="none", **common)
-        return gr.Textbox(max_lines=1, placeholder=self.empty_means, **common)
 
     def holds(self, shown: Any) -> bool:
         """Whether its component can have this value; an empty one has None."""

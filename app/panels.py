@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from app.check import REMEDIES_SHOWN, known_models
-from app.form import PROMINENT, SECTION_TITLES, settings, shown_values
+from app.form import CHOICE_LABELS, PROMINENT, SECTION_TITLES, SHORT_HELP, Setting, settings, shown_values
 from engine.config import TrainConfig
 from engine.errors import RamstreamError
 from engine.paths import PROGRAM_ROOT
@@ -89,7 +89,7 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
 
     def place(*names: str) -> None:
         for name in names:
-            fields[name] = by_name[name].component(values.get(name))
+            fields[name] = component(by_name[name], values.get(name))
 
     with gr.Row(elem_classes="rs-train"):
         with gr.Column(scale=7, min_width=440):
@@ -131,6 +131,20 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
                 detached = gr.Button("Start detached", size="sm", interactive=False, elem_id="start-detached")
                 gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
     return TrainPanel(preset, about, fields, preview, verdict, remedies, start, detached, queue, queued, why_not)
+
+
+def component(setting: Setting, shown: Any = None) -> gr.components.Component:
+    """A new component for a field of the form, showing the component value `shown`."""
+    common = {"value": shown, "label": setting.label, "elem_id": setting.elem_id}
+    if setting.kind == "switch":
+        return gr.Checkbox(info=setting.help, **common)
+    common["info"] = SHORT_HELP.get(setting.dotted, setting.help)
+    if setting.kind == "choice":
+        words = CHOICE_LABELS.get(setting.dotted, {})
+        return gr.Dropdown([(words.get(choice, choice), choice) for choice in setting.choices], **common)
+    if setting.kind == "lines":
+        return gr.Textbox(lines=2, max_lines=8, placeholder="none", **common)
+    return gr.Textbox(max_lines=1, placeholder=setting.empty_means, **common)
 
 
 def _other_settings(place: Any) -> None:

@@ -24,9 +24,10 @@ LOG_LINES_SHOWN = 200
 SAMPLES_SHOWN = 5
 SAMPLES_LOOKED_AT = 20
 
-JOB_WORDS = {"load_model": "Loading the model", "tokenise": "Reading the data", "allocate": "Reserving host memory",
-             "checkpoint": "Writing a checkpoint", "export": "Exporting", "evaluate": "Evaluating on held-out rows",
-             "sample": "Held-out prompts", "prompts": "Sample prompts", "dry_run": "Trying a step"}
+JOB_WORDS = {"download": "Downloading the model", "load_model": "Loading the model", "tokenise": "Reading the data",
+             "allocate": "Reserving host memory", "checkpoint": "Writing a checkpoint", "export": "Exporting",
+             "evaluate": "Evaluating on held-out rows", "sample": "Held-out prompts", "prompts": "Sample prompts",
+             "dry_run": "Trying a step"}
 PENDING_WORDS = {"stop": "Stop requested: finishing the step, then saving.",
                  "discard": "Discard requested: finishing the step.", "pause": "Pause requested: finishing the step.",
                  "resume": "Resuming.", "save": "Save requested: finishing the step.",
@@ -36,6 +37,8 @@ ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "chang
            "paused": ("resume", "save", "change", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
            "interrupted": ("resume",)}
 """What a person can ask for in each state."""
+ACTIONS_ON_A_FULL_DISK = ("stop", "discard")
+"""Of a run whose record waits for room: nothing else can be taken before there is some."""
 
 
 # ------------------------------------------------------------------ the run bar
@@ -50,6 +53,9 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
     marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
     mark = marks.get(STATE_TONES[state]) or (percent if state == "running" else word)
     rates = snapshot.steps.tokens_per_second
+    # A run that cannot write its record cannot say either that it has taken a request.
+    is_mute = state == "paused" and snapshot.room == "record"
+    said, actions = sentence(snapshot, state), ACTIONS_ON_A_FULL_DISK if is_mute else ACTIONS.get(state, ())
     return {
         "run_id": run_id,
         "name": name,
@@ -60,9 +66,10 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(_recent_median(rates)) if rates else "–",
-        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
-        "actions": [] if pending else list(ACTIONS.get(state, ())),
+        "sentence": PENDING_WORDS[pending] if pending and not is_mute else said,
+        "actions": [] if pending and not is_mute else list(actions),
         "pending": pending,
+        "waits": state == "paused" and bool(snapshot.room),
         "settings": {"learning_rate": learning_rate, "steps": snapshot.total_steps, "done": snapshot.step},
         "title": f"{mark} {name} · Ramstream",
         "step_seconds": _recent_median(snapshot.steps.seconds) if snapshot.steps.seconds else None,
@@ -87,7 +94,7 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
     if snapshot.job is not None:
         return _job_sentence(snapshot)
     if state == "paused":
-        return f"Paused at {at}: Resume continues at once."
+        return snapshot.reason if snapshot.room else f"Paused at {at}: Resume continues at once."
     if state == "running":
         return diagnosis(snapshot).text
     return snapshot.reason or {"preparing": "Getting ready.", "pausing": "Finishing the step, then pausing.",

@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import traceback
-from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -27,8 +24,7 @@ from app.view import details, prompt_answers, run_bar, tiles
 from engine.about import read_about
 from engine.config import TrainConfig
 from engine.errors import RamstreamError
-from engine.events import LineDamaged, Record
-from engine.recorder import Follower
+from engine.recorder import Follower, catch_up
 from engine.runs import RunFolder
 from engine.sampled import SampledSteps
 from engine.snapshot import RunSnapshot
@@ -49,7 +45,6 @@ class Watch:
         self._is_active = is_active
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
-        self._unapplied: deque[Record] = deque()
         self.sampled = SampledSteps(folder.events_path)
         """Timelines of earlier steps, for who asks for one."""
         self._lock = asyncio.Lock()
@@ -84,15 +79,7 @@ class Watch:
     def _rebuild(self) -> None:
         # Asked before the record is read: a run that ends in between is then not taken for an interrupted one.
         is_running = self._is_active() or self.folder.is_running()
-        self._unapplied.extend(self._follower.read_new())
-        while self._unapplied:
-            record = self._unapplied.popleft()
-            try:
-                self.snapshot.apply(record)
-            except Exception:  # a fault of the program: it costs this record and not those after it
-                traceback.print_exc()
-                text = f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or of another version."
-                self.snapshot.apply(replace(record, event=LineDamaged("warning", text)))
+        catch_up(self.snapshot, self._follower)
         snapshot = self.snapshot
         if self._request is not None and (not is_running or len(snapshot.controls) > self._request[1]):
             self._request = None

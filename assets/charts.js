@@ -1,7 +1,7 @@
 // The Live tab: figures that the server has built, drawn with Plotly in place and linked by their x axis.
 
 import {Diagnosis} from './diagnosis.js';
-import {el, isShown} from './dom.js';
+import {el, isShown, setText} from './dom.js';
 import {LinkedCharts} from './plots.js';
 import {SamplePrompts} from './prompts.js';
 
@@ -92,7 +92,7 @@ export class Live {
     tiles.forEach((tile, index) => {
       const [label, value, note] = list.children[index].children;
       label.textContent = tile.label;
-      if (value.textContent !== tile.value) value.textContent = tile.value;
+      setText(value, tile.value);
       note.textContent = tile.note;
     });
   }

@@ -1,6 +1,6 @@
 // How a run does, in words, with a change of its settings that can be opened in the Train form.
 
-import {send} from './dom.js';
+import {send, setText} from './dom.js';
 
 export class Diagnosis {
   constructor(part) {
@@ -16,10 +16,10 @@ export class Diagnosis {
     Object.assign(this, {run, offer});
     part('diagnosis').hidden = false;
     part('diagnosis').dataset.tone = tone;
-    write(part('diagnosis-text'), text);
-    write(part('diagnosis-advice'), advice);
+    setText(part('diagnosis-text'), text);
+    setText(part('diagnosis-advice'), advice);
     part('offer').hidden = !offer;
-    write(part('offer-label'), offer?.label ?? '');
+    setText(part('offer-label'), offer?.label ?? '');
   }
 
   // The page is loaded anew, as a new tab would be: the server fills its form with the draft that it keeps.
@@ -31,14 +31,10 @@ export class Diagnosis {
       await send(`/api/runs/${encodeURIComponent(this.run)}/draft`, {changes: this.offer.changes});
       location.assign(`${location.pathname}?tab=train`);
     } catch (failure) {
-      write(error, failure.message);
+      setText(error, failure.message);
       error.hidden = false;
     } finally {
       button.disabled = false;
     }
   }
-}
-
-function write(node, text) {
-  if (node.textContent !== text) node.textContent = text;
 }

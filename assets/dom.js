@@ -14,6 +14,11 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
+// Text that is there already is left: what somebody has marked in it stays marked, and a live region says it once.
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
 export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 
 export async function send(path, body, given) {

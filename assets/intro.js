@@ -1,6 +1,6 @@
 // What a newcomer sees above the form: what this is, this machine, and three steps with how far each of them is.
 
-import {field, send} from './dom.js';
+import {field, send, setText} from './dom.js';
 
 const KEPT = 'ramstream-intro';
 const CONTROLS = {'model-source': '#field-model-source :is(input, textarea)',
@@ -86,7 +86,7 @@ export class Intro {
     const node = this.root.querySelector(`[data-step="${name}"]`), said = field(this.root, name);
     node.dataset.done = Boolean(good);
     node.querySelector('.rs-intro-mark').textContent = good && name !== 'start' ? '✓' : {model: 1, data: 2, start: 3}[name];
-    if (said.textContent !== words) said.textContent = words;
+    setText(said, words);
   }
 }
 

@@ -1,6 +1,6 @@
 // Long work of the server: how far it is, how long it will take, and a way to end it. It goes on without any page.
 
-import {el, isShown, send} from './dom.js';
+import {el, isShown, send, setText} from './dom.js';
 
 const FOLLOW_WAIT = 400, LOOK_WAIT = 5000, SHOWN_AFTER = 15000;
 const strips = new Set();
@@ -30,9 +30,9 @@ export class JobView {
     this.root.dataset.job = job.id;
     this.root.dataset.state = job.state;
     this.root.classList.toggle('rs-job-unknown', works && share === null);
-    set(this.title, job.title);
-    set(this.said, works ? [job.cancelling ? 'Cancelling' : job.text, job.words, job.cancelling ? '' : job.left].filter(Boolean)
-      .join(' · ') : '');
+    setText(this.title, job.title);
+    const said = job.cancelling ? ['Cancelling', job.words] : [job.text, job.words, job.left];
+    setText(this.said, works ? said.filter(Boolean).join(' · ') : '');
     this.bar.hidden = this.button.hidden = !works;
     this.button.disabled = job.cancelling;
     this.button.setAttribute('aria-label', `Cancel: ${job.title}`);
@@ -42,7 +42,7 @@ export class JobView {
     else this.bar.setAttribute('aria-valuenow', Math.round(100 * share));
     this.fill.style.width = share === null ? '' : `${100 * share}%`;
     this.over.classList.toggle('rs-error', job.state === 'failed');
-    set(this.over, job.error || job.result);
+    setText(this.over, job.error || job.result);
   }
 
   async cancel() {
@@ -51,7 +51,7 @@ export class JobView {
     try {
       this.show({...await send(`/api/jobs/${this.job.id}/cancel`, {})});
     } catch (error) {
-      set(this.over, error.message);
+      setText(this.over, error.message);
       this.button.disabled = false;
     }
   }
@@ -139,8 +139,4 @@ function pause(milliseconds) {
     const timer = setTimeout(end, milliseconds);
     document.addEventListener('visibilitychange', end);
   });
-}
-
-function set(node, text) {
-  if (node.textContent !== text) node.textContent = text;
 }

@@ -1,4 +1,5 @@
-// A notification of the browser when a run that this page watches ends, while nobody looks at the page.
+// A notification of the browser when a run that this page watches ends, or waits for room on the disk, while nobody looks at
+// the page.
 
 const KEPT = 'ramstream-notify';
 
@@ -24,9 +25,10 @@ function choose(how) {
 
 // Called with every run bar that arrives.
 export function announce(bar) {
-  const ended = before?.run_id === bar.run_id && before.tone === 'busy' && bar.tone !== 'busy' && bar.state !== 'paused';
+  const rests = before?.run_id === bar.run_id && before.tone === 'busy' && bar.tone !== 'busy';
   before = {run_id: bar.run_id, tone: bar.tone};
-  if (!ended || !wanted() || !document.hidden || window.Notification?.permission !== 'granted') return;
+  const isTold = rests && (bar.state !== 'paused' || bar.waits);
+  if (!isTold || !wanted() || !document.hidden || window.Notification?.permission !== 'granted') return;
   const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {body: bar.sentence, tag: bar.run_id});
   shown.addEventListener('click', () => { window.focus(); shown.close(); });
 }
@@ -37,7 +39,8 @@ export class NotifySwitch {
     this.button = button;
     if (!('Notification' in window)) return;
     button.hidden = false;
-    button.title = 'A notification of the browser when the run ends, while this page is in the background';
+    button.title = 'A notification of the browser when the run ends or waits for room on the disk, ' +
+      'while this page is in the background';
     button.addEventListener('click', () => this.toggle());
     this.show();
   }

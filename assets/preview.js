@@ -1,12 +1,10 @@
 // The preview of the data: the first rows with what is trained marked, and how long the examples are.
 
-import {loadPlotly} from './plots.js';
 import {el, field} from './dom.js';
 import {Mapping} from './mapping.js';
-import {small, themed} from './themed.js';
+import {SmallFigure} from './small_figure.js';
 
 const PATIENCE = 600;
-const PLOT = {responsive: false, displayModeBar: false, showSendToCloud: false, doubleClick: false};
 
 export function drawPreview(place, preview) {
   // What is shown stays until the answer is there; only one that takes long says so.
@@ -54,30 +52,7 @@ function lengths(place, preview) {
   const root = place.element.querySelector('.rs-lengths');
   root.hidden = !preview?.said;
   if (root.hidden) return;
-  place.lengths ??= new Lengths(root);
-  place.lengths.show(preview);
-}
-
-class Lengths {
-  constructor(root) {
-    this.plot = root.querySelector('.rs-lengths-plot');
-    this.said = root.querySelector('p');
-    new ResizeObserver(() => { if (this.plot.clientWidth !== this.width) this.draw(); }).observe(this.plot);
-    new MutationObserver(() => this.draw()).observe(document.body, {attributeFilter: ['class']});
-  }
-
-  show({lengths, said}) {
-    this.figure = lengths;
-    this.said.textContent = said;
-    this.plot.setAttribute('aria-label', said);
-    this.draw();
-  }
-
-  async draw() {
-    const Plotly = await loadPlotly();
-    this.width = this.plot.clientWidth;
-    if (!this.width || !this.figure) return;
-    const {data, layout} = themed(this.figure);
-    await Plotly.react(this.plot, data, small(this.plot, layout), PLOT);
-  }
+  place.lengths ??= new SmallFigure(root.querySelector('.rs-lengths-plot'));
+  place.lengths.show(preview.lengths, preview.said);
+  root.querySelector('p').textContent = preview.said;
 }

@@ -1,6 +1,6 @@
 // The run bar, and the progress in the page's title and icon.
 
-import {el, field, send} from './dom.js';
+import {el, field, send, setText} from './dom.js';
 
 const COUNTERPARTS = {pause: 'resume', resume: 'pause'};
 const SHOWN = 8000;  // ms: a refusal, and what happened while the server did not answer
@@ -14,7 +14,8 @@ export function showProgress(bar) {
   const share = bar.tone === 'good' ? 1 : bar.progress, length = 2 * Math.PI * 12;
   const ring = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><g fill="none" stroke-width="7">` +
     `<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/><circle cx="16" cy="16" r="12" ` +
-    `stroke="${TONES[bar.tone]}" stroke-dasharray="${(share * length).toFixed(1)} 99" transform="rotate(-90 16 16)"/></g></svg>`;
+    `stroke="${TONES[bar.tone]}" stroke-dasharray="${(share * length).toFixed(1)} 99" ` +
+    `transform="rotate(-90 16 16)"/></g></svg>`;
   const address = `data:image/svg+xml,${encodeURIComponent(ring)}`;
   let icon = document.querySelector('link[rel~="icon"]');
   if (!icon) document.head.append(icon = el('link', {rel: 'icon'}));
@@ -30,7 +31,8 @@ export class RunBar {
     this.root = element.querySelector('.rs-bar');
     this.trigger = trigger;
     this.dialog = element.querySelector('[data-part="discard"]');
-    this.change = new ChangeDialog(element.querySelector('[data-part="change"]'), (values) => this.post('change', values), wake);
+    const change = element.querySelector('[data-part="change"]');
+    this.change = new ChangeDialog(change, (values) => this.post('change', values), wake);
     this.run = null;
     this.toldUntil = 0;
     this.buttons = [...element.querySelectorAll('[data-command]')];
@@ -48,10 +50,7 @@ export class RunBar {
     this.run = bar.run_id;
     this.shown = bar;
     this.root.dataset.tone = bar.tone;
-    for (const name of ['word', 'name', 'sentence', 'step', 'left', 'rate']) {
-      const node = field(this.root, name);
-      if (node.textContent !== bar[name]) node.textContent = bar[name];
-    }
+    for (const name of ['word', 'name', 'sentence', 'step', 'left', 'rate']) setText(field(this.root, name), bar[name]);
     field(this.root, 'about').textContent = bar.note ?? '';
     const progress = this.root.querySelector('.rs-progress'), percent = Math.round(100 * bar.progress);
     progress.setAttribute('aria-valuenow', percent);

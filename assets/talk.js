@@ -1,6 +1,6 @@
 // The Talk tab: the model before training and the tuned one, asked the same. The chat itself is the server's.
 
-import {copyText, el, field, send} from './dom.js';
+import {copyText, el, field, send, setText} from './dom.js';
 import {JobView} from './jobs.js';
 
 const WRITING_WAIT = 150, CHOICES_WAIT = 2000;
@@ -234,9 +234,9 @@ export class Talk {
     const nothing = {waiting: '…', writing: '…', done: '(nothing: it ended at once)', stopped: '(no answer)',
       failed: answer.problem};
     const tokens = answer.tokens === 1 ? '1 token' : `${answer.tokens.toLocaleString('en')} tokens`;
-    set(nodes.weights, answer.weights);
-    set(nodes.text, answer.text || nothing[answer.state]);
-    set(nodes.said, [answer.tokens ? tokens : '', answer.rate, answer.state === 'stopped' ? 'stopped' : ''].filter(Boolean)
+    setText(nodes.weights, answer.weights);
+    setText(nodes.text, answer.text || nothing[answer.state]);
+    setText(nodes.said, [answer.tokens ? tokens : '', answer.rate, answer.state === 'stopped' ? 'stopped' : ''].filter(Boolean)
       .join(' · '));
     nodes.node.dataset.state = answer.state;
     nodes.text.classList.toggle('rs-off', !answer.text && answer.state !== 'failed');
@@ -249,16 +249,12 @@ export class Talk {
     this.loading ??= new JobView(this.part('loading'));
     this.loading.show(state.job);
     this.part('note').hidden = !state.note || Boolean(state.job);
-    set(field(this.root, 'note'), state.note);
+    setText(field(this.root, 'note'), state.note);
   }
 
   showError(text) {
     const node = field(this.root, 'error');
     node.hidden = !text;
-    set(node, text);
+    setText(node, text);
   }
-}
-
-function set(node, text) {
-  if (node.textContent !== text) node.textContent = text;
 }

@@ -8,7 +8,6 @@ is. Hidden siblings are leftovers of a killed process. `engine.restore` reads wh
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,8 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import CheckpointError
+from engine.durable import body_checksum, checksum_of, new_digest, sync_folder
+from engine.errors import CheckpointError, DiskFullError
 from engine.layout import UnitLayout
+from engine.machine import disk_free
+from engine.reserve import FULL, is_full_in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,28 +71,31 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
     """Write ``root/step-<step>`` and delete what is beyond the `keep` newest.
 
     The planes must not change meanwhile. `buffers`: the model's persistent ones. `state` is whatever else a resume
-    needs, as JSON values (others raise TypeError or ValueError). Raises CheckpointError when the disk lacks the room or
-    fails; the checkpoints that were there before are then untouched. Checkpoints of later steps are from before a
-    resume of an older one, and go too.
+    needs, as JSON values (others raise TypeError or ValueError). Raises DiskFullError when the disk lacks the room, before
+    or midway, and CheckpointError when it fails; the checkpoints that were there before are then untouched. Checkpoints of
+    later steps are from before a resume of an older one, and go too.
     """
     root, began = Path(root), time.monotonic()
     spare = 2 * len(json.dumps(state, allow_nan=False)) + _SPARE_BYTES + sum(t.nbytes for t in (buffers or {}).values())
+    total = checkpoint_bytes(store.layouts, store.dtype)
     partial = root / f".step-{step}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _clear_leftovers(root)
-        total = checkpoint_bytes(store.layouts, store.dtype)
         free = shutil.disk_usage(root).free
         if free < total + spare:
-            raise CheckpointError(f"The checkpoint of step {step} needs {total + spare:,} bytes in {root} and {free:,} "
-                                  "are free; free some disk space and save again.")
+            raise DiskFullError(f"The checkpoint of step {step} needs {total + spare:,} bytes in {root} and {free:,} "
+                                "are free; free some disk space and save again.", str(root), total + spare, free)
         partial.mkdir()
         written = _write_files(partial, step, store, state, buffers or {}, total, progress)
         _move_into_place(root, step, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(f"The checkpoint of step {step} cannot be written in {root} ({error.strerror}); the ones "
-                              "before it are untouched.") from error
+        sentence = (f"The checkpoint of step {step} cannot be written in {root} ({error.strerror}); the ones before it are "
+                    "untouched.")
+        if error.errno in FULL:
+            raise DiskFullError(sentence, str(root), total + spare, disk_free(root), is_full_in_words(error)) from error
+        raise CheckpointError(sentence) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -113,7 +118,7 @@ def _write_files(folder: Path, step: int, store: HostStore, state: dict[str, Any
     body = json.loads(json.dumps(values))
     manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
     _write_synced(folder / MANIFEST, manifest)
-    _sync_folder(folder)
+    sync_folder(folder)
     return total + len(manifest) + (values["buffers"] or {"bytes": 0})["bytes"]
 
 
@@ -160,8 +165,8 @@ def _move_into_place(root: Path, step: int, partial: Path) -> None:
     if target.exists():
         target.rename(old)
     partial.rename(target)
-    _sync_folder(root)
-    _sync_folder(root.parent)
+    sync_folder(root)
+    sync_folder(root.parent)
 
 
 def _delete_others(root: Path, step: int, keep: int) -> None:
@@ -216,27 +221,6 @@ def chunks(store: HostStore, unit: str, plane: str) -> Iterator[memoryview]:
     memory = memoryview(store.array(unit, plane).view("uint8"))
     for begin in range(0, len(memory), CHUNK_BYTES):
         yield memory[begin:begin + CHUNK_BYTES]
-
-
-def new_digest() -> Any:
-    return hashlib.blake2b(digest_size=16)
-
-
-def checksum_of(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def body_checksum(body: dict[str, Any]) -> str:
-    """Checksum of a manifest without its own."""
-    return checksum_of(json.dumps(body, sort_keys=True).encode())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Meter:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from engine.events import Event, MemorySampled, StepFinished, UnitNorms
 
@@ -56,13 +58,13 @@ class Columns:
         return self.number[-1] + 1 if self.number else 0
 
     def append(self, time: float, event: Event) -> None:
-        if len(self) >= ROWS:
+        if len(self.step) >= ROWS:
             self._thin()
-        for column in dataclasses.fields(self):
-            if column.name not in ("step", "time", "number", *self.worked_out):
-                getattr(self, column.name).append(getattr(event, column.name))
+        get = _fields_of(type(self))
+        for column, value in zip(get(self), get(event)):
+            column.append(value)
         self.time.append(time)
-        self.number.append(self.count)
+        self.number.append(self.number[-1] + 1 if self.number else 0)
         self.step.append(event.step)
 
     def columns(self) -> Iterator[array]:
@@ -84,6 +86,16 @@ class Columns:
             stride *= 2
         for values in self.columns():
             values[:older] = array(values.typecode, [values[k] for k in kept])
+
+
+@functools.cache
+def _fields_of(columns: type[Columns]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of the fields that a kind of columns shares with its event, of either."""
+    names = [column.name for column in dataclasses.fields(columns)
+             if column.name not in ("step", "time", "number", *columns.worked_out)]
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda row: tuple(getattr(row, name) for name in names)
 
 
 @dataclass
@@ -108,11 +120,13 @@ class StepColumns(Columns):
     def append(self, time: float, event: StepFinished) -> None:
         super().append(time, event)
         self.tokens_so_far.append(event.tokens + (self.tokens_so_far[-1] if self.tokens_so_far else 0))
-        for cause in event.exposed:
-            if cause not in self.exposed:
-                self.exposed[cause] = array("d", bytes(8 * (len(self) - 1)))
+        given = event.exposed
+        if not given.keys() <= self.exposed.keys():
+            for cause in given:
+                if cause not in self.exposed:
+                    self.exposed[cause] = array("d", bytes(8 * (len(self) - 1)))
         for cause, seconds in self.exposed.items():
-            seconds.append(event.exposed.get(cause, 0.0))
+            seconds.append(given.get(cause, 0.0))
 
 
 @dataclass

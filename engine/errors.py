@@ -49,6 +49,15 @@ class CheckpointError(RamstreamError):
     """A checkpoint cannot be written, read or verified."""
 
 
+class DiskFullError(CheckpointError):
+    """The disk lacks the room for a checkpoint: `needed` bytes in `folder`, where `free` are; `full` is the cause, as the
+    beginning of a sentence."""
+
+    def __init__(self, sentence: str, folder: str, needed: int, free: int, full: str = "The disk is full"):
+        self.folder, self.needed, self.free, self.full = folder, needed, free, full
+        super().__init__(sentence)
+
+
 class CacheError(RamstreamError):
     """Sampling with a key-value cache did not work out; the same answer can be had without one."""
 

@@ -73,13 +73,6 @@ class HostStore:
         """The same for moments and gradients."""
         self._allocate([plane for plane in self.planes if plane not in WEIGHT_PLANES], "optimizer states", progress)
 
-    def bytes_by_plane(self) -> dict[str, int]:
-        """Bytes allocated so far, by plane."""
-        totals = dict.fromkeys(self.planes, 0)
-        for (_, plane), array in self._arrays.items():
-            totals[plane] += array.nbytes
-        return totals
-
     @property
     def allocated_bytes(self) -> int:
         return sum(array.nbytes for array in self._arrays.values())

@@ -10,6 +10,7 @@ import os
 import queue
 import shutil
 import sys
+import threading
 import traceback
 
 from engine.changes import Change
@@ -23,6 +24,9 @@ from engine.recorder import RunRecorder
 from engine.run_list import summarise
 from engine.runs import COMMANDS, CommandReader, RunFolder, create_run, file_size, lasting_config, open_run
 from engine.webhook import message, tell
+
+
+ENDINGS = ("stop", "discard")
 
 
 class _GiveUp(Exception):
@@ -53,7 +57,10 @@ class Run:
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._early: list[str | Change] = []
-        """Requests for the training loop that came in while the run was still being prepared."""
+        """Requests that were looked at and not obeyed yet: while the run was still being prepared, or waits for room."""
+        self._asked_to_end: list[str] = []
+        self._looking = threading.Lock()
+        self.recorder.endings = self._count_endings
 
     def request(self, command: str | Change) -> None:
         """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe step."""
@@ -65,6 +72,7 @@ class Run:
         """Run to the end and return the last record; the record and the folder are then free again."""
         with self._owned:
             ended = self._guarded()
+            self.recorder.endings = None  # from here on, nothing is lost when the record takes no more
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
@@ -78,7 +86,8 @@ class Run:
             address = self.folder.config.output.webhook
             problem = tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
             if problem is not None:
-                self.recorder.emit(LogLine("warning", problem))
+                with contextlib.suppress(RunError):  # a record without room for it may yet have some for the end
+                    self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
         """Give a run that is not going to be executed back."""
@@ -93,12 +102,19 @@ class Run:
             again = "Stopped before it went on; nothing is lost and it can be resumed."
             return RunEnded("stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
-            ended = self._failed(error)
+            self.recorder.endings = None
+            ended = self._discarded() if self.recorder.gave_up and self._asked_to_end[-1] == "discard" else self._failed(error)
         if "torch" in sys.modules:  # after the error and its frames are gone
             from engine.backend import give_memory_back
 
             give_memory_back()
         return ended
+
+    def _discarded(self) -> RunEnded:
+        """What was asked for while the record waited for room."""
+        shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
+        return RunEnded("discarded", f"Stopped at step {self.recorder.snapshot.step} while the disk was full; its checkpoints "
+                                     "were deleted as asked.")
 
     def _failed(self, error: Exception) -> RunEnded:
         """One sentence for the person; the record keeps where the program, the device or the system is at fault."""
@@ -137,6 +153,7 @@ class Run:
             ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
+            self.recorder.endings = None  # a lane that waits for room would be waited for
             # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
             # both may fail too; the first error is the one that is told.
             for give_back in (prepared.engine.drain, prepared.close):
@@ -147,18 +164,33 @@ class Run:
         return ended
 
     def _next_commands(self) -> list[str | Change]:
-        found, self._early = self._early, []
+        with self._looking:
+            self._look()
+            found, self._early = self._early, []
+            return found
+
+    def _count_endings(self) -> int:
+        """How often it was asked to end so far, by any thread; nothing is taken away from the training loop."""
+        with self._looking:
+            self._look()
+            return len(self._asked_to_end)
+
+    def _look(self) -> None:
+        found: list[str | Change] = []
         while not self._requests.empty():
             found.append(self._requests.get())
-        return found + self._reader.read_new()
+        found += self._reader.read_new()
+        self._early += found
+        self._asked_to_end += [command for command in found if command in ENDINGS]
 
     def _check(self) -> None:
         found = self._next_commands()
         for command in found:
-            if command in ("stop", "discard"):
+            if command in ENDINGS:
                 self.recorder.emit(ControlReceived(command))
                 raise _GiveUp(command)
-        self._early = found
+        with self._looking:
+            self._early = found + self._early
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:

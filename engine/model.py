@@ -15,6 +15,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.errors import ModelError, RamstreamError
+from engine.hub import is_fetched
 from engine.layout import ParameterSpec, UnitLayout, lay_out
 from engine.leak import Packing, packing_of
 from engine.library import empty_model, hub_is_cut_off, transformers
@@ -87,7 +88,7 @@ def load_config(source: str) -> Any:
         raise ModelError(f"model.source: {source} is a file; give a Hugging Face model folder or a hub id.")
     try:
         return transformers().AutoConfig.from_pretrained(str(path or source), trust_remote_code=False,
-                                                         local_files_only=path is None and hub_is_cut_off())
+                                                         local_files_only=path is None and _asks_nobody(source))
     except Exception as error:  # the library raises many kinds; all mean that this source cannot be used
         if path is None:
             raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
@@ -100,10 +101,14 @@ def load_tokenizer(source: str) -> Any:
     path = resolve_source(source)
     try:
         return transformers().AutoTokenizer.from_pretrained(str(path or source), trust_remote_code=False,
-                                                            local_files_only=path is None and hub_is_cut_off())
+                                                            local_files_only=path is None and _asks_nobody(source))
     except Exception as error:  # the library raises many kinds; all mean that there is no usable tokenizer
         raise ModelError(f"model.source: the tokenizer of {source} cannot be loaded ({_first_line(error)}); give a "
                          "folder or hub id that has one.") from error
+
+
+def _asks_nobody(source: str) -> bool:
+    return is_fetched(source) or hub_is_cut_off()
 
 
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:

@@ -30,6 +30,7 @@ from engine.explain import note_memory
 from engine.fit import estimate
 from engine.forecast import predictions
 from engine.host_store import HostStore
+from engine.hub import fetch
 from engine.machine import give_back_free_memory, private_memory, read_machine, sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.needs import RUNTIME_GROWTH_BYTES, Resident, rates_of_steps
@@ -119,10 +120,15 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
 
     Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job that does not fit.
     """
+    download = Progress(recorder, "download", check)
+    fetch(config.model.source, False, download, check)
     hf_config = load_config(config.model.source)
     tokenizer = load_tokenizer(config.model.source)
     model = build_model(hf_config, config.model)
     check()
+    newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
+    if config.model.init == "pretrained" and newest is None:  # a model that cannot be streamed is not waited for
+        fetch(config.model.source, True, download, check)
     # Its processes are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
     problem = model.packing.problem_of(config.data.max_seq_len)
     problem = problem and f"{hf_config.model_type}: {problem}"
@@ -132,7 +138,6 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     if data.highest_id >= vocabulary:
         raise RunError(f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model knows only "
                        f"{vocabulary}; use the tokenizer that belongs to the model.")
-    newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
     state = newest.state if newest is not None else None
     total_steps = _total_steps(config, data)
     if newest is not None:

@@ -1,22 +1,27 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`: the second is
+for who wants the snapshot alone, several times as fast."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import mmap
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
-from engine.events import CheckpointWritten, Event, LineDamaged, LogLine, Record, RunEnded
+from engine.events import CheckpointWritten, Event, LineDamaged, LogLine, Record, RunEnded, StateChanged
+from engine.lines import loaded, parse_line
+from engine.reserve import FULL, LOOK_SECONDS, ROOM_BYTES, Reserve, has_room, wait_in_words
+from engine.skim import Reading
 from engine.snapshot import RunSnapshot
 
 EVENTS_FILE = "events.jsonl"
@@ -26,15 +31,10 @@ SESSION_FILE = "session.json"
 """Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those
 before it. Lists of runs read it instead of the whole record."""
 
-RESERVE_FILE = "events.reserve"
-"""Disk space that an open record holds back: on a full disk it is given to the last line, which tells the cause."""
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-ROOM_BYTES = 16 << 20
-"""What the record of some hours takes, which is asked for when a disk is full."""
-
-_RESERVE_BYTES = 1 << 16
 _SCAN_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 24
+"""Lines of this length together are handed out at a time: what a long record holds is never in memory at once, and of so many
+bytes one timeline is parsed."""
 
 
 class RunRecorder:
@@ -49,6 +49,15 @@ class RunRecorder:
         self.run_id = run_id
         self.path = Path(folder) / EVENTS_FILE
         self.snapshot = RunSnapshot()
+        self.endings: Callable[[], int] | None = None
+        """How often this run was asked to end so far. Where it is set, a record without room on its disk waits for some, until
+        one more such request comes; where it is not, that raises."""
+        self.goes_on: Callable[[], None] | None = None
+        """Called after such a wait, by each thread that waited."""
+        self.gave_up = False
+        """Whether such a wait was ended by a request."""
+        self._lack: _Lack | None = None
+        self._reserve = Reserve(self.path.parent)
         self._lock = threading.Lock()
         self._subscribers: list[Callable[[Record], None]] = []
         self._undelivered: deque[Record] = deque()
@@ -60,9 +69,10 @@ class RunRecorder:
             raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
         try:
             _repair_end(self.path, self._descriptor)
-            self._reserve()
-            for record in replay(self.path):
-                self.snapshot.apply(record)
+            self._reserve.hold()
+            for block in Follower(self.path).blocks():
+                for record in block:
+                    self.snapshot.apply(record)
             if self.snapshot.last_seq:
                 session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
                 self.path.with_name(SESSION_FILE).write_text(json.dumps(session), encoding="utf-8")
@@ -78,24 +88,81 @@ class RunRecorder:
 
         A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
         TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
-        that cannot take the line raises RunError; the file then still ends with the line before.
+        that cannot take the line raises RunError; the file then still ends with the line before. Where `endings` is set and
+        room is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
         """
-        with self._lock:
-            if self._descriptor is None:
-                raise RuntimeError(f"{event.kind} was emitted after the recorder was closed.")
-            if isinstance(event, RunEnded):
-                self.path.with_name(RESERVE_FILE).unlink(missing_ok=True)
-            line = _encode(Record(self.run_id, self.snapshot.last_seq + 1, time.time(), event))
-            # Read back, so that whoever listens live sees exactly what a reader of the file sees; before it is written, so
-            # that no line is which readers would take for damage.
-            record = Record.from_json(_loaded(line))
-            self._write(line)
-            self.snapshot.apply(record)
-            self._undelivered.append(record)
-            if isinstance(event, (CheckpointWritten, RunEnded)):
-                self._sync()
+        looks, asked = 0, 0
+        while True:
+            with self._lock:
+                if self._descriptor is None:
+                    raise RuntimeError(f"{event.kind} was emitted after the recorder was closed.")
+                try:
+                    record = self._take(event)
+                    break
+                except OSError as error:
+                    if not self._waits(error, event, looks, asked):
+                        raise self._unwritable(error) from None
+            self._deliver()
+            time.sleep(LOOK_SECONDS)
+            # What was asked for by now was meant for a run that trains: it stays for the one that goes on.
+            asked = self._asked() if not looks else asked
+            looks += 1
+        if looks and self.goes_on is not None:
+            self.goes_on()
         self._deliver()
         return record
+
+    def _take(self, event: Event) -> Record:
+        """Write `event`, after a wait with what ends it before. Raises OSError where there is no room."""
+        lack, before = self._lack, []
+        if isinstance(event, RunEnded):
+            self._reserve.give_all()
+        elif lack is not None:
+            if not has_room(self.path.parent):
+                raise lack.error
+            self._reserve.hold()
+            waited = f"There is room on the disk again: the run waited {time.monotonic() - lack.since:,.0f} s for it."
+            before = [*([lack.state] if lack.is_told else []), LogLine("info", waited)]
+        record = self._append(*before, event)
+        self._lack = None
+        if isinstance(event, (CheckpointWritten, RunEnded)):
+            self._sync()
+        return record
+
+    def _append(self, *events: Event) -> Record:
+        """Write these lines or none; the record of the last."""
+        lines = [_encode(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
+                 for place, event in enumerate(events, 1)]
+        # Read back, so that whoever listens live sees exactly what a reader of the file sees; before they are written, so
+        # that no line is which readers would take for damage.
+        records = [Record.from_json(loaded(line)) for line in lines]
+        self._write(b"".join(lines))
+        for record in records:
+            self.snapshot.apply(record)
+        self._undelivered.extend(records)
+        return records[-1]
+
+    def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
+        """Whether the thread that could not write `event` is to wait for room, which is told once; `asked` counts the requests
+        to end the run as of the first of its `looks`."""
+        if error.errno not in FULL or isinstance(event, RunEnded) or self.endings is None:
+            return False
+        self.gave_up = self.gave_up or looks > 0 and self._asked() > asked
+        if self.gave_up:
+            return False
+        if self._lack is None:
+            s = self.snapshot
+            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.room or "found"))
+        if not self._lack.is_told:
+            self._reserve.give_half()
+            with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
+                self._append(StateChanged("paused", wait_in_words(error, self.path.parent), "record"))
+                self._lack.is_told = True
+        return True
+
+    def _asked(self) -> int:
+        endings = self.endings  # which another thread may set to None
+        return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:
         """Call `listener` with every record from now on, in the order of `seq`, one at a time, on an emitting thread.
@@ -114,20 +181,17 @@ class RunRecorder:
                 with contextlib.suppress(OSError):  # what matters was synced when it was written
                     os.fsync(descriptor)
                 os.close(descriptor)
-                with contextlib.suppress(OSError):
-                    self.path.with_name(RESERVE_FILE).unlink(missing_ok=True)
+                self._reserve.give_all()
 
     def _write(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest):]
-        except BaseException as error:
+        except BaseException:
             # What got through of this line alone: the file may have grown by what others did to it.
             size = os.fstat(self._descriptor).st_size
             os.ftruncate(self._descriptor, size - (len(line) - len(rest)))
-            if isinstance(error, OSError):
-                raise self._unwritable(error) from None
             raise
 
     def _sync(self) -> None:
@@ -139,13 +203,6 @@ class RunRecorder:
     def _unwritable(self, error: OSError) -> RunError:
         do = "mend that" if error.errno not in FULL else f"free at least {ROOM_BYTES >> 20} MiB of that disk"
         return RunError(f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run.")
-
-    def _reserve(self) -> None:
-        descriptor = os.open(self.path.with_name(RESERVE_FILE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
-        finally:
-            os.close(descriptor)
 
     def _deliver(self) -> None:
         # Whichever thread finds nobody delivering does so for all, and goes on until nothing is left: records reach the
@@ -170,10 +227,20 @@ class RunRecorder:
                     self._delivering = False
 
 
+@dataclass
+class _Lack:
+    """Of room for the record: the error that told it, the state to go back to, whether the record says so yet."""
+
+    error: OSError
+    state: StateChanged
+    is_told: bool = False
+    since: float = field(default_factory=time.monotonic)
+
+
 def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
     """The records of a file, in order; none when there is no such file yet. A torn last line is left out, and a warning
     stands for a line that is not a record. Raises RunError when the file cannot be read."""
-    reading = _Reading(path)
+    reading = Reading(path)
     try:
         with open(path, "rb") as file:
             for line in file:
@@ -211,73 +278,59 @@ def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
 
 
 class Follower:
-    """Reads what has been added to a record since the last call, while another process or thread writes it."""
+    """Reads what has been added to a record since the last call, while another process or thread writes it.
+
+    The records add up to the snapshot that those of `replay` add up to. A timeline that a later one replaces before anybody
+    can have seen it comes as an `UnreadTimeline`: a long record consists of timelines by half. Damage within its spans is told
+    once somebody asks `engine.sampled` for that step.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._offset = 0
-        self._reading = _Reading(path)
-        self._unseen: list[Record] = []
-        """Read, and not handed out yet: what is read before a failure is neither lost nor read again."""
+        self._reading = Reading(path)
 
     def read_new(self) -> list[Record]:
-        """What `replay` gives for the lines completed since the last call; empty when there are none, or no file yet.
-        Raises RunError when the file cannot be read; where that happens midway, what was read first is handed out, and the
-        next call raises."""
+        """The lines completed since the last call; empty when there are none, or no file yet. Raises RunError when the file
+        cannot be read; where that happens midway, what was read first is handed out, and the next call raises."""
+        return [record for block in self.blocks() for record in block]
+
+    def blocks(self) -> Iterator[list[Record]]:
+        """As `read_new`, in lists of some MB of lines: who lets go of each before the next never holds a long record whole."""
+        size, is_first, skim = 0, True, self._reading.skim
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
                 for line in file:
                     if not line.endswith(b"\n"):
                         break
-                    self._unseen.append(self._reading.record(line))
-                    self._offset += len(line)
+                    skim(line)
+                    length = len(line)
+                    self._offset += length
+                    size += length
+                    if size >= _BLOCK_BYTES:
+                        yield self._reading.hand_out()
+                        size, is_first = 0, False
         except FileNotFoundError:
             pass
         except OSError as error:
-            if not self._unseen:
+            if is_first and not self._reading.records:
                 raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
-        records, self._unseen = self._unseen, []
-        return records
+        if self._reading.records:
+            yield self._reading.hand_out()
 
 
-class _Reading:
-    """Lines of one file, from the first on, as records. A line that a failing disk or an editor damaged costs what it
-    said and not the run: a warning takes its place, with the time before it (0.0 where there is none)."""
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self._lines = 0
-        self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
-
-    def record(self, line: bytes) -> Record:
-        try:
-            self._before = parse_line(line)
-        except ValueError:
-            text = f"Line {self._lines + 1} of {EVENTS_FILE} is damaged: what it recorded is not shown."
-            before = self._before
-            self._before = Record(before.run_id, before.seq + 1, before.time, LineDamaged("warning", text))
-        self._lines += 1
-        return self._before
-
-
-def line_kind(line: bytes) -> str:
-    """The kind of a line that `RunRecorder` wrote, read without parsing the line: it is the first value."""
-    return line[:80].split(b'"', 4)[3].decode("ascii", "replace") if line.count(b'"', 0, 80) >= 4 else ""
-
-
-def parse_line(line: bytes) -> Record:
-    """Raises ValueError when the line is not a record."""
-    try:
-        return Record.from_json(_loaded(line))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a record: {error}") from None
-
-
-def _loaded(line: bytes) -> Any:
-    values = json.loads(line)
-    if b"\\u" in line:  # half of a surrogate pair, as a file's name may have it, is nothing that a page can be sent
-        values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
-    return values
+def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
+    """Apply what has been added to a record. One that cannot be applied, by a fault of the program, costs this record and not
+    those after it: the log says which. Raises RunError when the file cannot be read."""
+    for block in follower.blocks():
+        for record in block:
+            try:
+                snapshot.apply(record)
+            except Exception:
+                traceback.print_exc()
+                text = f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or of another version."
+                snapshot.apply(replace(record, event=LineDamaged("warning", text)))
 
 
 def _encode(record: Record) -> bytes:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoint import (FORMAT, MANIFEST, CheckpointInfo, Meter, Progress, body_checksum, checksum_of, chunks,
-                               description, folders_by_step, in_threads, new_digest)
+from engine.checkpoint import (FORMAT, MANIFEST, CheckpointInfo, Meter, Progress, chunks, description, folders_by_step,
+                               in_threads)
+from engine.durable import body_checksum, checksum_of, new_digest
 from engine.errors import CheckpointError
 from engine.layout import PLANE_ITEM_BYTES
 

@@ -14,7 +14,8 @@ from engine.about import read_about
 from engine.config import TrainConfig
 from engine.errors import RamstreamError, RunError
 from engine.events import Event, Record, RunEnded, RunStarted, StateChanged, StepFinished
-from engine.recorder import SESSION_FILE, line_kind, parse_line
+from engine.lines import line_kind, parse_line
+from engine.recorder import SESSION_FILE
 from engine.runs import CONFIG_FILE, RUN_ID, RunFolder, file_size, shown_state
 
 _TAIL_BYTES = 1 << 16

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.errors import RunError
 from engine.events import PlanSimulated, RunStarted, StepTimeline
-from engine.recorder import line_kind, parse_line
+from engine.lines import line_kind, parse_line
 
 _HEAD_BYTES = 600
 _KEPT_EVENTS = 4

@@ -9,6 +9,7 @@ The thread that applies is the one that reads: a column cannot grow while an arr
 from __future__ import annotations
 
 import bisect
+import contextlib
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from engine.columns import Columns, EvalColumns, MemoryColumns, NormColumns, Ste
 from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
                            ExportWritten, FitReported, ForecastChecked, JobProgressed, LineDamaged, LogLine,
                            MemorySampled, PlanBuilt, PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted,
-                           SettingsChanged, StateChanged, StepFinished, StepTimeline, UnitNorms)
+                           SettingsChanged, StateChanged, StepFinished, StepTimeline, UnitNorms, UnreadTimeline)
+from engine.lines import parse_line
 from engine.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
@@ -82,6 +84,8 @@ class RunSnapshot:
 
     state: str = "preparing"
     reason: str = ""
+    room: str = ""
+    """What a paused run waits to write, `record` or `checkpoint`, until there is room on the disk."""
     error_type: str = ""
     started_time: float | None = None
     session_time: float | None = None
@@ -108,6 +112,8 @@ class RunSnapshot:
     """The latest one."""
     timeline_steps: list[int] = field(default_factory=list)
     """The steps that have one in the record."""
+    unread: list[UnreadTimeline] = field(default_factory=list, repr=False, compare=False)
+    """Those after `timeline` that were left unread, since the record has a later one; none once that is applied."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     forecast: ForecastChecked | None = None
@@ -134,7 +140,8 @@ class RunSnapshot:
     @property
     def step(self) -> int:
         """Steps that are applied."""
-        return max(self.resumed_step or 0, self.steps.step[-1] if self.steps.step else 0)
+        resumed, steps = self.resumed_step or 0, self.steps.step
+        return max(resumed, steps[-1]) if steps else resumed
 
     @property
     def loss(self) -> float | None:
@@ -185,11 +192,13 @@ class RunSnapshot:
         for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
                      "flops_formula", "ceiling_tflops", "resumed_step"):
             setattr(self, name, getattr(event, name))
-        self.state, self.reason, self.job = "preparing", "", None
+        self.state, self.reason, self.room, self.job = "preparing", "", "", None
         self._drop_after(event.resumed_step or 0)
         self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
+        if self.unread and self.unread[-1].step > step:
+            self._read_unread()
         for columns in (self.steps, self.memory, self.evals, self.norms):
             columns.drop_after(step)
         for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
@@ -199,9 +208,10 @@ class RunSnapshot:
             self.timeline = None
 
     def _state_changed(self, time: float, event: StateChanged) -> None:
-        if event.state == "preparing":
+        if event.state == "preparing" and event.room != "found":
             self._begin_session(time)
         self.state, self.reason, self.job = event.state, event.reason, None
+        self.room = event.room if event.room != "found" else ""
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
         if event.total > 0 and event.done >= event.total:
@@ -240,11 +250,33 @@ class RunSnapshot:
         self.steps.append(time, event)
 
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
-        if not self.order.may_belong(event.step) or (self.timeline_steps and event.step < self.timeline_steps[-1]):
+        if self._has_timeline(time, event):
+            self.timeline = event
+            self.unread.clear()
+        else:
+            self._read_unread()
+
+    def _unread_timeline(self, time: float, event: UnreadTimeline) -> None:
+        if self._has_timeline(time, event):
+            self.unread.append(event)
+
+    def _has_timeline(self, time: float, event: StepTimeline | UnreadTimeline) -> bool:
+        """Whether the step of a timeline can be true, which is then noted."""
+        fits = self.order.may_belong(event.step) and not (self.timeline_steps and event.step < self.timeline_steps[-1])
+        if fits:
+            self.timeline_steps.append(event.step)
+        else:
             self._impossible(time, event)
-            return
-        self.timeline = event
-        self.timeline_steps.append(event.step)
+        return fits
+
+    def _read_unread(self) -> None:
+        """The later timeline, for whose sake they were left unread, does not count: the latest whole one of them does."""
+        while self.unread:
+            with contextlib.suppress(ValueError):
+                event = parse_line(self.unread.pop().line).event
+                if isinstance(event, StepTimeline):
+                    self.timeline = event
+                    self.unread.clear()
 
     def _memory_sampled(self, time: float, event: MemorySampled) -> None:
         if self._fits(self.memory, time, event):
@@ -305,7 +337,7 @@ class RunSnapshot:
 
     def _run_ended(self, time: float, event: RunEnded) -> None:
         self.state, self.reason, self.error_type = event.state, event.reason, event.error_type
-        self.ended_time, self.job = time, None
+        self.ended_time, self.room, self.job = time, "", None
 
 
 _FOLDS = {
@@ -313,7 +345,7 @@ _FOLDS = {
     JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
     FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
     PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
-    StepTimeline: RunSnapshot._step_timeline,
+    StepTimeline: RunSnapshot._step_timeline, UnreadTimeline: RunSnapshot._unread_timeline,
     UnitNorms: RunSnapshot._unit_norms, MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
     ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,

@@ -28,7 +28,7 @@ class StepOrder:
     def takes(self, step: int, line: int) -> bool:
         """Whether the number of the step at `line` (lines counted from the start of the record) counts."""
         if self.last < step <= self.last + line - self.line or (self.odd is not None and step == self.odd + 1):
-            self.begin(step, line)
+            self.last, self.line, self.odd = step, line, None
             return True
         self.odd = step
         return False

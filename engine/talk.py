@@ -21,6 +21,7 @@ from engine.engine import StreamingEngine
 from engine.errors import DataError, FitError, GpuMemoryError, ModelError
 from engine.generate import end_tokens, longest_row, stream
 from engine.host_store import WEIGHT_PLANES
+from engine.hub import fetch
 from engine.machine import sample_host_memory
 from engine.model import StreamedModel, build_model, load_config, load_tokenizer
 from engine.paths import resolve_source
@@ -33,7 +34,8 @@ MARGIN_BYTES = 512 * MIB
 """Of RAM and of GPU memory that is left to everything else, such as the caches of the answers."""
 _PROBE = "R7x9Q"
 
-Progress = Callable[[float, float], None]
+Progress = Callable[..., None]
+"""Called with (done, total), and with (done, total, what is done) where weights are downloaded before they are loaded."""
 Message = dict[str, str]
 """{role: system, user or assistant; content}."""
 
@@ -249,13 +251,13 @@ class Talker:
 
 
 def load(source: Source, progress: Progress | None = None) -> Talker:
-    """Bring weights into memory. What `progress(done, total)` raises gives up. Raises RamstreamError for what cannot be
-    loaded."""
+    """Bring weights into memory, from the hub where they are not in its cache yet. What `progress` raises gives up. Raises
+    RamstreamError for what cannot be loaded."""
     with contextlib.ExitStack() as owned:
         if source.kind == "checkpoint":
             saved = owned.enter_context(open_saved(source.runs_dir, source.run_id, source.step, progress))
         else:
-            saved = owned.enter_context(_opened(source.config, progress))
+            saved = owned.enter_context(_opened(source, progress))
         try:
             engine = saved.engine()
         except torch.OutOfMemoryError:
@@ -267,14 +269,36 @@ def load(source: Source, progress: Progress | None = None) -> Talker:
 
 
 @contextlib.contextmanager
-def _opened(config: TrainConfig, progress: Progress | None) -> Iterator[Saved]:
-    """A model as a run of `config` would begin with it."""
+def _opened(source: Source, progress: Progress | None) -> Iterator[Saved]:
+    """A model as a run would begin with it."""
+    config = source.config
+    if config.model.init == "pretrained":
+        progress = _downloaded(source, progress)
     with open_model(config) as opened:
         if config.model.init == "random":
             initialise(opened.model, opened.store, config.train.seed, opened.backend.device, progress)
         else:
             load_pretrained(opened.model, config.model.source, opened.store, progress)
         yield opened
+
+
+def _downloaded(source: Source, progress: Progress | None) -> Progress | None:
+    """Bring weights into the hub's cache; how the loading that follows is told. What is there when it begins is not counted, so
+    that the time left is that of what comes."""
+    if progress is None:
+        progress = _untold
+    first: list[float] = []
+
+    def downloading(done: float, total: float, _: str) -> None:
+        first.extend([] if first else [done])
+        progress(done - first[0], total - first[0], f"Downloading {source.config.model.source}")
+
+    fetch(source.config.model.source, True, downloading, lambda: progress(0, 0))
+    return (lambda done, total: progress(done, total, f"Loading the weights: {source.label}")) if first else progress
+
+
+def _untold(*_: Any) -> None:
+    """Progress that nobody follows."""
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:

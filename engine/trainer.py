@@ -6,6 +6,7 @@ saved. The loop runs on one thread; `StepFinished` comes from the HOST lane when
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +18,7 @@ from engine.check import in_seconds
 from engine.config import OptimConfig, TrainConfig
 from engine.data import batches, one_pass
 from engine.dry_run import LEAST_STEPS, longest_batches
-from engine.errors import HostMemoryError, NonFiniteError, RunError
+from engine.errors import DiskFullError, HostMemoryError, NonFiniteError, RunError
 from engine.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
                            RunEnded, RunStarted, SettingsChanged, StateChanged)
 from engine.export import write_model
@@ -28,6 +29,7 @@ from engine.paused import PausedCalls
 from engine.prepare import Prepared, Progress
 from engine.recorder import RunRecorder
 from engine.resumed import resume_state
+from engine.room import RoomWatch, wait_in_words
 from engine.runs import RunFolder
 from engine.schedule import learning_rate
 from engine.watch import MemoryWatch
@@ -52,11 +54,14 @@ class Trainer:
                  next_commands: Callable[[], list[str | Change]], paused: PausedCalls):
         self.config, self.folder, self.recorder, self.p = config, folder, recorder, prepared
         self._next_commands, self._paused = next_commands, paused
+        self._step = prepared.step
+        """Steps that were submitted; after a drain they are home."""
         self._saved_step = prepared.step if prepared.step else None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(prepared.planned.predicted, prepared.loading_peak,
                                   prepared.backend.memory if prepared.backend.device.type != "cpu" else None)
         self._observer = Observer(config, recorder, prepared, self._watch, self._forecast)
+        recorder.goes_on = self._observer.start_clock  # after a wait for room on the disk
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
         o = config.output
         self._prompts = FixedPrompts(o.sample_prompts, o.sample_tokens, config.data, prepared.model, prepared.tokenizer,
@@ -78,54 +83,68 @@ class Trainer:
             return self._run()
 
     def _run(self) -> RunEnded:
-        p, o = self.p, self.config.output
-        step = p.step
         try:
-            if step == 0:
-                self._dry_run()
-                self._exact_match("before", 0)
-                self._answer_prompts(0)
-            self._state("running")
-            self._observer.start_clock()
-            while step < p.total_steps:
-                self._obey(step)
-                self._submit(step + 1)
-                step += 1
-                if o.checkpoint_every and step % o.checkpoint_every == 0 and step < p.total_steps:
-                    self._save(step)
-                if o.eval_every and step % o.eval_every == 0 and step < p.total_steps:
-                    self._evaluate(step)
-            # Saved before anything else: an evaluation that fails or is interrupted costs nothing.
-            self._save(step)
-            self._evaluate(step)
-            self._exact_match("after", step)
-            if o.export:
-                self._export(step)
-            self._observer.compare(step, "end")
-            return RunEnded("finished", f"Finished all {step} steps.")
-        except Stopped:
-            self._state("stopping")
-            p.engine.drain()
-            self._make_changes(step)  # those that were asked for before the stop: a resume goes on with them
-            if step == 0:
-                return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
-            self._save(step, "stopping")
-            self._observer.compare(step, "end")
-            return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
+            try:
+                return self._to_the_end()
+            except Stopped:
+                return self._stop()
         except HostMemoryError as error:
-            self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
-            p.engine.drain()
-            self._save(step, "stopping")
-            self._observer.compare(step, "end")
-            kept = f"step {step} is saved" if step else "nothing was trained yet"
-            return RunEnded("failed", f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",
-                            "HostMemoryError")
+            return self._give_way(error)
         except Discarded:
-            p.engine.drain()
+            self.p.engine.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
-            return RunEnded("discarded", f"Stopped at step {step}; its checkpoints were deleted as asked.")
+            return RunEnded("discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked.")
         finally:
             self._observer.close()
+
+    def _to_the_end(self) -> RunEnded:
+        p, o = self.p, self.config.output
+        if self._step == 0:
+            self._dry_run()
+            self._exact_match("before", 0)
+            self._answer_prompts(0)
+        self._state("running")
+        self._observer.start_clock()
+        while self._step < p.total_steps:
+            self._obey(self._step)
+            self._submit(self._step + 1)
+            self._step += 1
+            is_last = self._step >= p.total_steps
+            if o.checkpoint_every and self._step % o.checkpoint_every == 0 and not is_last:
+                self._save(self._step)
+            if o.eval_every and self._step % o.eval_every == 0 and not is_last:
+                self._evaluate(self._step)
+        # Saved before anything else: an evaluation that fails or is interrupted costs nothing.
+        step = self._step
+        self._save(step)
+        self._evaluate(step)
+        self._exact_match("after", step)
+        if o.export:
+            self._export(step)
+        self._observer.compare(step, "end")
+        return RunEnded("finished", f"Finished all {step} steps.")
+
+    def _stop(self) -> RunEnded:
+        step = self._step
+        self._state("stopping")
+        self.p.engine.drain()
+        self._make_changes(step)  # those that were asked for before the stop: a resume goes on with them
+        if step == 0:
+            return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
+        self._save(step, "stopping")
+        self._observer.compare(step, "end")
+        return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
+
+    def _give_way(self, error: HostMemoryError) -> RunEnded:
+        """Save and end while there is memory for that, without waiting for anything."""
+        step, self.recorder.endings = self._step, None
+        self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
+        self.p.engine.drain()
+        self._save(step, "stopping", waits=False)
+        self._observer.compare(step, "end")
+        kept = f"step {step} is saved" if step else "nothing was trained yet"
+        return RunEnded("failed", f"{error}; {kept}, so free some memory or choose a smaller batch, and resume.",
+                        "HostMemoryError")
 
     def _fitting_warm_up(self) -> OptimConfig:
         """At most half of the steps: with a rate of 0 in the first step, a short run would learn nothing."""
@@ -172,10 +191,10 @@ class Trainer:
         waiting, self._waiting = self._waiting, []
         commands = waiting + self._commands()
         self._make_changes(step)
-        for command in commands:
+        for place, command in enumerate(commands):
             if command == "save":
                 self._save(step)
-            elif command == "pause":
+            elif command == "pause" and "resume" not in commands[place:]:
                 self._pause(step)
 
     def _make_changes(self, step: int) -> None:
@@ -225,7 +244,7 @@ class Trainer:
                 self._make_changes(step)
                 if "save" in commands:
                     self._save(step, "paused")
-                if "resume" in commands:
+                if "resume" in commands + self._waiting:
                     break
                 self._paused.serve(self.p, 0.1)
         self._state("running")
@@ -233,22 +252,54 @@ class Trainer:
 
     # ------------------------------------------------------------------ between steps, with everything home
 
-    def _save(self, step: int, back_to: str = "running") -> None:
+    def _save(self, step: int, back_to: str = "running", waits: bool = True) -> None:
+        """`back_to`: the state before. Without room on the disk it `waits` until there is some, or raises DiskFullError."""
         p = self.p
         p.engine.drain()
         if step == self._saved_step or step == 0:
             self._observer.start_clock()
             return
-        self._state("saving")
-        state = resume_state(self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps)
-        info = write_checkpoint(self.folder.checkpoints_path, step, p.store, state, self.config.output.keep_checkpoints,
-                                Progress(self.recorder, "checkpoint"), p.model.persistent_buffers())
+        while True:
+            self._state("saving")
+            try:
+                state = resume_state(self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps)
+                info = write_checkpoint(self.folder.checkpoints_path, step, p.store, state,
+                                        self.config.output.keep_checkpoints, Progress(self.recorder, "checkpoint"),
+                                        p.model.persistent_buffers())
+                break
+            except DiskFullError as lacks:
+                if not waits:
+                    raise
+                self._wait_for_room(lacks, step, back_to == "stopping")
         self._saved_step = step
         self._forecast.checkpoint(info.bytes)
         self.recorder.emit(CheckpointWritten(step, str(info.path.relative_to(self.folder.path)), info.bytes,
                                              info.seconds))
         self._state(back_to)
         self._observer.start_clock()
+
+    def _wait_for_room(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
+        """Paused, until the disk has room for the checkpoint of `step` or somebody asks to try again. A stop is obeyed by the
+        caller, which needs that checkpoint too; a further one, when that waits (`is_stopping`), ends the run without it."""
+        self._state("paused", wait_in_words(lacks, step, is_stopping), "checkpoint")
+        room = RoomWatch(lacks)
+        with contextlib.nullcontext() if self._paused.is_open else self._paused.opened():
+            while not room.found():
+                try:
+                    commands = self._commands()
+                except Stopped:
+                    if not is_stopping:
+                        raise
+                    if not room.is_new:  # else it is the same request once more: of two people, or of a second click
+                        raise lacks from None
+                    continue
+                self._waiting += [command for command in commands if command in ("pause", "resume")]
+                if "resume" in commands or "save" in commands:
+                    return
+                self._paused.serve(self.p, 0.1)
+        self.recorder.emit(LogLine("info", f"There is room on the disk again: the run waited {room.seconds:,.0f} s for it."))
+        if is_stopping:
+            self._make_changes(step)
 
     def _evaluate(self, step: int) -> None:
         p = self.p
@@ -306,8 +357,8 @@ class Trainer:
         progress(1, 1, "Written")
         self.recorder.emit(ExportWritten(step, str(self.folder.export_path.relative_to(self.folder.path)), size))
 
-    def _state(self, state: str, reason: str = "") -> None:
-        self.recorder.emit(StateChanged(state, reason))
+    def _state(self, state: str, reason: str = "", room: str = "") -> None:
+        self.recorder.emit(StateChanged(state, reason, room))
 
 
 def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: int) -> RunStarted:

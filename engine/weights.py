@@ -10,6 +10,7 @@ from torch import nn
 
 from engine.errors import ModelError
 from engine.host_store import HostStore
+from engine.hub import cached_weights
 from engine.library import errors_only, no_progress_bars, told_progress, transformers
 from engine.model import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
@@ -19,13 +20,14 @@ Progress = Callable[[int, int], None]
 
 
 def load_pretrained(model: StreamedModel, source: str, store: HostStore, progress: Progress | None = None) -> None:
-    """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes, unit by unit.
+    """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes, unit by unit. What
+    `engine.hub.fetch` has brought into the hub's cache is read from there; nobody is asked then.
 
     Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are poured; moments and
     gradients are allocated afterwards. `progress` counts each byte twice, when it is read and when it is poured; what it
     raises ends the loading. Raises ModelError when weights are missing or of another shape.
     """
-    path = resolve_source(source)
+    path = resolve_source(source) or cached_weights(source)
     itemsize = TORCH_DTYPES[model.dtype].itemsize
     size = sum(layout.parameter_count for layout in model.layouts) * itemsize
     refusal: list[Exception] = []

@@ -3,6 +3,8 @@ that are broken."""
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import launch
 from engine.config import TrainConfig
 from engine.events import Record, RunEnded, StepFinished
 from engine.job import start_run
+from engine.machine import read_machine
 from engine.recorder import RunRecorder, replay
 from engine.restore import newest_checkpoint
 from engine.run_list import list_runs
@@ -106,13 +109,36 @@ def resumes_to_the_end(capsys, runs: Path, whole) -> None:
     """The only unfinished run goes on to the end and equals `whole` to the bit."""
     run = next(run for run in list_runs(runs) if run.state != "finished")
     assert command(capsys, "--runs-dir", runs, "train", "--resume", run.id)[0] == 0
-    intact(Path(run.path))
-    again = open_run(runs, run.id)
-    whole_checkpoints(again.path)
-    whole.folder, folder = again, whole.folder
-    ours = planes_on_disk(whole)
-    whole.folder = folder
-    assert ours == planes_on_disk(whole)
+    equals(open_run(runs, run.id), whole)
+
+
+def equals(folder: RunFolder, whole) -> list[Record]:
+    """The records of a run that is over, which equals `whole` to the bit."""
+    records = intact(folder.path)
+    whole_checkpoints(folder.path)
+    theirs = planes_on_disk(whole)
+    whole.folder, own = folder, whole.folder
+    try:
+        assert planes_on_disk(whole) == theirs
+    finally:
+        whole.folder = own
+    return records
+
+
+# ---------------------------------------------------------------------- full disks
+
+def fill(place: Path, leave: int = 0) -> Path:
+    """Write a file that leaves so many bytes of a disk free."""
+    ballast = place / "ballast"
+    size = shutil.disk_usage(place).free - leave
+    with open(ballast, "wb") as file:
+        file.write(bytes(max(0, size)))
+    return ballast
+
+
+def plenty(path):
+    """In the place of `read_machine`: a machine whose disk seems large enough for the whole run."""
+    return replace(read_machine(path), disk_free=1 << 40)
 
 
 @pytest.fixture

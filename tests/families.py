@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.model import build_model
 
 VOCAB = 97
 LAYERS = 4
+README_WIDTH = 124
 
 DEPTH = r"num_hidden_layers|n_layers?|num_layers|num_blocks|(en|de)coder_layers|num_(en|de)coder_layers"
 SIZES = (
@@ -159,8 +161,9 @@ def table(found: dict[str, Verdict]) -> str:
     packing = [family for family, told in training.items() if not told.unpacked]
     alone = _reasons({family: told.unpacked for family, told in training.items() if told.unpacked})
     refused = _reasons({family: told.refused.split(" ", 1)[1] for family, told in sorted(found.items()) if told.refused})
-    return "\n".join([f"**{len(training)} families train.** {len(packing)} of them with several documents in a row, "
-                      f"none of which sees another: {', '.join(packing)}.", "",
+    trained = (f"**{len(training)} families train.** {len(packing)} of them with several documents in a row, "
+               f"none of which sees another: {', '.join(packing)}.")
+    return "\n".join([textwrap.fill(trained, README_WIDTH, break_on_hyphens=False), "",
                       f"The other {len(training) - len(packing)} train one document a row:", "",
                       "| family | why |", "|---|---|", *alone, "",
                       f"**{len(found) - len(training)} are refused by name:**", "", "| family | why: it |", "|---|---|",

@@ -8,8 +8,9 @@ from engine.changes import Change
 from engine.events import SettingsChanged
 from engine.recorder import RunRecorder
 from engine.runs import CommandReader, create_run
+from tests.routes import wait_for
+from tests.sessions import CONFIG, engine, get, post, session  # noqa: F401  (fixtures)
 from tests.synthetic_run import run_events
-from tests.test_app_session import CONFIG, engine, get, post, session, wait_for  # noqa: F401  (fixtures)
 
 
 def test_a_change_goes_to_the_run(session, engine):  # noqa: F811

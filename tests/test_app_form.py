@@ -6,6 +6,7 @@ import gradio as gr
 import pytest
 
 from app.form import PROMINENT, as_labelled, describe_error, read_config, settings, shown_values
+from app.panels import component
 from engine.config import AUTO, TrainConfig
 from engine.errors import ConfigError
 
@@ -32,7 +33,8 @@ def another_value(setting, default):
                "output.webhook": "https://example.org/hook"}
     if setting.dotted in special:
         return special[setting.dotted]
-    return {"lines": lambda: ("one", " two", "three\nlines", '"four'), "switch": lambda: not default, "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
+    return {"lines": lambda: ("one", " two", "three\nlines", '"four'), "switch": lambda: not default,
+            "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
             "choice": lambda: next(c for c in setting.choices if c != default)}[setting.kind]()
 
 
@@ -52,9 +54,9 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
 
     for config in (config_with(), config_with(**{setting.dotted: another_value(setting, value_of(config_with()))})):
         with gr.Blocks():
-            component = setting.component()
+            box = component(setting)
         shown = shown_values(config)
-        shown[setting.dotted] = component.preprocess(component.postprocess(shown[setting.dotted]))
+        shown[setting.dotted] = box.preprocess(box.postprocess(shown[setting.dotted]))
         assert read_config(shown) == config
 
 

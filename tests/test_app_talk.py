@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from types import SimpleNamespace
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from app.jobs import Jobs
 from app.session import EngineCalls, Session
@@ -23,6 +20,7 @@ from engine.runs import open_run
 from engine.snapshot import PROMPT_ANSWERS, RunSnapshot
 from engine.talk import IN_TURN, TOGETHER, Sampling, base_of, checkpoint_of, folder_of, take_turns
 from tests.folders import make_config, make_model
+from tests.routes import send, wait_for
 from tests.test_trainer import execute, planes_on_disk
 
 LETTERS = "abcdefghij"
@@ -93,13 +91,6 @@ def talk(tmp_path, fake, monkeypatch):
     yield talk
     talk.release()
     session.close()
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "this never became true"
-        time.sleep(0.005)
 
 
 def say(talk, message, weights="step-20", compare=True, system="", tokens=3, wait=True):
@@ -201,12 +192,7 @@ def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(ta
 
 
 def call(talk, method, path, body=None):
-    async def go():
-        transport = httpx.ASGITransport(Starlette(routes=talk_routes(talk)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.request(method, path, json=body)
-
-    return asyncio.run(go())
+    return send(talk_routes(talk), method, path, body)
 
 
 def test_routes_answer_with_the_chat_or_one_sentence(talk):

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from engine import checkpoint
-from engine.checkpoint import body_checksum, checkpoint_bytes, write_checkpoint
+from engine.checkpoint import checkpoint_bytes, write_checkpoint
+from engine.durable import body_checksum
 from engine.errors import CheckpointError
 from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 
-import httpx
 import plotly.graph_objects as go
 import pytest
-from starlette.applications import Starlette
 
 import app.compare
 from app.compare import COLOURS, FIGURES, MOST_RUNS, Compared, Records, comparison, differing_settings, flattened, labels
@@ -21,6 +18,7 @@ from engine.errors import RunError
 from engine.recorder import RunRecorder
 from engine.runs import create_run
 from engine.snapshot import RunSnapshot
+from tests.routes import send
 from tests.synthetic_run import records, run_events, step_finished
 
 CONFIG = TrainConfig.from_dict({"name": "Run", "model": {"source": "m"}, "data": {"source": "d"}})
@@ -122,8 +120,8 @@ def test_runs_of_the_same_name_are_told_apart():
 
 def test_a_record_is_folded_once_and_gone_on_with_as_it_grows(tmp_path, monkeypatch):
     read = []
-    real = app.compare.Follower.read_new
-    monkeypatch.setattr(app.compare.Follower, "read_new", lambda follower: read.append(1) or real(follower))
+    real = app.compare.catch_up
+    monkeypatch.setattr(app.compare, "catch_up", lambda *given: read.append(1) or real(*given))
     folders = [recorded(tmp_path), recorded(tmp_path, 20, None)]
     kept = Records()
     for _ in range(3):
@@ -156,12 +154,7 @@ def test_the_route(tmp_path):
     damaged.events_path.write_bytes(b"\xff\n" + damaged.events_path.read_bytes())
 
     def get(query):
-        async def go():
-            transport = httpx.ASGITransport(Starlette(routes=compare_routes(session)))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.get(f"/api/compare?{query}")
-
-        return asyncio.run(go())
+        return send(compare_routes(session), "GET", f"/api/compare?{query}")
 
     answer = get(f"runs={a.id},{b.id},{a.id},{damaged.id}&axis=time").json()
     assert [run["id"] for run in answer["runs"]] == [a.id, b.id, damaged.id] and answer["runs"][1]["name"] == "Renamed"

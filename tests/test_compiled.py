@@ -80,7 +80,8 @@ def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     monkeypatch.setattr("engine.loss.compiled_function", lambda function: lambda_of(function))
     counted, graphs = torch._dynamo.utils.counters, []
     run = streamed(plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48)
-    for step, lengths in enumerate([((9, 4, 11), (1, 20, 3)), ((12, 12), (2, 2, 20)), ((24,), (1, 2, 3, 18)), ((1,) * 24, (23, 1))]):
+    shared = [((9, 4, 11), (1, 20, 3)), ((12, 12), (2, 2, 20)), ((24,), (1, 2, 3, 18)), ((1,) * 24, (23, 1))]
+    for step, lengths in enumerate(shared):
         run.engine.train_step(step + 1, packed_and_apart(lengths)[0], 1e-3)
         run.engine.drain()
         graphs.append(counted["stats"]["unique_graphs"])

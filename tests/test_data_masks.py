@@ -272,7 +272,8 @@ def test_held_out_prompts_end_where_the_answer_begins(tmp_path):
 def test_a_question_is_written_as_in_training_and_what_is_typed_in_it_is_text(tmp_path, kind, template):
     tokenizer = TOKENIZERS[kind](template)
     if template:
-        expected = tokenizer.apply_chat_template([{"role": "user", "content": "hello 1"}], add_generation_prompt=True)["input_ids"]
+        question = [{"role": "user", "content": "hello 1"}]
+        expected = tokenizer.apply_chat_template(question, add_generation_prompt=True)["input_ids"]
     else:
         tokenizer.chat_template = None
         rows = [{"prompt": "hello 1", "completion": " so"}] * 4

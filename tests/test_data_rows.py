@@ -130,7 +130,7 @@ def test_the_order_is_a_function_of_seed_epoch_and_step(source, tokenizer):
 
 def test_steps_read_one_epoch_after_another(source, tokenizer):
     rows = prepared(source, tokenizer, packing=False).train
-    assert rows.steps_per_epoch(8) == 7 and rows.steps_of(2, 8) == 14 and rows.steps_of(0.5, 8) == 4
+    assert rows.steps_of(1, 8) == 7 and rows.steps_of(2, 8) == 14 and rows.steps_of(0.5, 8) == 4
     wanted = [i for epoch in range(3) for i in rows.order(epoch).tolist()]
     seen = []
     for step in range(1, 21):

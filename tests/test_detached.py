@@ -23,7 +23,8 @@ from engine.recorder import replay
 from engine.run_list import list_runs
 from engine.runs import RunFolder, create_run, open_run
 from tests.folders import make_config
-from tests.test_app_session import get, wait_for
+from tests.routes import wait_for
+from tests.sessions import get
 
 CONFIG = TrainConfig.from_dict({"name": "Away", "model": {"source": "m"}, "data": {"source": "d"}})
 SECONDS = 90

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from app.diagnosis import CAUSES, diagnosis
 from app.step_time import PARTS
 from engine.config import TrainConfig
 from engine.events import MemorySampled, PlanBuilt, RunEnded, RunStarted, StateChanged, StepFinished
+from engine.paths import PROGRAM_ROOT
 from engine.snapshot import RunSnapshot
 from tests.synthetic_run import GIB, records, run_events
 
@@ -109,3 +113,10 @@ def test_a_recorded_run_has_a_diagnosis_after_its_end():
     for record in records(run_events(50)):
         snapshot.apply(record)
     assert diagnosis(snapshot, CONFIG).to_dict()["offer"]["changes"] == {"train.batch_size": 32, "train.steps": 51}
+
+
+def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
+    code = ("import sys, app.check, app.diagnosis, app.view, app.watch\n"
+            "print(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

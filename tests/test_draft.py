@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from app.check import Checker
 from app.draft import Draft
@@ -15,6 +11,7 @@ from app.form import read_config
 from app.session import Session
 from engine.config import TrainConfig
 from engine.runs import create_run
+from tests.routes import send
 
 CONFIG = TrainConfig.from_dict({"name": "Fake", "model": {"source": "/models/m"}, "train": {"steps": 7, "batch_size": 4},
                                 "data": {"source": [{"source": "a", "weight": 2}, {"source": "b"}]}})
@@ -31,12 +28,7 @@ def folder(session):
 
 
 def post(session, run_id, body):
-    async def go():
-        transport = httpx.ASGITransport(Starlette(routes=draft_routes(session, Checker(session))))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(f"/api/runs/{run_id}/draft", json=body)
-
-    return asyncio.run(go())
+    return send(draft_routes(session, Checker(session)), "POST", f"/api/runs/{run_id}/draft", body)
 
 
 def kept(session):

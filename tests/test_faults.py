@@ -1,5 +1,5 @@
 """Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and at most the steps since
-the last checkpoint are lost."""
+the last checkpoint are lost. What a run does that waits for room is in test_full_disk.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -20,14 +19,15 @@ import engine.prepare
 import engine.watch
 from app.draft import Draft
 from app.form import shown_values
-from engine.checkpoint import body_checksum
+from engine.durable import body_checksum
 from engine.errors import RunError
 from engine.events import ControlReceived, JobProgressed, LogLine, RunEnded, RunStarted
 from engine.recorder import replay
 from engine.run_list import list_runs
 from engine.runs import CommandReader, RunFolder, create_run, send_command
-from tests.failing import (at_event, at_step, command, failed, intact, preset, refused, resumes_to_the_end, runs,  # noqa: F401
-                           saved, whole, whole_checkpoints)
+from tests.disks import small_file_system
+from tests.failing import (at_event, at_step, command, failed, fill, intact, plenty, preset, refused,  # noqa: F401
+                           resumes_to_the_end, runs, saved, whole, whole_checkpoints)
 from tests.folders import make_config
 
 ROOT = Path(__file__).parent.parent
@@ -38,61 +38,8 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 4 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place], capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    yield place
-    subprocess.run(["umount", place], check=True)
-
-
-def fill(place: Path, leave: int = 0) -> Path:
-    ballast = place / "ballast"
-    size = shutil.disk_usage(place).free - leave
-    with open(ballast, "wb") as file:
-        file.write(bytes(max(0, size)))
-    return ballast
-
-
-def test_a_disk_that_fills_up_before_a_checkpoint(capsys, preset, small_disk, monkeypatch, whole):
-    at_event(monkeypatch, at_step(5), lambda: fill(small_disk, 200_000))
-    monkeypatch.setattr(engine.prepare, "read_machine", plenty)
-    sentence = failed(capsys, small_disk, preset, code=1)
-    assert "checkpoint of step 6 needs" in sentence
-    run = list_runs(small_disk)[0]
-    assert whole_checkpoints(Path(run.path)) == 3
-    (small_disk / "ballast").unlink()
-    resumes_to_the_end(capsys, small_disk, whole)
-
-
-def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, small_disk, monkeypatch, whole):
-    from engine import checkpoint
-
-    monkeypatch.setattr(engine.prepare, "read_machine", plenty)
-    monkeypatch.setattr(checkpoint, "_SPARE_BYTES", 0)
-    real, calls = checkpoint._write_unit, []
-
-    def write_unit(path, *arguments):
-        calls.append(path)
-        if len(calls) == 8:  # of the second checkpoint
-            fill(small_disk)
-        return real(path, *arguments)
-
-    monkeypatch.setattr(checkpoint, "_write_unit", write_unit)
-    sentence = failed(capsys, small_disk, preset, code=1)
-    assert "checkpoint of step 6" in sentence and "No space left on device" in sentence
-    assert whole_checkpoints(Path(list_runs(small_disk)[0].path)) == 3
-    (small_disk / "ballast").unlink()
-    resumes_to_the_end(capsys, small_disk, whole)
-
-
-def test_a_disk_that_is_full_for_the_record_keeps_room_for_its_last_line(capsys, preset, small_disk, monkeypatch, whole):
-    monkeypatch.setattr(engine.prepare, "read_machine", plenty)
-    at_event(monkeypatch, at_step(5), lambda: fill(small_disk))
-    sentence = failed(capsys, small_disk, preset, "--set", "output.timeline_every=1", code=1)
-    assert "record" in sentence and "No space left on device" in sentence
-    (small_disk / "ballast").unlink()
-    resumes_to_the_end(capsys, small_disk, whole)
+    with small_file_system(tmp_path / "small", 4) as place:
+        yield place
 
 
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
@@ -138,14 +85,6 @@ def test_a_form_is_kept_once_there_is_room_again(small_disk, tmp_path):
     ballast.unlink()
     draft.remember(None, shown)
     assert Draft(small_disk).recall() == (None, shown)
-
-
-def plenty(path):
-    from dataclasses import replace
-
-    from engine.machine import read_machine
-
-    return replace(read_machine(path), disk_free=1 << 40)
 
 
 def test_files_that_may_not_grow(tmp_path, preset, runs):
@@ -305,7 +244,8 @@ def test_two_processes_on_one_run_folder(capsys, runs, saved):
 def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(capsys, runs, preset, monkeypatch, whole, commands):
     def ask():
         folder = RunFolder(Path(list_runs(runs)[0].path))
-        askers = [threading.Thread(target=send_command, args=(folder, commands[number % len(commands)])) for number in range(20)]
+        askers = [threading.Thread(target=send_command, args=(folder, commands[number % len(commands)]))
+                  for number in range(20)]
         for asker in askers:
             asker.start()
         for asker in askers:

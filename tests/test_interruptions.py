@@ -28,8 +28,8 @@ from engine.sizes import MIB
 from engine.job import start_run
 from engine.recorder import replay
 from engine.run_list import list_runs
-from tests.failing import (at_event, at_step, command, failed, intact, preset, resumes_to_the_end, runs, saved, whole,  # noqa: F401
-                           whole_checkpoints)
+from tests.failing import (at_event, at_step, command, failed, intact, preset, resumes_to_the_end, runs, saved,  # noqa: F401
+                           whole, whole_checkpoints)
 from tests.folders import WORDS, make_config
 from tests.test_trainer import execute
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from app.job_routes import job_routes
 from app.jobs import BYTES, Cancelled, Job, Jobs
@@ -20,16 +17,10 @@ from engine.host_store import HostStore
 from engine.job import start_run
 from engine.talk import Sampling, checkpoint_of, load
 from tests.folders import make_config
+from tests.routes import send, wait_for
 from tests.test_app_talk import FakeTalk
 
 GIB = 1 << 30
-
-
-def wait_for(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "this never became true"
-        time.sleep(0.005)
 
 
 def endless(job):
@@ -39,12 +30,7 @@ def endless(job):
 
 
 def ask(jobs, method, path, body=None):
-    async def go():
-        transport = httpx.ASGITransport(Starlette(routes=job_routes(jobs)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, path, json=body)
-
-    return asyncio.run(go())
+    return send(job_routes(jobs), method, path, body)
 
 
 # ---------------------------------------------------------------------- what is told

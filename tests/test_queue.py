@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from app.queue import DAMAGED_FILE, QUEUE_FILE, RunQueue
 from app.queue_routes import queue_routes, queue_rows
 from app.session import EngineCalls, Session
-from engine.config import TrainConfig
 from engine.errors import RunError
-from tests.test_app_session import FakeEngine, wait_for
-
-CONFIG = TrainConfig.from_dict({"name": "Fake", "model": {"source": "m"}, "data": {"source": "d"}})
-
-
-def named(name):
-    return CONFIG.with_values({"name": name})
+from tests.routes import send, wait_for
+from tests.sessions import CONFIG, FakeEngine, named
 
 
 class Place:
@@ -155,10 +146,10 @@ def test_a_queued_run_can_be_one_in_a_process_of_its_own(tmp_path, queue, place)
 
 
 class Elsewhere:
-    """The run `away` of another process, which goes on over a restart; `ended` tells how it ended."""
+    """The run `away` of another process, which goes on over a restart; `by_itself` says how it will end."""
 
-    def __init__(self, place):
-        self.place, self.by_itself = place, True
+    def __init__(self, place, by_itself=True):
+        self.place, self.by_itself = place, by_itself
 
     def queue(self, runs_dir):
         return RunQueue(runs_dir, self.place.start, self.place.why_not, lambda: None if self.place.free else "away",
@@ -178,12 +169,18 @@ def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_whi
     again.close()
 
 
-def test_it_is_held_where_a_person_stops_that_run(tmp_path, queue, place):
+@pytest.fixture
+def behind_a_stopped_run(tmp_path, queue, place):
+    """A queue of `a` after a restart, behind a run that a person will stop."""
     queue.add(named("a"))
     queue.close()
-    elsewhere = Elsewhere(place)
-    elsewhere.by_itself = False
-    again = elsewhere.queue(tmp_path)
+    again = Elsewhere(place, by_itself=False).queue(tmp_path)
+    yield again
+    again.close()
+
+
+def test_it_is_held_where_a_person_stops_that_run(behind_a_stopped_run, place):
+    again = behind_a_stopped_run
     place.end(again)
     wait_for(lambda: again.is_held and again.behind is None)
     again.look()
@@ -191,19 +188,12 @@ def test_it_is_held_where_a_person_stops_that_run(tmp_path, queue, place):
     assert place.started == []
     again.go_on()
     wait_for(lambda: place.started == ["a"])
-    again.close()
 
 
-def test_a_person_may_say_that_it_goes_on_before_that_run_has_ended(tmp_path, queue, place):
-    queue.add(named("a"))
-    queue.close()
-    elsewhere = Elsewhere(place)
-    elsewhere.by_itself = False
-    again = elsewhere.queue(tmp_path)
-    again.go_on()
-    place.end(again)
+def test_a_person_may_say_that_it_goes_on_before_that_run_has_ended(behind_a_stopped_run, place):
+    behind_a_stopped_run.go_on()
+    place.end(behind_a_stopped_run)
     wait_for(lambda: place.started == ["a"])
-    again.close()
 
 
 def test_what_was_held_stays_held_whatever_goes_on_at_the_next_restart(tmp_path, queue, place):
@@ -349,12 +339,7 @@ def test_nothing_is_behind_a_run_once_everything_is_removed(tmp_path, queue, pla
 
 
 def call(session, path, body={}):
-    async def go():
-        transport = httpx.ASGITransport(Starlette(routes=queue_routes(session)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(path, json=body)
-
-    return asyncio.run(go())
+    return send(queue_routes(session), "POST", path, body)
 
 
 def test_the_session_starts_what_is_queued_when_its_run_ends(tmp_path):

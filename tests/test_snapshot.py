@@ -34,7 +34,8 @@ def random_run(seed: int):
                 yield StepFinished(step, rng.random(), rng.random(), 1e-4, 100, 50, rng.random(), 1e3, 0.5,
                                    {cause: rng.random() for cause in rng.sample(["h2d", "d2h", "other", "new"], 2)})
             elif kind == 5:
-                yield StepTimeline(step, [{"unit": "block.0", "op": "prefetch", "lane": "H2D", "start": 0.0, "end": rng.random()}])
+                yield StepTimeline(step, [{"unit": "block.0", "op": "prefetch", "lane": "H2D", "start": 0.0,
+                                           "end": rng.random()}])
             elif kind == 6:
                 yield MemorySampled(step, *(rng.randrange(10**12) for _ in range(8)))
             elif kind == 7:

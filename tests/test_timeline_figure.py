@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-import httpx
 import plotly.graph_objects as go
 import pytest
-from starlette.applications import Starlette
 
 from app.session import Session
 from app.spans import MAX_PHASES, MAX_SPANS, gaps_of, lanes_of, phases_of
@@ -19,6 +16,7 @@ from engine.config import TrainConfig
 from engine.events import PlanSimulated, StepTimeline
 from engine.plan import COMPUTE, D2H, H2D, HOST, UPDATE, Op
 from engine.runs import create_run
+from tests.routes import send
 from tests.synthetic_run import records, span, timeline, write_events
 
 
@@ -160,12 +158,7 @@ def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
     write_events(folder.events_path, records([many, timeline(2)], folder.id))
 
     def get(path):
-        async def go():
-            transport = httpx.ASGITransport(Starlette(routes=timeline_routes(session)))
-            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-                return await client.get(f"/api/runs/{folder.id}/{path}")
-
-        return asyncio.run(go())
+        return send(timeline_routes(session), "GET", f"/api/runs/{folder.id}/{path}")
 
     assert get("timeline").json()["step"] == 2 and get("timeline?step=1").json()["count"].startswith("Showing")
     figure = get("stretch?step=1&from=3000000&to=3400000").json()

@@ -171,7 +171,8 @@ def _as_figures(run: RunFigures, shape: ModelShape, chosen: Chosen, ceilings: Ce
         "choices": choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size, "loss_chunk": chosen.loss_chunk},
         "gaps": steady[-1].gaps, "allocator_retries": [step.retries for step in run.steps],
         "peak_device_bytes": run.peak, "peak_reserved_bytes": run.reserved, "planned_device_bytes": chosen.gpu_bytes,
-        "host_rss_bytes": rss, "host_boundaries_bytes": run.host_boundaries, "losses": [step.loss for step in run.steps], "timeline": run.timeline,
+        "host_rss_bytes": rss, "host_boundaries_bytes": run.host_boundaries, "losses": [step.loss for step in run.steps],
+        "timeline": run.timeline,
     }
 
 

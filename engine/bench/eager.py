@@ -13,7 +13,8 @@ import torch
 from engine.library import transformers
 
 TINY, SMALL = (1, 8, 16), (8, 128, 128)
-"""Rows, tokens and width: a block that is nothing but calls, and one whose vectors fit in a cache as those of small models do."""
+"""Rows, tokens and width: a block that is nothing but calls, and one whose vectors fit in a cache as those of small models
+do."""
 HEADS, GATE = 4, 3
 """Heads, and times the width: inner width of the gated part."""
 LEAST_PASSES = 5

@@ -50,9 +50,8 @@ def resident_bytes(parameters: int, dtype: str) -> int:
 def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: Sequence[MicroBatch], recompute: bool,
                    sizes: Sequence[int], loss_chunk: int, seconds: float, compiled: bool = False) -> ResidentFigures:
     """Steps over `batches` from random weights for about `seconds`, the first half of them to warm up. sizes: rows of a
-    micro-batch to try, most wanted first; one that the device has no memory for is passed over. compiled: with the kernels that a compiled
-    streamed step has. Raises FitError when
-    none fits."""
+    micro-batch to try, most wanted first; one that the device has no memory for is passed over. compiled: with the kernels
+    that a compiled streamed step has. Raises FitError when none fits."""
     for size in sizes:
         trained = optimizer = None
         gc.collect()

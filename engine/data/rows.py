@@ -109,12 +109,8 @@ class RowSet:
         self._last_order = (key, order)
         return order
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps after which every row has been visited; the last one goes on into the next epoch."""
-        return self.steps_of(1.0, batch_size)
-
     def steps_of(self, epochs: float, batch_size: int) -> int:
-        """Steps that `epochs` passes over the rows take, rounded up."""
+        """Steps that `epochs` passes over the rows take, rounded up: the last one goes on into the next pass."""
         return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
 
 
@@ -139,7 +135,8 @@ def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shu
         chosen.append(int(rows.order(epoch, seed, shuffle)[within]))
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
-    return [micro_batch(rows, chosen[start:stop], pad_up_to) for start, stop in micro_batch_bounds(batch_size, micro_batch_size)]
+    bounds = micro_batch_bounds(batch_size, micro_batch_size)
+    return [micro_batch(rows, chosen[start:stop], pad_up_to) for start, stop in bounds]
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:

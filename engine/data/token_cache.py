@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import mmap
 import os
@@ -33,6 +32,7 @@ from engine import paths
 from engine.data.encode import Documents
 from engine.data.formats import ColumnMap
 from engine.data.mapped import mapped
+from engine.durable import body_checksum, new_digest, sync_folder
 from engine.errors import DataError
 
 _MANIFEST, _PROMPTS, _LOCK = "manifest.json", "prompts.jsonl", "lock"
@@ -129,12 +129,12 @@ def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
         body = manifest["body"]
         files = body["files"]
         sizes = {name: size for name, (size, _) in files.items()}
-        if manifest["checksum"] != _checksum(body) or sizes != {n: (folder / n).stat().st_size for n in files}:
+        if manifest["checksum"] != body_checksum(body) or sizes != {n: (folder / n).stat().st_size for n in files}:
             return
         done, total, rows = 0, sum(sizes.values()), body["tally"]["rows"]
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         for name, (_, checksum) in files.items():
-            digest = _new_digest()
+            digest = new_digest()
             with open(folder / name, "rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     digest.update(buffer[:count])
@@ -199,13 +199,13 @@ class TokenWriter:
             made = StoredTokens(self._folder, tally, cached=False)
             if key is not None:
                 manifest = _File(self._folder / _MANIFEST, self._open)
-                manifest.write(json.dumps({"checksum": _checksum(body), "body": body}).encode())
+                manifest.write(json.dumps({"checksum": body_checksum(body), "body": body}).encode())
                 manifest.close(synced=True)
                 self._move_into_place(cache_folder() / key)
         return made
 
     def _move_into_place(self, place: Path) -> None:
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         try:
             os.rename(self._folder, place)
         except OSError as error:
@@ -213,7 +213,7 @@ class TokenWriter:
                 raise
             return  # another process was faster with the same tokens
         (place / _LOCK).unlink()
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -256,7 +256,7 @@ class _File:
     """A file that knows how long it is and what is in it."""
 
     def __init__(self, path: Path, stack: contextlib.ExitStack):
-        self.name, self.bytes, self.digest = path.name, 0, _new_digest()
+        self.name, self.bytes, self.digest = path.name, 0, new_digest()
         self._file = stack.enter_context(open(path, "xb", buffering=_CHUNK_BYTES // 8))
 
     def write(self, values: np.ndarray | bytes) -> None:
@@ -270,22 +270,6 @@ class _File:
         if synced:
             os.fsync(self._file.fileno())
         self._file.close()
-
-
-def _new_digest() -> Any:
-    return hashlib.blake2b(digest_size=16)
-
-
-def _checksum(body: dict[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # ---------------------------------------------------------------------- removing

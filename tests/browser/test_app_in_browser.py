@@ -132,7 +132,8 @@ def test_the_whole_job(page, context, server):
     row.get_by_role("button", name="Export").click()
     page.locator("[data-part=export] input").fill("taken-home")
     page.locator("[data-part=export] form button.rs-primary").click()
-    expect(page.locator("[data-field=export-said]")).to_have_text(f"Exported the model of step 60 to {server.folder / 'taken-home'}.")
+    said = f"Exported the model of step 60 to {server.folder / 'taken-home'}."
+    expect(page.locator("[data-field=export-said]")).to_have_text(said)
     row.get_by_role("button", name="Talk").click()
     expect(page.locator(".rs-talk select[name=run]")).to_have_value(run_id)
     expect(page.get_by_label("Weights")).to_have_value("step-60")

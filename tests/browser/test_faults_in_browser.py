@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from engine.run_list import list_runs
 from engine.runs import RunFolder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, open_other_settings, press, recorded_run, state, wait_for_points
+from tests.disks import small_file_system
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
@@ -343,18 +343,15 @@ def says_what_is_damaged(page, lines):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 256 MiB where the runs are."""
-    place = tmp_path / "runs"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", place], capture_output=True).returncode:
-        pytest.skip("only root may mount a file system")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
+    with small_file_system(tmp_path / "runs", 256, "--lazy") as place:
+        yield place
 
 
-def fill_up(place: Path) -> Path:
+def fill_up(place: Path, leave: int = 0) -> Path:
+    """Until so many bytes are free."""
     ballast = place / "ballast"
     with open(ballast, "ab", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
+        while not leave or shutil.disk_usage(place).free > leave:
             file.write(bytes(1 << 16) if shutil.disk_usage(place).free >= 1 << 16 else b"\0")
     return ballast
 
@@ -379,41 +376,53 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     expect(state(page)).to_have_text("Running")
 
-    # No room left: the run ends with a sentence, the last checkpoint stays, and the server goes on answering.
+    # No room left: the run waits and says what for, and the server goes on answering.
     ballast = fill_up(small_disk)
-    expect(state(page)).to_have_text("Failed")
+    expect(state(page)).to_have_text("Paused")
     sentence = page.locator(".rs-bar [data-field=sentence]")
-    expect(sentence).to_have_text(re.compile(r"(record|checkpoint).*No space left on device.*; free .*resume the run\."))
-    press(page, "resume")
-    expect(note(page)).to_contain_text("No space left on device")
+    expect(sentence).to_have_text(re.compile(r"The disk is full: .*record.*free at least 16 MiB .*by itself, or stop it"))
+    for command, is_there in (("stop", True), ("discard", True), ("resume", False), ("pause", False), ("save", False)):
+        assert page.locator(f"[data-command={command}]").is_visible() == is_there, command
     fill_up(small_disk)  # what the record had held back is free now
-    answers = page.evaluate("""async (run) => {
-      const post = async (path, body) => {
-        const headers = {'content-type': 'application/json'};
-        const answer = await fetch(path, {method: 'POST', headers, body: JSON.stringify(body)});
-        return [answer.status, (await answer.json()).error ?? ''];
-      };
-      return [await post(`/api/runs/${run}/describe`, {name: 'x', note: 'n'.repeat(4000)}),
-        await post(`/api/runs/${run}/change`, {values: {'train.learning_rate': 0.001}})];
+    refused = page.evaluate("""async (run) => {
+      const body = JSON.stringify({name: 'x', note: 'n'.repeat(4000)}), headers = {'content-type': 'application/json'};
+      const answer = await fetch(`/api/runs/${run}/describe`, {method: 'POST', headers, body});
+      return [answer.status, (await answer.json()).error];
     }""", folder.id)
-    assert [status for status, _ in answers] == [409, 409] and "No space left on device" in answers[0][1], answers
+    assert refused[0] == 409 and "No space left on device" in refused[1], refused
     open_tab(page, "train")
     fill(page, "name", "Typed on a full disk")
-    expect(page.locator(".rs-why-not")).to_contain_text("would not fit")
     expect(page.locator("#start")).to_be_disabled()
     assert {run.id for run in list_runs(server.runs)} == {over.id, folder.id}, "nothing half-made is left"
 
-    # With room again, Resume goes on from the checkpoint and what is typed next is kept.
+    # With room again, it goes on without being asked, no step is missing, and what is typed next is kept.
+    waited_at = steps_done(folder)
     ballast.unlink()
-    failed_at = steps_done(folder)
-    press(page, "resume")
     expect(state(page)).to_have_text("Running")
-    wait_until(lambda: steps_done(folder) > failed_at, server)
+    wait_until(lambda: steps_done(folder) > waited_at, server)
     fill(page, "train.warmup_steps", "17")
     wait_until(lambda: "Typed on a full disk" in (server.runs / ".draft.json").read_text(), server)
     open_tab(page, "live")
-    wait_for_points(page, least=failed_at)
+    wait_for_points(page, least=waited_at)
     shows_every_step(page)
+    expect(page.locator(".rs-log")).to_contain_text("There is room on the disk again")
+
+    # A checkpoint that lacks the room waits as well, and Stop waits for it: the run ends with everything saved.
+    ballast = fill_up(small_disk, leave=8 << 20)
+    press(page, "stop")
+    expect(state(page)).to_have_text("Paused")
+    expect(sentence).to_have_text(re.compile(r"checkpoint of step [\d,]+ needs .* saved and stops by itself; stop it again to"))
+    ballast.unlink()
+    expect(state(page)).to_have_text("Stopped")
+    expect(sentence).to_have_text(re.compile(r"Stopped and saved at step"))
+
+    # It cannot be resumed where there is no room, and can be where there is some.
+    ballast = fill_up(small_disk)
+    press(page, "resume")
+    expect(note(page)).to_contain_text("No space left on device")
+    ballast.unlink()
+    press(page, "resume")
+    expect(state(page)).to_have_text("Running")
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
 

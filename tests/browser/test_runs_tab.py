@@ -158,17 +158,22 @@ def own(browser, tmp_path):
             end_process(server.runs / run.id / "detached.json")
 
 
-def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(own):
-    server, page = own
-    expect(page.locator("#add-to-queue")).to_have_count(0)
-    start_short_run(page, "Now", steps=2000)
+def add_to_queue(page, *names):
+    """Runs of these names, as the form is else; then Runs is shown."""
     open_tab(page, "train")
-    for number, name in enumerate(("Second", "Third", "Fourth"), 1):
+    for number, name in enumerate(names, 1):
         fill(page, "name", name)
         page.wait_for_timeout(500)
         page.locator("#add-to-queue").click()
         expect(page.locator(".rs-queued")).to_have_text(f"Number {number} in the queue now; Runs shows it.")
     open_tab(page, "runs")
+
+
+def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(own):
+    server, page = own
+    expect(page.locator("#add-to-queue")).to_have_count(0)
+    start_short_run(page, "Now", steps=2000)
+    add_to_queue(page, "Second", "Third", "Fourth")
     queued = page.locator("[data-part=queue-rows] li")
     expect(queued).to_have_count(3)
     queued.filter(has_text="Fourth").get_by_role("button", name="Move up").click()
@@ -200,13 +205,7 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
     server, page = own
     rows, queued = page.locator(".rs-runs [data-part=rows] tr"), page.locator("[data-part=queue-rows] li")
     start_short_run(page, "First", steps=5000)
-    open_tab(page, "train")
-    for number, name in enumerate(("Away", "After it", "Last"), 1):
-        fill(page, "name", name)
-        page.wait_for_timeout(500)
-        page.locator("#add-to-queue").click()
-        expect(page.locator(".rs-queued")).to_contain_text(f"Number {number} in the queue")
-    open_tab(page, "runs")
+    add_to_queue(page, "Away", "After it", "Last")
     for name in ("Away", "Last"):
         queued.filter(has_text=name).get_by_role("checkbox", name="Run detached").check()
     expect(queued.filter(has_text="After it").get_by_role("checkbox", name="Run detached")).not_to_be_checked()
@@ -227,7 +226,6 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
     expect(queued).to_have_count(1)
     expect(queued.get_by_role("checkbox", name="Run detached")).to_be_checked()
     expect(page.locator("[data-part=queue-behind]")).to_be_hidden()
-
 
 
 def test_the_comparison_and_the_details_are_readable_at_both_widths(blank, server):

@@ -2,7 +2,8 @@
 
 Sections: `checks` (all of tests/gpu: CUDA against CPU, streamed against resident, laws 2 and 3), `overlap` (a small
 model whose transfers take as long as its compute), `flat` (peak device memory against depth), `syncs` (calls that made
-the host wait for the device within a step) and `large` (Qwen2.5 7B from random weights). A section that fails says so in one line and the others still run.
+the host wait for the device within a step) and `large` (Qwen2.5 7B from random weights). A section that fails says so in
+one line and the others still run.
 """
 
 from __future__ import annotations

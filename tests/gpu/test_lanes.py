@@ -79,8 +79,8 @@ class _ImmediateStreams:
         stream = SimpleNamespace(wait_event=_Event.synchronize)
         self.cuda = SimpleNamespace(
             Event=_Event, Stream=lambda _: stream, default_stream=lambda _: stream, set_device=lambda _: None,
-            current_stream=lambda _: stream, stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None, empty_cache=lambda: None,
-            get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
+            current_stream=lambda _: stream, stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None,
+            empty_cache=lambda: None, get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
             _sleep=lambda cycles: time.sleep(cycles / 2e9))
 
     def __getattr__(self, name):

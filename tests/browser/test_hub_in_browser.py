@@ -1,0 +1,81 @@
+"""A model of a hub in the page: how far its download is, Stop in the middle of it, Resume from there, and Cancel in Talk."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import urllib.request
+
+import pytest
+from playwright.sync_api import expect
+
+from app.form import shown_values
+from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
+from tests.browser.test_app_in_browser import press
+from tests.fake_hub import FakeHub, serve
+from tests.folders import make_config, make_model
+
+expect.set_options(timeout=WAIT_MILLISECONDS)
+
+NAME = "acme/tiny"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    model = make_model(tmp_path_factory.mktemp("wide") / "model", hidden_size=256, intermediate_size=512)
+    with serve(FakeHub({NAME: model}, pause=0.5)) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, hub):
+    folder = tmp_path_factory.mktemp("hub")
+    server = Server(folder, free_port(), hub.variables(folder / "cache"))
+    server.start()
+    yield server
+    server.end()
+
+
+def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
+    config = make_config(server.folder, **{"model.source": NAME, "train.steps": 6, "name": "From the hub"})
+    draft = {"preset": "starter.yaml", "shown": shown_values(config)}
+    request = urllib.request.Request(f"{server.address}/api/check", json.dumps(draft).encode(),
+                                     {"content-type": "application/json"})
+    urllib.request.urlopen(request, timeout=60).close()
+    page = context.new_page()
+    page.goto(server.address)
+    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(NAME)
+    page.wait_for_selector(".rs-verdict[data-tone=good]")
+    page.locator("#start:not([disabled])").click()
+    expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
+    sentence, word = page.locator(".rs-bar [data-field=sentence]"), page.locator(".rs-bar [data-field=word]")
+    expect(sentence).to_have_text(re.compile(r"^Downloading the model \d+ %: 5 of 6 files, about \d+ s left\.$"))
+    assert hub.sent < hub.size(NAME)
+    press(page, "stop")
+    expect(word).to_have_text("Stopped")
+    expect(sentence).to_have_text("Stopped before the first step; nothing was trained.")
+    assert hub.weights_asked() == [""] and hub.sent < hub.size(NAME)
+
+    hub.pause = 0
+    press(page, "resume")
+    expect(word).to_have_text("Finished")
+    assert len(hub.weights_asked()) == 2 and hub.weights_asked()[1].startswith("bytes=")
+
+    # The base model of a chat comes from the hub as well: here, the cache was emptied meanwhile.
+    shutil.rmtree(server.folder / "cache")
+    hub.pause = 0.5
+    page.goto(f"{server.address}/?tab=talk&run={re.search(r'run=([^&]+)', page.url)[1]}")
+    expect(page.locator(".rs-talk [data-field=about]")).to_contain_text("chat template")
+    page.get_by_label("Message", exact=True).fill("say after two")
+    page.get_by_label("Message", exact=True).press("Enter")
+    loading = page.locator(".rs-talk [data-part=loading]")
+    expect(loading).to_contain_text(re.compile(r"Downloading acme/tiny · \d+ % · about \d+ s left"))
+    loading.get_by_role("button", name="Cancel").click()
+    expect(loading).to_be_hidden()
+    expect(page.locator(".rs-talk-turn [data-state=stopped]")).to_have_count(2)
+    assert hub.sent < 2 * hub.size(NAME)
+    hub.pause = 0
+    page.get_by_label("Message", exact=True).fill("say after three")
+    page.get_by_label("Message", exact=True).press("Enter")
+    expect(page.locator(".rs-talk-turn").last.locator("[data-state=done]")).to_have_count(2)
