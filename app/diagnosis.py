@@ -45,6 +45,8 @@ class Diagnosis:
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
     """Of the latest steps. Without `config` (one that does not load) no change is offered."""
     shares = recent_shares(snapshot)
+    if not shares and snapshot.state == "preparing":
+        return Diagnosis("Getting ready: the first step has not begun.")
     if not shares:
         compiles = " Its blocks are compiled in it, which takes a while once." if snapshot.plan_choices.get("compiled") else ""
         return Diagnosis(f"The first step is under way.{compiles}")

@@ -136,10 +136,10 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
     gr.on([panel.verdict.input, bar.change, *chosen], **ask)
     # A name of the hub is looked up when it is complete, not at each letter.
     entered = [event for dotted in ("model.source", "data.source") for event in (fields[dotted].submit, fields[dotted].blur)]
-    shows_data = [fields["data.format"].input, fields["data.train_on"].input, fields["data.split"].blur,
-                  fields["data.max_seq_len"].blur, *entered,
-                  # `preview.submit` is triggered by train.js when the form is looked at first: a page on another tab needs none.
-                  panel.preview.submit, *[component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]]
+    columns = [component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]
+    # `preview.submit` is triggered by train.js when the form is looked at first: a page on another tab needs no preview.
+    shows_data = [panel.preview.submit, fields["data.format"].input, fields["data.train_on"].input, fields["data.split"].blur,
+                  fields["data.max_seq_len"].blur, *entered, *columns]
     gr.on(shows_data, preview, **previewed)
     panel.preset.input(load_preset, panel.preset, [*fields.values(), panel.about], **quiet).then(
         **ask).then(preview, **previewed)

@@ -37,8 +37,9 @@ ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "chang
            "paused": ("resume", "save", "change", "stop", "discard"), "stopped": ("resume",), "failed": ("resume",),
            "interrupted": ("resume",)}
 """What a person can ask for in each state."""
-ACTIONS_ON_A_FULL_DISK = ("stop", "discard")
-"""Of a run whose record waits for room: nothing else can be taken before there is some."""
+ACTIONS_ON_A_FULL_DISK = {"record": ("stop", "discard"), "checkpoint": ("save", "stop", "discard"),
+                          "stop": ("save", "stop", "discard")}
+"""The same for a run that waits for room, by what it cannot write: it goes on by itself."""
 
 
 # ------------------------------------------------------------------ the run bar
@@ -53,9 +54,10 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
     marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
     mark = marks.get(STATE_TONES[state]) or (percent if state == "running" else word)
     rates = snapshot.steps.tokens_per_second
-    # A run that cannot write its record cannot say either that it has taken a request.
-    is_mute = state == "paused" and snapshot.room == "record"
-    said, actions = sentence(snapshot, state), ACTIONS_ON_A_FULL_DISK if is_mute else ACTIONS.get(state, ())
+    lacks_room_for = snapshot.room if state == "paused" else ""
+    if lacks_room_for == "record":
+        pending = None  # it cannot tell that it has taken a request: what can be asked of it stays on offer
+    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_room_for) or ACTIONS.get(state, ())
     return {
         "run_id": run_id,
         "name": name,
@@ -66,10 +68,11 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
         "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
         "left": _time_left(snapshot, state),
         "rate": in_count(_recent_median(rates)) if rates else "–",
-        "sentence": PENDING_WORDS[pending] if pending and not is_mute else said,
-        "actions": [] if pending and not is_mute else list(actions),
+        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
+        "actions": [] if pending else list(actions),
         "pending": pending,
-        "waits": state == "paused" and bool(snapshot.room),
+        "waits": bool(lacks_room_for),
+        "stop_saves": lacks_room_for not in ("record", "stop"),
         "settings": {"learning_rate": learning_rate, "steps": snapshot.total_steps, "done": snapshot.step},
         "title": f"{mark} {name} · Ramstream",
         "step_seconds": _recent_median(snapshot.steps.seconds) if snapshot.steps.seconds else None,

@@ -36,6 +36,7 @@ export class RunBar {
     this.run = null;
     this.toldUntil = 0;
     this.buttons = [...element.querySelectorAll('[data-command]')];
+    this.stop = this.buttons.find((button) => button.dataset.command === 'stop');
     this.actions = element.querySelector('.rs-actions');
     for (const button of this.buttons) button.addEventListener('click', () => this.press(button.dataset.command));
     this.dialog.addEventListener('close', () => {
@@ -56,6 +57,7 @@ export class RunBar {
     progress.setAttribute('aria-valuenow', percent);
     progress.firstElementChild.style.width = `${100 * bar.progress}%`;
     for (const button of this.buttons) button.disabled = false;
+    this.stop.textContent = bar.stop_saves === false ? 'Stop without saving' : 'Stop and save';
     this.showActions(bar.actions);
     this.announce(bar);
     if (this.dialog.open && !bar.actions.includes('discard')) this.dialog.close('keep');

@@ -64,14 +64,14 @@ class StateChanged(Event):
     state: str = "preparing"
     reason: str = ""
     room: str = ""
-    """What a paused run cannot write before there is room on the disk, `record` or `checkpoint`: then it goes on by itself.
-    `found` where it does so, back in the state from before."""
+    """What a paused run cannot write before there is room on the disk: its `record`, a `checkpoint`, or the checkpoint with
+    which it would `stop`. Then it goes on by itself; `found` where it does so, back in the state from before."""
 
 
 @dataclass(frozen=True)
 class JobProgressed(Event):
-    """Long work other than steps: `job` is load_model, tokenise, allocate, dry_run, checkpoint, export, evaluate, sample or
-    prompts."""
+    """Long work other than steps: `job` is download, load_model, tokenise, allocate, dry_run, checkpoint, export, evaluate,
+    sample or prompts."""
 
     job: str = ""
     done: float = 0

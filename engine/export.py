@@ -18,8 +18,7 @@ from engine.errors import RunError
 from engine.host_store import HostStore
 from engine.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.machine import disk_free
-from engine.model import TORCH_DTYPES, StreamedModel
-from engine.paths import resolve_source
+from engine.model import TORCH_DTYPES, StreamedModel, load_generation_config
 
 Progress = Callable[[int, int, str], None]
 """Called with bytes done, bytes in all and what is being done."""
@@ -68,11 +67,8 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
     for name, buffer in whole.named_buffers():
         if name in own:
             buffer.copy_(own[name])
-    path = resolve_source(source)
-    try:
-        whole.generation_config = transformers().GenerationConfig.from_pretrained(str(path or source))
-    except OSError:  # the file is optional; transformers then derives it from the configuration
-        whole.generation_config = transformers().GenerationConfig.from_model_config(config)
+    whole.generation_config = (load_generation_config(source)
+                               or transformers().GenerationConfig.from_model_config(config))  # as transformers does
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in folder.parents if not parent.exists()]

@@ -19,8 +19,7 @@ from engine.config import DataConfig
 from engine.engine import StreamingEngine
 from engine.errors import CacheError, DataError
 from engine.events import PromptsAnswered
-from engine.library import transformers
-from engine.model import StreamedModel
+from engine.model import StreamedModel, load_generation_config
 
 _TOKENS_AT_ONCE = 16384
 
@@ -121,7 +120,7 @@ def _waves(going: list[int], answers: _Answers, spread: int, cost: CacheCost,
     """Rows that go through the blocks together, their tokens and the bytes of their caches bounded; and rows whose
     cache alone would take more than `room`. A row stays in its cache with rows up to `spread` tokens longer."""
     waves: list[list[int]] = []
-    too_long = []
+    too_long, tokens, held = [], 0, 0
     for k in sorted(going, key=lambda k: len(answers.rows[k])):
         length, nbytes = len(answers.rows[k]), cost.of(answers.longest(k) + spread)
         if nbytes > room:
@@ -200,15 +199,9 @@ def longest_row(config: Any) -> int | None:
 
 def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
     """Token ids that end an answer: of the generation config, the model's config and the tokenizer."""
-    from engine.paths import resolve_source
-
     found: set[int] = set()
-    path = resolve_source(source)
-    try:
-        candidates = [transformers().GenerationConfig.from_pretrained(str(path or source)).eos_token_id]
-    except OSError:  # the file is optional
-        candidates = []
-    for value in [*candidates, getattr(config.get_text_config(), "eos_token_id", None), tokenizer.eos_token_id]:
+    configs = (load_generation_config(source), config.get_text_config(), tokenizer)
+    for value in [getattr(each, "eos_token_id", None) for each in configs]:
         found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
     return found
 

@@ -29,8 +29,7 @@ from engine.hub_process import weight_files
 from engine.paths import PROGRAM_ROOT, resolve_source
 
 _PROGRAM = "from engine.hub_process import serve; serve()"
-_VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
-"""Plain HTTP is what can be gone on with in the middle of a file."""
+_VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _ERRORS = {"ModelError": ModelError, "FitError": FitError}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOOK_SECONDS = 0.2

@@ -149,12 +149,14 @@ class _Transfer:
 
     def _resumable(self, name: str) -> None:
         """The content of a file, in the cache under its name."""
-        from huggingface_hub import hf_hub_url
+        from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.file_download import get_hf_file_metadata
         from huggingface_hub.utils import WeakFileLock
 
         url = hf_hub_url(self._source, name, revision=self._commit)
         content = self._content_name(name)
+        if self._size(name) > constants.MAX_HTTP_DOWNLOAD_SIZE:
+            return  # the hub gives such a file by the library's other protocol alone, which does not go on in the middle
         if not content or get_hf_file_metadata(url, timeout=ANSWER_SECONDS).etag != content:
             return  # a server that names contents in its own way is left to the library
         for folder in (self._blobs, self._locks):

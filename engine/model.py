@@ -111,6 +111,16 @@ def _asks_nobody(source: str) -> bool:
     return is_fetched(source) or hub_is_cut_off()
 
 
+def load_generation_config(source: str) -> Any | None:
+    """The model's generation config; None where it has none, or where the hub does not answer: it is optional."""
+    path = resolve_source(source)
+    try:
+        return transformers().GenerationConfig.from_pretrained(str(path or source),
+                                                               local_files_only=path is None and _asks_nobody(source))
+    except Exception:  # the library raises many kinds, those of connections among them
+        return None
+
+
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     """Build the skeleton on the meta device and split it into units. Raises ModelError for what cannot be streamed.
 

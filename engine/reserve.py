@@ -51,7 +51,7 @@ def has_room(folder: Path) -> bool:
 def wait_in_words(error: OSError, folder: Path) -> str:
     """Why a run waits, and what ends that, in one sentence."""
     return (f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at least "
-            f"{ROOM_BYTES >> 20} MiB of that disk and the run goes on by itself, or stop it, which then saves nothing more.")
+            f"{ROOM_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, it is not saved.")
 
 
 def is_full_in_words(error: OSError) -> str:

@@ -45,6 +45,6 @@ def wait_in_words(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
     """Why a run waits, and what ends that, in one sentence."""
     what = f"the checkpoint of step {step:,} needs {in_gib(lacks.needed)} in {lacks.folder}"
     free = "which did not take it" if lacks.free >= lacks.needed else f"and {in_gib(lacks.free)} are free"
-    then = ("the run is saved and stops by itself; stop it again to end it without saving" if is_stopping
+    then = ("the run is saved and stops by itself, or stop it again to end it without saving" if is_stopping
             else "the run goes on by itself")
     return f"{lacks.full}: {what} {free}; free some disk space and {then}."

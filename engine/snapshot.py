@@ -85,7 +85,7 @@ class RunSnapshot:
     state: str = "preparing"
     reason: str = ""
     room: str = ""
-    """What a paused run waits to write, `record` or `checkpoint`, until there is room on the disk."""
+    """What a paused run waits to write until there is room on the disk, as `StateChanged` calls it."""
     error_type: str = ""
     started_time: float | None = None
     session_time: float | None = None

@@ -27,7 +27,7 @@ from engine.run_list import RunSummary, list_runs
 from engine.sizes import in_gib
 
 
-IN_BYTES = ("load_model", "allocate", "checkpoint")
+IN_BYTES = ("download", "load_model", "allocate", "checkpoint")
 """Jobs whose progress is counted in bytes."""
 BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
 
@@ -148,9 +148,10 @@ class _Screen:
         if self._job is None or self._job[0] != event.job:
             self._close_job()
             unit = "B" if event.job in IN_BYTES else ""
-            self._job = event.job, tqdm(total=event.total, desc=event.message or event.job.replace("_", " ").capitalize(),
-                                        unit=unit, unit_scale=True, leave=False, delay=1.0, dynamic_ncols=True)
+            self._job = event.job, tqdm(total=event.total, initial=event.done, desc=job_in_words(event), unit=unit,
+                                        unit_scale=True, leave=False, delay=1.0, dynamic_ncols=True)
         bar = self._job[1]
+        bar.set_description(job_in_words(event), refresh=False)
         bar.update(event.done - bar.n)
         if event.done >= event.total:
             self._close_job()
@@ -167,6 +168,12 @@ class _Screen:
         self._close_job()
         if self._bar is not None:
             self._bar.close()
+
+
+def job_in_words(event: JobProgressed) -> str:
+    """Load model; Download, 3 of 7 files; or what a job itself says of what it does."""
+    name = event.job.replace("_", " ").capitalize()
+    return f"{name}, {event.message}" if event.message and event.job in IN_BYTES else event.message or name
 
 
 def plan_in_words(choices: dict[str, Any]) -> str:

@@ -281,7 +281,7 @@ class Trainer:
     def _wait_for_room(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
         """Paused, until the disk has room for the checkpoint of `step` or somebody asks to try again. A stop is obeyed by the
         caller, which needs that checkpoint too; a further one, when that waits (`is_stopping`), ends the run without it."""
-        self._state("paused", wait_in_words(lacks, step, is_stopping), "checkpoint")
+        self._state("paused", wait_in_words(lacks, step, is_stopping), "stop" if is_stopping else "checkpoint")
         room = RoomWatch(lacks)
         with contextlib.nullcontext() if self._paused.is_open else self._paused.opened():
             while not room.found():

@@ -30,7 +30,8 @@ def steps(count=30, data=0.0, **exposed):
 
 
 def test_before_the_first_step():
-    assert diagnosis(RunSnapshot()).text == "The first step is under way."
+    assert diagnosis(RunSnapshot()).text == "Getting ready: the first step has not begun."
+    assert diagnosis(RunSnapshot(state="running")).text == "The first step is under way."
     compiled = fold(PlanBuilt(choices={"compiled": True}))
     assert diagnosis(compiled, CONFIG).text.startswith("The first step is under way. Its blocks are compiled")
     assert diagnosis(compiled, CONFIG).offer is None

@@ -66,7 +66,7 @@ def ask(word: str) -> Act:
 
 def waits(folder: RunFolder) -> list[StateChanged]:
     return [r.event for r in replay(folder.events_path) if isinstance(r.event, StateChanged)
-            and r.event.room in ("record", "checkpoint")]
+            and r.event.room in ("record", "checkpoint", "stop")]
 
 
 @contextmanager
@@ -334,13 +334,14 @@ def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_roo
 
 
 def test_a_bar_offers_what_such_a_run_can_take():
-    snapshot = RunSnapshot(state="paused", reason="The disk is full.", room="record")
-    bar = run_bar(snapshot, "r", "Run", True, "stop")
-    assert (bar["sentence"], bar["actions"], bar["waits"]) == ("The disk is full.", ["stop", "discard"], True)
-    snapshot.room = "checkpoint"
-    assert run_bar(snapshot, "r", "Run", True)["sentence"] == "The disk is full."
-    assert "resume" in run_bar(snapshot, "r", "Run", True)["actions"]
-    assert run_bar(snapshot, "r", "Run", False)["sentence"].startswith("The run was interrupted")
-    snapshot.room = ""
-    bar = run_bar(snapshot, "r", "Run", True)
-    assert "Resume continues at once" in bar["sentence"] and not bar["waits"]
+    for room, actions, saves in (("record", ["stop", "discard"], False), ("checkpoint", ["save", "stop", "discard"], True),
+                                 ("stop", ["save", "stop", "discard"], False)):
+        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", room=room), "r", "Run", True)
+        assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == ("The disk is full.", actions, True, saves)
+    waiting = RunSnapshot(state="paused", reason="The disk is full.", room="record")
+    bar = run_bar(waiting, "r", "Run", True, "save")
+    assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), "a request hides no other"
+    bar = run_bar(waiting, "r", "Run", False)
+    assert bar["actions"] == ["resume"] and bar["stop_saves"] and not bar["waits"]
+    bar = run_bar(RunSnapshot(state="paused"), "r", "Run", True)
+    assert "Resume continues at once" in bar["sentence"] and "resume" in bar["actions"] and not bar["waits"]

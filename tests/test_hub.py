@@ -332,6 +332,7 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[0]
         assert process.returncode == 0 and "Stopped before the first step" in said, said
+        assert "Download, 5 of 6 files" in said
         (folder,) = (tmp_path / "runs").iterdir()
         assert folded(folder).state == "stopped"
         stopped = downloads(folder / "events.jsonl")

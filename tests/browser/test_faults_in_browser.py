@@ -380,7 +380,8 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     ballast = fill_up(small_disk)
     expect(state(page)).to_have_text("Paused")
     sentence = page.locator(".rs-bar [data-field=sentence]")
-    expect(sentence).to_have_text(re.compile(r"The disk is full: .*record.*free at least 16 MiB .*by itself, or stop it"))
+    expect(sentence).to_have_text(re.compile(r"The disk is full: .*record.*free at least 16 MiB .* goes on by itself;"))
+    expect(page.locator("[data-command=stop]")).to_have_text("Stop without saving")
     for command, is_there in (("stop", True), ("discard", True), ("resume", False), ("pause", False), ("save", False)):
         assert page.locator(f"[data-command={command}]").is_visible() == is_there, command
     fill_up(small_disk)  # what the record had held back is free now
@@ -411,7 +412,8 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     ballast = fill_up(small_disk, leave=8 << 20)
     press(page, "stop")
     expect(state(page)).to_have_text("Paused")
-    expect(sentence).to_have_text(re.compile(r"checkpoint of step [\d,]+ needs .* saved and stops by itself; stop it again to"))
+    expect(sentence).to_have_text(re.compile(r"checkpoint of step [\d,]+ needs .* saved and stops by itself, or stop it"))
+    expect(page.locator("[data-command=stop]")).to_have_text("Stop without saving")
     ballast.unlink()
     expect(state(page)).to_have_text("Stopped")
     expect(sentence).to_have_text(re.compile(r"Stopped and saved at step"))

@@ -150,7 +150,8 @@ def main(asked: list[str]) -> None:
     while session.active_id is not None:
         time.sleep(0.2)
     times = [record.time for record in replay(folder.events_path) if isinstance(record.event, StepFinished)]
-    rates = [pair for pair in ((rate(times, without), rate(times, watched)) for without, watched in stretches) if None not in pair]
+    found = [(rate(times, without), rate(times, watched)) for without, watched in stretches]
+    rates = [pair for pair in found if None not in pair]
     if len(rates) < len(stretches):
         print(f"{len(stretches) - len(rates)} pairs are left out: fewer than two steps ended in one of their stretches")
     rmtree(place)
