@@ -46,9 +46,10 @@ class Checker:
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
 
-    def check(self, preset: str | None, shown: dict[str, Any]) -> dict[str, Any]:
-        """The verdict of a draft, which is kept."""
-        self.draft.remember(preset, shown)
+    def check(self, preset: str | None, shown: dict[str, Any], keep: bool) -> dict[str, Any]:
+        """The verdict of a draft, which is kept where that is asked for."""
+        if keep:
+            self.draft.remember(preset, shown)
         return self.verdict(shown)
 
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:

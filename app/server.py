@@ -117,13 +117,14 @@ def _nothing_routes() -> list[Route]:
 
 
 def _check_routes(checker: Checker) -> list[Route]:
-    """POST /api/check {preset, shown}: the verdict of the form, which is kept as the draft.
+    """POST /api/check {preset, shown, keep}: the verdict of the form, which is kept as the draft unless `keep` is false.
 
     Beside Gradio's events: its queue, and the copies that its page makes of an answer, took longer than the estimate."""
     async def check(request: Request) -> Response:
         body = await json_body(request)
         preset = text_of(body, "preset") if body.get("preset") is not None else None
-        return JSONResponse(await asyncio.to_thread(checker.check, preset, _shown(body)))
+        keep = body.get("keep") is not False
+        return JSONResponse(await asyncio.to_thread(checker.check, preset, _shown(body), keep))
 
     return [Route("/api/check", answering_errors(check), methods=["POST"])]
 

@@ -83,13 +83,16 @@ async function check(place, form) {
   place.asking?.abort();
   const {signal} = place.asking = new AbortController();
   place.shown = form.shown;
+  // A page in which nothing was typed has nothing to keep: what another page has typed meanwhile is newer.
+  place.opened ??= JSON.stringify(form);
+  place.typed ||= JSON.stringify(form) !== place.opened;
   trainShown();
   // On a busy machine Gradio takes a while to take over what was typed, or to show what it was given.
   place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
   if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
   let verdict;
   try {
-    verdict = await send('/api/check', form, signal);
+    verdict = await send('/api/check', {...form, keep: place.typed}, signal);
   } catch (error) {
     if (error.unreachable && !signal.aborted) place.ask(RETRY);
     verdict = {...UNCHECKED, reasons: [error.message], why_not: error.message};
@@ -99,10 +102,11 @@ async function check(place, form) {
   places.intro?.shown.judged(verdict, form);
 }
 
+// Boxes of a tab that is not looked at are not drawn anew, and nobody types into them.
 function isBehind(shown) {
   return [...document.querySelectorAll(`.rs-train ${BOX}`)].some((box) => {
     const name = settingOf(box);
-    return name in shown && (shown[name] ?? '') !== box.value;
+    return isShown(box) && name in shown && (shown[name] ?? '') !== box.value;
   });
 }
 

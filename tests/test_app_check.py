@@ -149,6 +149,8 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
     assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
     assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (None, draft)
     assert len(checker.calls) == 1, "what was worked out for one is there for the other"
+    other = shown(train__batch_size=8)  # of a page that was opened and not typed into
+    assert post(checker, {"shown": other, "keep": False}).status_code == 200 and checker.draft.recall() == (None, draft)
 
 
 def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -114,13 +115,38 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One server for the tests of a file."""
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("app"), free_port())
     server.start()
     yield server
     server.end()
+
+
+@pytest.fixture(scope="module")
+def server(shared_server):
+    """One server for the files that do not need their own, with no run going on. Its folder has runs of files before."""
+    yield shared_server
+    while (active := _answer(shared_server, "/api/live")["active"]) is not None:
+        with contextlib.suppress(urllib.error.HTTPError):  # it ends just now
+            _answer(shared_server, f"/api/runs/{active}/control", {"command": "discard"})
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def own_server(tmp_path_factory):
+    """A server for the tests of a file alone."""
+    server = Server(tmp_path_factory.mktemp("own"), free_port())
+    server.start()
+    yield server
+    server.end()
+
+
+def _answer(server: Server, path: str, body: dict | None = None) -> dict:
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{server.address}{path}", content, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 @pytest.fixture
@@ -148,9 +174,7 @@ def blank(context):
 def page(blank, server):
     """The app with the starter in its form, which remembers what the test before has typed."""
     draft = {"preset": FIRST_PRESET, "shown": shown_values(TrainConfig.load(PRESETS / FIRST_PRESET))}
-    request = urllib.request.Request(f"{server.address}/api/check", json.dumps(draft).encode(),
-                                     {"content-type": "application/json"})
-    urllib.request.urlopen(request, timeout=60).close()
+    _answer(server, "/api/check", draft)
     blank.goto(server.address)
     blank.wait_for_selector("#start:not([disabled])")
     return blank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from engine.config import TrainConfig
@@ -13,6 +14,12 @@ from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.synthetic_run import run_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
+
+
+@pytest.fixture(scope="module")
+def server(own_server):
+    """With no run yet."""
+    return own_server
 
 
 def test_a_newcomer_is_led_to_start_and_is_left_alone_later(page, server):

@@ -42,7 +42,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     page.locator("#start").click()
     page.wait_for_url(re.compile(r"tab=live"))
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
-    run, = server.runs.glob("*/config.yaml")
+    run = max(server.runs.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
     columns = yaml.safe_load(run.read_text(encoding="utf-8"))["data"]["columns"]
     assert (columns["prompt"], columns["completion"], columns["system"]) == (HOSTILE, "Wohin", None)
     page.get_by_role("button", name="Stop and discard").click()

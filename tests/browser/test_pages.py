@@ -11,6 +11,12 @@ from tests.browser.pages import PAGES, feeding, measure
 MINUTES, STEP_SECONDS = float(os.environ.get("RAMSTREAM_PAGES_MINUTES", "0")), 2.0
 
 
+@pytest.fixture(scope="module")
+def server(own_server):
+    """With nothing else to do."""
+    return own_server
+
+
 @pytest.mark.skipif(not MINUTES, reason="takes both cores for minutes; RAMSTREAM_PAGES_MINUTES=3 asks for it")
 def test_ten_pages_follow_one_run_for_minutes(context, server, capsys):
     with feeding(server, STEP_SECONDS) as feed:
