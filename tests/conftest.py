@@ -3,6 +3,7 @@ that another one left: each has a cache of its own."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
@@ -22,6 +23,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         alone = item.path.parent.name in ("browser", "gpu")
         item.add_marker(pytest.mark.xdist_group("alone" if alone else item.path.stem))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """What is imported by now stays: of some million objects, no collection of memory looks at those again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -31,6 +31,12 @@ STEPS = "document.querySelector('[data-figure=loss]').data[0].x"
 WINDOW = {"width": 1440, "height": 900}
 
 
+@pytest.fixture(scope="module")
+def server(own_server):
+    """Nobody else's: what is done to it here no other test should meet."""
+    return own_server
+
+
 def note(page):
     return page.locator(".rs-bar [data-field=note]")
 
