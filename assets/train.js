@@ -28,7 +28,7 @@ export function mountTrain(place) {
 // The tab is looked at, and its form was filled. The first time, the preview of its data is asked for.
 export function trainShown() {
   const {verdict, preview} = places;
-  if (!verdict?.shown || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
+  if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
   verdict.wasLookedAt = true;
   preview.trigger('submit');
 }
@@ -49,20 +49,35 @@ export function serverAnswers(does) {
 function mountVerdict(place) {
   Object.assign(place, {models: place.props.value.models, parts: new Map()});
   let pause;
+  const edited = new Set();
   place.ask = (wait) => {
     clearTimeout(pause);
-    pause = setTimeout(() => place.trigger('input'), wait);
+    pause = setTimeout(() => {
+      edited.clear();
+      place.trigger('input');
+    }, wait);
+  };
+  // What is typed into a box is known here well before Gradio has taken it over and handed the form out.
+  place.askFor = (box, wait) => {
+    if (!place.form) { place.ask(wait); return; }
+    edited.add(box);
+    clearTimeout(pause);
+    pause = setTimeout(() => {
+      const typed = Object.fromEntries([...edited].map((each) => [settingOf(each), each.value]));
+      edited.clear();
+      check(place, {...place.form, shown: {...place.form.shown, ...typed}});
+    }, wait);
   };
   document.addEventListener('input', ({target, inputType}) => {
     if (!target.matches(`.rs-train ${BOX}`)) return;  // Gradio asks for boxes to tick and lists itself
     // A hub is not asked for every beginning of a name: other sources are checked when they are left or Enter is pressed.
     if (target.matches(SOURCES) && !isKnown(place, target)) return;
-    place.ask(/^(insertText|delete)/.test(inputType) ? TYPING_PAUSE : AT_ONCE);
+    place.askFor(target, /^(insertText|delete)/.test(inputType) ? TYPING_PAUSE : AT_ONCE);
   });
   for (const name of ['focusout', 'keydown']) {
     document.addEventListener(name, ({target, key = 'Enter'}) => {
       if (key !== 'Enter' || !target.matches(SOURCES)) return;
-      if (place.shown?.[settingOf(target)] !== target.value) place.ask(AT_ONCE);
+      if (place.form?.shown[settingOf(target)] !== target.value) place.ask(AT_ONCE);
     });
   }
   new Suggestions(place);
@@ -82,7 +97,7 @@ async function check(place, form) {
   // The newest request counts: the one before is given up, and its answer is not drawn.
   place.asking?.abort();
   const {signal} = place.asking = new AbortController();
-  place.shown = form.shown;
+  place.form = form;
   // A page in which nothing was typed has nothing to keep: what another page has typed meanwhile is newer.
   place.opened ??= JSON.stringify(form);
   place.typed ||= JSON.stringify(form) !== place.opened;
