@@ -10,6 +10,7 @@ from engine.events import (CheckpointWritten, DataPrepared, EvalFinished, Event,
                            ForecastChecked, JobProgressed, LogLine, MemorySampled, PlanBuilt, Record, RunEnded,
                            RunStarted, StateChanged, StepFinished, StepTimeline, UnitNorms)
 from engine.forecast import compared
+from engine.snapshot import RunSnapshot
 
 GIB = 1 << 30
 START = 1_760_000_000.0
@@ -112,3 +113,15 @@ def write_events(path: Path, listed: list[Record]) -> None:
     with open(path, "a", encoding="utf-8") as file:
         for record in listed:
             file.write(json.dumps(record.to_json()) + "\n")
+
+
+def cannot_apply_step(monkeypatch, step: int) -> None:
+    """As if the program had a fault: a snapshot does not take this step's record."""
+    apply = RunSnapshot.apply
+
+    def failing(self, record):
+        if isinstance(record.event, StepFinished) and record.event.step == step:
+            raise ZeroDivisionError
+        apply(self, record)
+
+    monkeypatch.setattr(RunSnapshot, "apply", failing)

@@ -20,7 +20,7 @@ from engine.runs import RunFolder
 from engine.snapshot import DAMAGED_TOLD, RunSnapshot
 from engine.terminal import runs_as_text
 from tests.folders import make_config
-from tests.synthetic_run import run_events, step_finished
+from tests.synthetic_run import cannot_apply_step, run_events, step_finished
 from tests.test_trainer import execute
 
 SEEDS, CHANGES = range(4), 150
@@ -158,14 +158,7 @@ def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
 
 def test_a_record_that_cannot_be_applied_costs_no_other(written, monkeypatch, capsys):
     folder, _ = written
-    apply = RunSnapshot.apply
-
-    def failing(self, record):
-        if isinstance(record.event, StepFinished) and record.event.step == 7:
-            raise ZeroDivisionError
-        apply(self, record)
-
-    monkeypatch.setattr(RunSnapshot, "apply", failing)
+    cannot_apply_step(monkeypatch, 7)
     answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
     assert answer["parts"]["loss"]["data"][0]["x"] == [step for step in range(1, STEPS + 1) if step != 7]
     assert "ZeroDivisionError" in capsys.readouterr().err

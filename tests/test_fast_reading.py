@@ -15,7 +15,7 @@ from app.compare import Records
 from engine import lines as lines_module
 from engine import recorder as recorder_module
 from engine.errors import RunError
-from engine.events import (PLAIN_KINDS, LineDamaged, LogLine, Record, RunStarted, StepFinished, StepTimeline, UnitNorms,
+from engine.events import (PLAIN_KINDS, LineDamaged, LogLine, Record, RunStarted, StepTimeline, UnitNorms,
                            UnreadTimeline)
 from engine.lines import parse_line, unread_timeline
 from engine.paths import PROGRAM_ROOT
@@ -24,7 +24,7 @@ from engine.runs import RunFolder
 from engine.sampled import SampledSteps
 from engine.snapshot import RunSnapshot
 from tests.folders import make_config
-from tests.synthetic_run import run_events, step_finished, timeline
+from tests.synthetic_run import cannot_apply_step, run_events, step_finished, timeline
 from tests.test_damaged_records import DAMAGE, line_of
 from tests.test_recorder import fold
 from tests.test_snapshot import random_run
@@ -335,14 +335,7 @@ def test_a_record_that_cannot_be_applied_costs_a_comparison_no_other(tmp_path, m
         recorded(folder.path, run_events(30))
         make_config(tmp_path).save(folder.path / "config.yaml")
         folders.append(folder)
-    apply = RunSnapshot.apply
-
-    def failing(self, record):
-        if isinstance(record.event, StepFinished) and record.event.step == 7:
-            raise ZeroDivisionError
-        apply(self, record)
-
-    monkeypatch.setattr(RunSnapshot, "apply", failing)
+    cannot_apply_step(monkeypatch, 7)
     answer = Records().compare(folders, "step", lambda folder: False)
     assert [len(curve["x"]) for curve in answer["figures"]["loss"]["data"]] == [29, 29]
     assert "ZeroDivisionError" in capsys.readouterr().err
