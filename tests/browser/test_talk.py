@@ -29,10 +29,10 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.goto(f"{server.address}/?tab=talk&run={run_id}")
     about = page.locator(".rs-talk [data-field=about]")
     expect(about).to_contain_text("the model’s own chat template")
-    expect(page.get_by_label("Weights").locator("option")).to_have_text(["Step 30, the newest", "Step 15"])
+    expect(page.locator(".rs-talk").get_by_label("Weights").locator("option")).to_have_text(["Step 30, the newest", "Step 15"])
     page.get_by_text("How answers are drawn").click()
-    page.get_by_label("Tokens at most").fill("8")
-    page.get_by_label("System message").fill("say one")
+    page.locator(".rs-talk").get_by_label("Tokens at most").fill("8")
+    page.locator(".rs-talk").get_by_label("System message").fill("say one")
 
     # Two turns, by keyboard; what is typed stays text.
     message, turns = page.get_by_label("Message", exact=True), page.locator(".rs-talk-turn")
@@ -56,9 +56,9 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
     # Other weights, alone, begin a new chat.
-    page.get_by_label("Weights").select_option("step-15")
+    page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
     expect(about).to_contain_text("begin a new chat")
-    page.get_by_label("Compare with the model before training").uncheck()
+    page.locator(".rs-talk").get_by_label("Compare with the model before training").uncheck()
     message.fill("say after three")
     message.press("Enter")
     expect(turns).to_have_count(1)
@@ -79,12 +79,12 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
 def test_a_row_of_runs_opens_talk_with_its_newest_weights(context, server, run_id):
     page = context.new_page()
     page.goto(f"{server.address}/?tab=talk&run={run_id}")
-    page.get_by_label("Weights").select_option("step-15")
+    page.locator(".rs-talk").get_by_label("Weights").select_option("step-15")
     page.locator("#rs-tab-runs-button").click()
     row = page.locator(f".rs-runs tr[data-run='{run_id}']")
     row.get_by_role("button", name="Talk").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_label("Weights")).to_have_value("step-30")
+    expect(page.locator(".rs-talk").get_by_label("Weights")).to_have_value("step-30")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     assert "tab=talk" in page.url and f"run={run_id}" in page.url
 
