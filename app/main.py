@@ -7,6 +7,7 @@ import os
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
 import contextlib
+import gc
 import json
 import threading
 import time
@@ -177,6 +178,7 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
     link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
     server.on_started = lambda: _announce(address, link, open_browser)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
+    gc.freeze()  # what is here now stays: looking for garbage in it, again and again, would take half the time of a long record
     try:
         server.run()
     except SystemExit:
@@ -208,6 +210,7 @@ def _warm_up(session: Session) -> None:
     if preset is not None and preset.config is not None:
         with contextlib.suppress(RamstreamError):
             session.engine.warm_up(preset.config.model)
+            gc.freeze()  # what has been imported
 
 
 class _Server(uvicorn.Server):

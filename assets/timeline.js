@@ -3,7 +3,7 @@
 import {el, send} from './dom.js';
 import {drawLater} from './drawing.js';
 import {isPredicted, LaneBars, MARGIN} from './lanes.js';
-import {CONFIG, loadPlotly, onScreen, themed} from './plots.js';
+import {CONFIG, loadPlotly, markDrawn, onScreen, themed} from './plots.js';
 
 const ZOOM = 0.6, MOVE = 0.2;
 const KEYS = {'+': ['zoom', ZOOM], '=': ['zoom', ZOOM], '-': ['zoom', 1 / ZOOM], 0: ['all'], Home: ['all'],
@@ -171,6 +171,7 @@ export class Timeline {
       this.drawn = drawn;
     }
     this.showZoom();
+    markDrawn('timeline');
   }
 
   // The figure's layout for axes alone, beside which nothing is drawn by Plotly. What was zoomed to, by whatever means,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any
 
@@ -130,5 +130,14 @@ class PlainForm:
             if type(value) not in types:
                 return False
             if not -most <= value <= most if is_good is None else not is_good(value):
+                return False
+        return True
+
+    def holds_all(self, columns: Sequence[Sequence[Any]]) -> bool:
+        """`holds`, of rows of values by field."""
+        for column, (types, most, is_good) in zip(columns, self._plan):
+            if not set(map(type, column)).issubset(types):
+                return False
+            if not (-most <= min(column) and max(column) <= most if is_good is None else all(map(is_good, column))):
                 return False
         return True

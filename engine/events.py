@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -345,6 +346,12 @@ def _check_envelope(run_id: Any, seq: Any, time: Any) -> None:
         raise TypeError("the envelope")
 
 
+def are_good_envelopes(run_ids: Sequence[Any], seqs: Sequence[Any], times: Sequence[Any]) -> bool:
+    """`_check_envelope`, of many lines, and with a time above 0, as every line has it."""
+    return (set(map(type, run_ids)) == {str} and set(map(type, seqs)) == {int} and set(map(type, times)) <= {float, int}
+            and 0 <= min(seqs) and max(seqs) <= LARGEST_WHOLE and 0 < min(times) and max(times) < _LATEST)
+
+
 _LATEST = 1e11
 """Unix seconds, some thousand years from now: what no calendar shows is a damaged number."""
 
@@ -357,3 +364,8 @@ def _rules(event_type: type[Event]) -> tuple[dict[str, Rule], tuple[tuple[str, C
 PLAIN_KINDS = (StepFinished, MemorySampled, UnitNorms)
 """Those that the lines of a long record nearly all are of; they consist of numbers."""
 _PLAIN_FORMS = {kind.kind: (kind, PlainForm(kind, ENVELOPE)) for kind in PLAIN_KINDS}
+
+
+def plain_form(event_type: type[Event]) -> PlainForm:
+    """Of one of `PLAIN_KINDS`."""
+    return _PLAIN_FORMS[event_type.kind][1]

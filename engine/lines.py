@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from engine.events import PLAIN_KINDS, Record, StepTimeline, UnreadTimeline
+from engine.events import PLAIN_KINDS, Event, Record, StepTimeline, UnreadTimeline
 
 
 def _loads_ascii(line: bytes) -> Any:
@@ -21,11 +22,17 @@ try:
 except ImportError:  # where only the engine runs; it gives the same records, in more time
     _loads = _loads_ascii
 
-_PLAIN_STARTS = tuple(f'{{"kind":"{kind.kind}",'.encode("ascii") for kind in PLAIN_KINDS)
+
+def plain_start(kind: type[Event]) -> bytes:
+    """What a line of this kind that `RunRecorder` wrote begins with."""
+    return f'{{"kind":"{kind.kind}",'.encode("ascii")
+
+
+_PLAIN_STARTS = tuple(map(plain_start, PLAIN_KINDS))
 _LONG_NUMBER = re.compile(rb"[:,\[\s]-?[0-9]{19}")
 """A whole number that may not fit into 64 bits, of which orjson makes a float."""
 _LINE_START = b'{"kind":"'
-TIMELINE_START = f'{{"kind":"{StepTimeline.kind}",'.encode("ascii")
+TIMELINE_START = plain_start(StepTimeline)
 _TIMELINE = re.compile(re.escape(TIMELINE_START) + rb'"run_id":"([^"\\\x00-\x1f\x7f-\xff]*)","seq":(0|[1-9][0-9]{0,14}),'
                        rb'"time":((?:0|[1-9][0-9]{0,10})\.[0-9]{1,20}),"step":(0|[1-9][0-9]{0,14}),"spans":\[')
 
@@ -48,6 +55,12 @@ def parse_line(line: bytes) -> Record:
         return Record.from_json(loaded(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"not a record: {error}") from None
+
+
+def plain_values(lines: Iterable[bytes]) -> list[Any]:
+    """The JSON values of each line, as any parser reads them where they are of the form that `Record.from_plain` takes. Raises
+    ValueError where one is not JSON."""
+    return [_loads(line) for line in lines]
 
 
 def unread_timeline(line: bytes) -> Record | None:

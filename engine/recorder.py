@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ class RunRecorder:
         try:
             _repair_end(self.path, self._descriptor)
             self._reserve.hold()
-            for block in Follower(self.path).blocks():
-                for record in block:
+            for block in Follower(self.path).blocks(in_stretches=True):
+                for record in chain.from_iterable(map(self.snapshot.to_apply, block)):
                     self.snapshot.apply(record)
             if self.snapshot.last_seq:
                 session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
@@ -295,9 +296,10 @@ class Follower:
         cannot be read; where that happens midway, what was read first is handed out, and the next call raises."""
         return [record for block in self.blocks() for record in block]
 
-    def blocks(self) -> Iterator[list[Record]]:
-        """As `read_new`, in lists of some MB of lines: who lets go of each before the next never holds a long record whole."""
-        size, is_first, skim = 0, True, self._reading.skim
+    def blocks(self, in_stretches: bool = False) -> Iterator[list[Record]]:
+        """As `read_new`, in lists of some MB of lines: who lets go of each before the next never holds a long record whole.
+        `in_stretches`: steps in a row come as one record (`engine.stretch`)."""
+        size, is_first, skim = 0, True, self._reading.skim_steps if in_stretches else self._reading.skim
         try:
             with open(self.path, "rb") as file:
                 file.seek(self._offset)
@@ -314,17 +316,17 @@ class Follower:
         except FileNotFoundError:
             pass
         except OSError as error:
-            if is_first and not self._reading.records:
+            if is_first and self._reading.is_empty:
                 raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
-        if self._reading.records:
+        if not self._reading.is_empty:
             yield self._reading.hand_out()
 
 
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
     """Apply what has been added to a record. One that cannot be applied, by a fault of the program, costs this record and not
     those after it: the log says which. Raises RunError when the file cannot be read."""
-    for block in follower.blocks():
-        for record in block:
+    for block in follower.blocks(in_stretches=True):
+        for record in chain.from_iterable(map(snapshot.to_apply, block)):
             try:
                 snapshot.apply(record)
             except Exception:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.events import LineDamaged, LogLine, Record, StepTimeline
 from engine.lines import TIMELINE_START, parse_line, unread_timeline
+from engine.stretch import LEAST, MOST, STARTS, read_stretch
 
 
 class Reading:
@@ -18,6 +19,8 @@ class Reading:
         """Skimmed, and not handed out yet: what is read before a failure is neither lost nor read again."""
         self._unread: list[tuple[int, int, Record]] = []
         """Of each unread timeline in `records`: its place there, the lines before it in the file, the record before it."""
+        self._waiting: list[bytes] = []
+        """Lines after those, which may be a stretch."""
         self._lines = 0
         self._name = Path(path).name
         self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
@@ -27,6 +30,32 @@ class Reading:
         self._before = self._parsed(line, self._lines, self._before)
         self._lines += 1
         return self._before
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to hand out."""
+        return not self.records and not self._waiting
+
+    def skim_steps(self, line: bytes) -> None:
+        """As `skim`, steps in a row as one `Stretch`."""
+        if line.startswith(STARTS):
+            self._waiting.append(line)
+            if len(self._waiting) == MOST:
+                self._take_waiting()
+        else:
+            self._take_waiting()
+            self.skim(line)
+
+    def _take_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        stretch = read_stretch(waiting) if len(waiting) >= LEAST else None
+        if stretch is None:
+            for line in waiting:
+                self.skim(line)
+        else:
+            self.records.append(stretch)
+            self._before = stretch
+            self._lines += len(waiting)
 
     def skim(self, line: bytes) -> None:
         """Add the next line to `records`, a timeline unread where its head can be relied on."""
@@ -41,6 +70,7 @@ class Reading:
     def hand_out(self) -> list[Record]:
         """The records skimmed since the last call. The last timeline among them that is not damaged is parsed: it is the one
         that is shown."""
+        self._take_waiting()
         while self._unread:
             place, lines, before = self._unread.pop()
             record = self.records[place] = self._parsed(self.records[place].event.line, lines, before)

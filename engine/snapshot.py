@@ -12,6 +12,7 @@ import bisect
 import contextlib
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,7 @@ from engine.events import (CheckpointWritten, ControlReceived, DataPrepared, Eva
                            SettingsChanged, StateChanged, StepFinished, StepTimeline, UnitNorms, UnreadTimeline)
 from engine.lines import parse_line
 from engine.step_order import StepOrder
+from engine.stretch import Stretch
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
 """The states that a run ends in."""
@@ -168,8 +170,15 @@ class RunSnapshot:
 
     # ------------------------------------------------------------------ the fold
 
+    def to_apply(self, record: Record) -> Iterable[Record]:
+        """What to apply for a record: itself, or each line of a `Stretch` that has to be looked at line by line."""
+        if isinstance(record.event, Stretch) and not self._continues(record.event):
+            return record.event.records()
+        return (record,)
+
     def apply(self, record: Record) -> None:
-        """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
+        """Add the next record of the run, one of `to_apply`. A kind that this version does not know changes only the envelope
+        fields."""
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
@@ -248,6 +257,20 @@ class RunSnapshot:
         if event.step <= self.step:
             self._drop_after(event.step - 1)
         self.steps.append(time, event)
+
+    def _continues(self, event: Stretch) -> bool:
+        """Whether each of these steps counts, and each sample: then they need not be looked at one by one."""
+        first, samples = event.steps["step"][0], self.memory.step
+        return (self.started_time is not None and first == self.order.last + 1 and first > self.step
+                and not (samples and first < samples[-1]) and self.steps.takes(event))
+
+    def _stretch(self, time: float, event: Stretch) -> None:
+        before = self.lines - 1
+        self.lines = before + len(event.rows)
+        self.order.begin(event.steps["step"][-1], before + event.last_step_line)
+        self.steps.extend(event)
+        if event.sample_times:
+            self.energy = self.memory.extend(event, self.session_time, self.energy)
 
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
         if self._has_timeline(time, event):
@@ -345,7 +368,7 @@ _FOLDS = {
     JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
     FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
     PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
-    StepTimeline: RunSnapshot._step_timeline, UnreadTimeline: RunSnapshot._unread_timeline,
+    Stretch: RunSnapshot._stretch, StepTimeline: RunSnapshot._step_timeline, UnreadTimeline: RunSnapshot._unread_timeline,
     UnitNorms: RunSnapshot._unit_norms, MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
     ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,
