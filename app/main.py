@@ -6,13 +6,14 @@ import os
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 
+import asyncio
 import contextlib
 import gc
 import json
 import threading
 import time
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from app.connections import server_config
 from app.form import as_labelled, read_config, shown_values
 from app.guard import WILDCARD_HOSTS, GuardPolicy
 from app.login import resolve_login, tls_options
+from app.opening import read_ahead
 from app.panels import FIRST_PRESET, TrainPanel, drawn, read_presets, train_panel
 from app.server import build_app
 from app.session import Session
@@ -176,7 +178,12 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
     server = _Server(server_config(app, host, port, **encryption))
     address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
     link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
-    server.on_started = lambda: _announce(address, link, open_browser)
+
+    async def started() -> None:
+        _announce(address, link, open_browser)
+        await read_ahead(session)  # while the browser starts
+
+    server.on_started = started
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
     gc.freeze()  # what is here now stays: looking for garbage in it, again and again, would take half the time of a long record
     try:
@@ -214,14 +221,15 @@ def _warm_up(session: Session) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Calls `on_started` once the port is open."""
+    """Runs `on_started` once the port is open, beside what it serves."""
 
-    on_started: Any = None
+    on_started: Callable[[], Coroutine[Any, Any, None]]
+    _beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self.on_started()
+            self._beside = asyncio.create_task(self.on_started())
 
 
 def _announce(address: str, link: str | None, open_browser: bool) -> None:

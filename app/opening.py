@@ -41,13 +41,15 @@ class Opening:
 
         self._session.was_opened.set()
         run = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("run", [None])[0]
-        reading = asyncio.create_task(self._read(run))
+        reading = asyncio.create_task(read_ahead(self._session, run))
         self._reading.add(reading)  # the loop itself does not keep it
         reading.add_done_callback(self._reading.discard)
         await self.app(scope, receive, with_links)
 
-    async def _read(self, run: str | None) -> None:
-        with contextlib.suppress(RamstreamError):  # which the page is told when it asks
-            run = run or await asyncio.to_thread(self._session.run_to_open)
-            if run is not None:
-                await self._session.watch(run).answer(0, "step")
+
+async def read_ahead(session: Session, run: str | None = None) -> None:
+    """Read the record of `run`, or else of the one that a page shows unless it is told which, so that no page waits for it."""
+    with contextlib.suppress(RamstreamError):  # which the page is told when it asks
+        run = run or await asyncio.to_thread(session.run_to_open)
+        if run is not None:
+            await session.watch(run).answer(0, "step")

@@ -68,6 +68,8 @@ INSTRUMENTS = """(() => {
   }});
 })()"""
 ZOOMED = ("loss", "throughput", "optimizer", "memory", "timeline")
+ALL_DRAWN = """[...document.querySelectorAll('.rs-live [data-figure]')].length > 5
+  && [...document.querySelectorAll('.rs-live figure:not([hidden]) [data-figure]')].every((node) => node._fullLayout)"""
 RANGES = """(names) => names.map((name) =>
   document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range.map(Number))"""
 
@@ -198,8 +200,7 @@ def _opened(context, address: str):
     page = context.new_page()
     page.set_viewport_size({"width": 1440, "height": HEIGHT})
     page.goto(address)
-    page.wait_for_function("document.querySelector('[data-figure=timeline]')?._fullLayout"
-                           " && document.querySelector('[data-figure=norms]')?._fullLayout")
+    page.wait_for_function(ALL_DRAWN)
     return page
 
 

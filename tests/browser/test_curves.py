@@ -21,6 +21,16 @@ AXIS = "([name, axis]) => document.querySelector(`[data-figure=${name}]`)._fullL
 RANGE = f"(wanted) => ({AXIS})(wanted).range.map(Number)"
 DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
+# Notes when each turn began and ended, by one clock for all pages.
+TURNS = """(() => {
+  const request = navigator.locks.request.bind(navigator.locks), now = () => performance.timeOrigin + performance.now();
+  window.turns = [];
+  navigator.locks.request = (name, options, draw) => request(name, options, async () => {
+    const begun = now();
+    try { return await draw(); } finally { turns.push([begun, now()]); }
+  });
+})()"""
+
 
 def recorded(server, events, config=CONFIG):
     folder = create_run(server.runs, config)
@@ -68,6 +78,32 @@ def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, ser
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.wait_for_function("document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so far'")
     page.wait_for_function(f"({RANGE})(['norms', 'xaxis'])[1] > 200 * 4096 * 0.9")
+
+
+def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(context, server):
+    folder = recorded(server, run_events(50, total=300, blocks=2, ended=None))
+    pages = []
+    for _ in range(2):
+        page = context.new_page()
+        page.add_init_script(TURNS)
+        page.set_viewport_size({"width": 1440, "height": 2600})
+        page.goto(f"{server.address}/?run={folder.id}&tab=live")
+        pages.append(page)
+    for page in pages:
+        page.wait_for_function(f"({DRAWN})('norms') > 0")
+    for step in range(51, 57):
+        write_events(folder.events_path, records([step_finished(step, 300)], folder.id, first_seq=9000 + step))
+        for page in pages:
+            page.wait_for_function(f"({DRAWN})('loss') >= {step}")
+    turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
+    assert all(page.evaluate("turns.length") >= len(NAMES) + 6 for page in pages)
+    assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
+
+    # One that is in a debugger, in the middle of a drawing.
+    pages[0].evaluate("() => new Promise((held) => navigator.locks.request('ramstream-drawing', "
+                      "{}, () => { held(); return new Promise(() => {}); }))")
+    write_events(folder.events_path, records([step_finished(57, 300)], folder.id, first_seq=9100))
+    pages[1].wait_for_function(f"({DRAWN})('loss') >= 57")
 
 
 def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
