@@ -30,7 +30,7 @@ from app.hardware_routes import hardware_routes
 from app.job_routes import job_routes
 from app.login import login_routes
 from app.opening import Opening
-from app.requests import answering_errors, json_body, object_of, text_of
+from app.requests import answering_errors, json_body, object_of, switch_of, text_of
 from app.queue_routes import queue_routes
 from app.run_routes import run_routes
 from app.session import Session
@@ -126,7 +126,7 @@ def _check_routes(checker: Checker) -> list[Route]:
     async def check(request: Request) -> Response:
         body = await json_body(request)
         preset = text_of(body, "preset") if body.get("preset") is not None else None
-        keep = body.get("keep") is not False
+        keep = switch_of(body, "keep") if "keep" in body else True
         return JSONResponse(await asyncio.to_thread(checker.check, preset, _shown(body), keep))
 
     return [Route("/api/check", answering_errors(check), methods=["POST"])]

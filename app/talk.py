@@ -73,7 +73,8 @@ class Talk:
         self._talkers: dict[str, Talker] = {}
         self._sources: dict[str, Source] = {}
         self._note = self._error = ""
-        self._version = 1
+        self._version = self._begun = time.time_ns() // 1_000_000
+        """Counted on from the clock, so that what a page saw of an earlier server is older. `_begun`: with the last turn."""
         self._idle: threading.Timer | None = None
         session.before_run = self.release
 
@@ -89,20 +90,23 @@ class Talk:
     # ------------------------------------------------------------------ what pages see
 
     def state(self, since: int = 0) -> dict[str, Any]:
-        """Everything that is shown, or the version alone where a page has seen it."""
+        """Everything that is shown, or the version alone where a page has seen it. Of the turns, those from `first` on: a page
+        that has seen the last one begin has all others."""
         with self._state:
             job = self._job
             working = job is not None and job.state == "working"
             version = self._version
             if since == version and not working:
                 return {"version": version, "working": False}
+            first = max(0, len(self._turns) - 1) if since >= self._begun else 0
             return {"version": version, "working": working, "note": self._note, "error": self._error,
                     "job_id": job.id if working else None, "job": job.to_dict() if working and self._note else None,
                     "choice": vars(self._choice) if self._choice is not None else None,
                     "loaded": [talker.label for talker in self._talkers.values()],
                     "held": in_bytes(held) if (held := sum(t.held_bytes for t in self._talkers.values())) else "",
+                    "first": first,
                     "turns": [{"message": turn.message, "answers": {side: answer.to_dict() for side, answer in
-                                                                    turn.answers.items()}} for turn in self._turns]}
+                                                                    turn.answers.items()}} for turn in self._turns[first:]]}
 
     def choices(self) -> dict[str, Any]:
         """Runs that have weights to talk to, newest first, each with these weights, and the greatest number of tokens."""
@@ -137,6 +141,7 @@ class Talk:
             self._turns = [*self._turns, turn] if choice == self._choice else [turn]
             self._choice, self._note, self._error = choice, "", ""
             self._changed()
+            self._begun = self._version
 
     def stop(self) -> None:
         """End the answer under way; what was written stays."""
@@ -150,6 +155,7 @@ class Talk:
         with self._state:
             self._turns, self._error = [], ""
             self._changed()
+            self._begun = self._version
 
     def release(self) -> None:
         """End the answer under way and give the weights' memory back. Waits for both, but not for ever."""

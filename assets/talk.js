@@ -3,7 +3,7 @@
 import {copyText, el, field, send, setText} from './dom.js';
 import {JobView} from './jobs.js';
 
-const WRITING_WAIT = 150, CHOICES_WAIT = 2000;
+const WRITING_WAIT = 150, HIDDEN_WAIT = 5000, CHOICES_WAIT = 2000;
 const FOLDER = ':folder';
 const SIDES = ['base', 'tuned'];
 const NUMBERS = ['max_new_tokens', 'temperature', 'top_p', 'seed'];
@@ -45,6 +45,7 @@ export class Talk {
     on('stop', 'click', () => this.ask('stop'));
     on('new', 'click', () => this.ask('new').then(() => this.message.focus()));
     on('unload', 'click', () => this.ask('unload'));
+    document.addEventListener('visibilitychange', () => { if (!document.hidden && this.working) this.read().catch(() => {}); });
   }
 
   // -------------------------------------------------------------- whom to talk to
@@ -175,7 +176,8 @@ export class Talk {
       this.working = state.working;
       if (state.turns) this.show(state);
     } finally {
-      if (this.working) this.timer = setTimeout(() => this.read().catch(() => {}), WRITING_WAIT);
+      const wait = document.hidden ? HIDDEN_WAIT : WRITING_WAIT;
+      if (this.working) this.timer = setTimeout(() => this.read().catch(() => {}), wait);
     }
   }
 
@@ -187,23 +189,24 @@ export class Talk {
     const log = this.part('log'), atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
     log.setAttribute('aria-busy', String(state.working));
     log.dataset.job = state.job_id ?? '';
-    const more = state.turns.length > this.turns.length;
-    while (this.turns.length > state.turns.length) this.turns.pop().node.remove();
-    state.turns.forEach((turn, index) => {
+    const count = state.first + state.turns.length, more = count > this.turns.length;
+    while (this.turns.length > count) this.turns.pop().node.remove();
+    state.turns.forEach((turn, place) => {
+      const index = state.first + place;
       const sides = SIDES.filter((side) => turn.answers[side]);
       const same = this.turns[index]?.message === turn.message && this.turns[index].sides === sides.join();
       if (!same) this.place(index, turn, sides);
       for (const side of sides) this.write(this.turns[index].answers[side], turn.answers[side], side);
     });
-    this.part('nothing').hidden = state.turns.length > 0;
-    log.hidden = state.turns.length === 0;
+    this.part('nothing').hidden = count > 0;
+    log.hidden = count === 0;
     if (atEnd || more) log.scrollTop = log.scrollHeight;
     this.showNote(state);
     this.showError(state.error);
     this.part('send').hidden = state.working;
     this.part('send').disabled = false;
     this.part('stop').hidden = !state.working;
-    this.part('new').disabled = !state.turns.length;
+    this.part('new').disabled = !count;
     this.part('unload').hidden = !state.loaded.length;
     field(this.root, 'memory').textContent = state.loaded.length ? (state.held
       ? `${state.held} of RAM in use, given back after ${this.minutes} idle minutes.`

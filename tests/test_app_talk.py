@@ -205,6 +205,13 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
     state = call(talk, "GET", "/api/talk").json()
     assert texts(state) == [{"tuned": "ab"}] and state["choice"] == choice | {"folder": ""}
     assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {"version": state["version"], "working": False}
+    # A page that has seen a message asked is sent no message before it.
+    assert call(talk, "POST", "/api/talk/say", body | {"message": "two"}).json() == {}
+    wait_for(lambda: not talk.state()["working"])
+    whole = call(talk, "GET", f"/api/talk?since={state['version']}").json()
+    assert whole["first"] == 0 and [turn["message"] for turn in whole["turns"]] == ["one", "two"]
+    latest = call(talk, "GET", f"/api/talk?since={whole['version'] - 1}").json()
+    assert latest["first"] == 1 and latest["turns"] == whole["turns"][1:]
     for name in ("stop", "new", "unload"):
         assert call(talk, "POST", f"/api/talk/{name}", {}).status_code == 200
     assert call(talk, "GET", "/api/talk").json()["turns"] == []

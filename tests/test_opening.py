@@ -8,6 +8,7 @@ import re
 import httpx
 import pytest
 
+from app.opening import read_ahead
 from app.server import PAGE_FILES, plotly_address
 from engine.config import TrainConfig
 from engine.runs import create_run
@@ -25,7 +26,7 @@ def get(app, path: str) -> httpx.Response:
         transport = httpx.ASGITransport(app.app)
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
             answer = await client.get(path)
-            while any(task.get_coro().__qualname__ == "Opening._read" for task in asyncio.all_tasks()):
+            while any(task.get_coro().__qualname__ == "read_ahead" for task in asyncio.all_tasks()):
                 await asyncio.sleep(0.01)
             return answer
 
@@ -56,6 +57,16 @@ def test_the_run_that_is_going_to_be_shown_is_read_before_it_is_asked_for(tmp_pa
     two = recorded(app.session.runs_dir, "Two")
     assert get(app, f"/?run={two.id}&tab=live").status_code == 200
     assert app.session.watch(two.id).snapshot.name == "Two"
+
+
+def test_a_server_that_starts_reads_the_run_that_it_would_show(tmp_path):
+    session = served(tmp_path).session
+    asyncio.run(read_ahead(session))  # of which there is none yet
+    for name in ("One", "Two"):
+        recorded(session.runs_dir, name)
+    asyncio.run(read_ahead(session))
+    assert list(session._watches) == [session.run_to_open()]
+    assert session.watch(session.run_to_open()).snapshot.step == 5
 
 
 @pytest.mark.parametrize("run", ["none", "..%2F..%2Fetc", "%00", "%ff"])

@@ -24,7 +24,7 @@ SHOWN = shown_values(TrainConfig.load(PROGRAM_ROOT / "presets" / FIRST_PRESET))
 TABLE = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
 CHOICE = {"run_id": RUN, "weights": "newest"}
 BODIES = {
-    "/api/check": {"preset": None, "shown": SHOWN},
+    "/api/check": {"preset": None, "shown": SHOWN, "keep": False},
     "/api/hardware/column": {"machine": "This machine", "timed": False, "settings": TABLE},
     "/api/hardware/csv": {"machines": ["This machine"], "models": ["x"], "settings": TABLE},
     "/api/hardware/largest": {"settings": TABLE},

@@ -8,6 +8,7 @@ errors that it catches itself, which takes half a second that no user waits for.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ from engine.recorder import RunRecorder
 from engine.runs import create_run
 from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
 from tests.browser.pages import SPAN_BLOCKS, UNITS
-from tests.synthetic_run import run_events, step_finished, timeline, unit_norms
+from tests.synthetic_run import records, run_events, step_finished, timeline, unit_norms, write_events
 
 STEPS, SAMPLED = 50_000, 500
 LEAVE_AFTER, LOOK_AFTER = 2, 10
@@ -50,6 +51,14 @@ def long_run(runs: Path):
     return folder
 
 
+def with_a_newer_run(runs: Path, copy: Path) -> None:
+    """Copies the runs, so that the long one is none that a server reads before somebody asks for it."""
+    shutil.copytree(runs, copy)
+    config = {"name": "Newer", "model": {"source": "model"}, "data": {"source": "data"}}
+    folder = create_run(copy, TrainConfig.from_dict(config))
+    write_events(folder.events_path, records(run_events(10), folder.id))
+
+
 def seconds_to_show(playwright: Playwright, address: str) -> dict[str, float]:
     """From leaving an empty page, in a new profile of the browser, until each chart was drawn last."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -72,17 +81,22 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     times = parser.parse_args().times
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
-        server = Server(Path(place), free_port())
-        folder = long_run(server.runs)
+        newest, older = (Server(Path(place) / name, free_port()) for name in ("newest", "older"))
+        for server in (newest, older):
+            server.folder.mkdir()
+        folder = long_run(newest.runs)
+        with_a_newer_run(newest.runs, older.runs)
         print(f"{STEPS:,} steps, {UNITS} units: {folder.events_path.stat().st_size / 1e6:.0f} MB", flush=True)
-        shown: dict[str, list[float]] = {"cold server": [], "again": []}
+        shown: dict[str, list[float]] = {"cold server, its newest run": [], "the same again": [], "cold server, an older run": []}
         for _ in range(times):
-            server.start()
-            try:
-                for what, found in shown.items():
-                    found.append(max(seconds_to_show(playwright, f"{server.address}/?run={folder.id}&tab=live").values()))
-            finally:
-                server.end()
+            for server, cases in ((newest, list(shown)[:2]), (older, list(shown)[2:])):
+                server.start()
+                try:
+                    for what in cases:
+                        marks = seconds_to_show(playwright, f"{server.address}/?run={folder.id}&tab=live")
+                        shown[what].append(max(marks.values()))
+                finally:
+                    server.end()
         for what, found in shown.items():
             print(f"{what}: curves and timeline after {statistics.median(found):.2f} s in the median, "
                   f"{min(found):.2f} to {max(found):.2f} s of {times}", flush=True)
