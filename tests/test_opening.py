@@ -60,8 +60,8 @@ def test_the_run_that_is_going_to_be_shown_is_read_before_it_is_asked_for(tmp_pa
 
 
 def test_a_server_that_starts_reads_the_run_that_it_would_show(tmp_path):
-    session = served(tmp_path).session
-    asyncio.run(read_ahead(session))  # of which there is none yet
+    asyncio.run(read_ahead(served(tmp_path / "none").session))
+    session = served(tmp_path / "two").session
     for name in ("One", "Two"):
         recorded(session.runs_dir, name)
     asyncio.run(read_ahead(session))
