@@ -1,5 +1,5 @@
 """Steps of a record in a row, read by column: the lines of a long record nearly all are of steps that follow each other, each
-with a sample of the memory after it, and one at a time they take four times as long."""
+with a sample of the memory after it, and one at a time they take more than twice as long."""
 
 from __future__ import annotations
 
