@@ -185,7 +185,7 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
 
     server.on_started = started
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
-    gc.freeze()  # what is here now stays: looking for garbage in it, again and again, would take a third of the time of a long record
+    gc.freeze()  # what is here stays: looking for garbage in it would take a third of the time of reading a long record
     try:
         server.run()
     except SystemExit:
