@@ -4,9 +4,9 @@ transformers lets a program register an attention function and the function that
 where a family would get one it is given a `Pattern`, the documents of each row (known on the host, so that nothing waits
 for the device) and what a token may look back to inside its document. The attention then runs document by document:
 torch's variable-length kernel on a GPU, plain attention on each document's slice elsewhere (or under a mask after all,
-where rows are so short that calls would take longer). What torch's fused attention
-does not know, soft caps and sinks, goes to the family's own eager function, document by document too. Rows that are not
-packed and see all that came before them get no pattern and take transformers' own path.
+where rows are so short that calls would take longer). What torch's fused attention does not know, soft caps and sinks,
+goes to the family's own eager function, document by document too. Rows that are not packed and see all that came before
+them get no pattern and take transformers' own path.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.errors import ModelError
-from engine.layout import DOCUMENTS
+from engine.layout import DOCUMENTS, MASK_ELEMENTS
 from engine.library import transformers
 
 KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,7 +35,7 @@ KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EF
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensors besides query, key and value that mean the same for a document as for a whole row."""
 _MASKED_AT_ONCE = 2_000_000
-"""Queries' numbers times tokens of a row, for each document: below, a CPU is faster with a mask than with a call for each."""
+"""Of a CPU: queries' numbers times tokens of a row, for each document, below which a mask is faster than calls."""
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
 """What only a family's eager function honours."""
 
@@ -96,18 +97,19 @@ class Documents:
         """[rows, 1, tokens, tokens]: 0 where a token sees another, else -inf."""
         key = window, chunk, dtype
         if key not in self._masks:
-            lengths = torch.tensor([n for row in self.lengths for n in row])
+            lengths = np.array([n for row in self.lengths for n in row])
             rows, tokens = len(self.lengths), sum(self.lengths[0])
-            document = torch.repeat_interleave(torch.arange(len(lengths)), lengths).view(rows, tokens)
-            first = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths).view(rows, tokens)
-            back = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+            places = np.stack([np.arange(len(lengths)), np.cumsum(lengths) - lengths])  # of each document: number, start
+            document, first = self.upload(np.repeat(places, lengths, axis=1).astype(np.int32).reshape(2, rows, tokens))
+            at = torch.arange(tokens, device=document.device)
+            back = at[:, None] - at[None, :]
             seen = (document[:, :, None] == document[:, None, :]) & (back >= 0)
             if window is not None:
                 seen &= back < window
             if chunk is not None:
-                place = (torch.arange(rows * tokens).view(rows, tokens) - first) // chunk
+                place = (torch.arange(rows * tokens, device=document.device).view(rows, tokens) - first) // chunk
                 seen &= place[:, :, None] == place[:, None, :]
-            self._masks[key] = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)[:, None]
+            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
         return self._masks[key]
 
 
@@ -242,21 +244,43 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
     if not own and not dropout and _varlen_runs(query, value, attention_mask):
         return _varlen_attention(query, key, value, attention_mask, scaling), None
     documents = attention_mask.documents
-    if not own and query.device.type == "cpu" and \
-            query.numel() * query.shape[2] <= _MASKED_AT_ONCE * sum(map(len, documents.lengths)):
+    if not own and _masked_at_once(query, documents):
         dense = documents.mask(attention_mask.window, attention_mask.chunk, query.dtype)
         return attend(query, key, value, dense)[0], None
     return _by_document(attend, query, key, value, attention_mask), None
 
 
-def _fused_attention(module: nn.Module, query: torch.Tensor, *args: Any, **given: Any) -> tuple[torch.Tensor, None]:
+def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
+    """Whether one call under a mask takes less time than a call for each document."""
+    rows, _, tokens, _ = query.shape
+    if query.is_cuda:  # which waits for calls, and where the planner counts the mask
+        return rows * tokens**2 <= MASK_ELEMENTS
+    return query.numel() * tokens <= _MASKED_AT_ONCE * sum(map(len, documents.lengths))
+
+
+def _fused_attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                     dense: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, None]:
     """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to twice as fast as the flash
     kernels of torch, but they do not always sum in one order."""
     attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
+    if query.is_cuda and query.dtype == torch.float32 and key.shape[1] < query.shape[1] and key.shape[2] == query.shape[2] > 1:
+        causal = given.get("is_causal")
+        causal = dense is None and (getattr(module, "is_causal", True) if causal is None else causal)
+        return _by_group(query, key, value, dense, causal, dropout=given["dropout"], scaling=given["scaling"]), None
     if not query.is_cuda or torch.are_deterministic_algorithms_enabled():
-        return attend(module, query, *args, **given)
+        return attend(module, query, key, value, dense, **given)
     with sdpa_kernel(KERNELS, set_priority=True):
-        return attend(module, query, *args, **given)
+        return attend(module, query, key, value, dense, **given)
+
+
+def _by_group(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: torch.Tensor | None, causal: bool, *,
+              dropout: float, scaling: float | None) -> torch.Tensor:
+    """In float32 no fused kernel of a GPU lets queries share keys and values: torch would keep a weight for each pair of
+    tokens, and repeated keys and values take memory. So the queries of each group go one after another."""
+    groups = query.shape[1] // key.shape[1]
+    parts = [F.scaled_dot_product_attention(query[:, first::groups], key, value, attn_mask=dense, dropout_p=dropout,
+                                            is_causal=causal, scale=scaling) for first in range(groups)]
+    return torch.stack(parts, 2).flatten(1, 2).transpose(1, 2)
 
 
 def _by_document(attend: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,

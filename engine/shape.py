@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.layout import DOCUMENTS, PLANE_ITEM_BYTES, Activations, UnitLayout
+from engine.layout import DOCUMENTS, MASK_ELEMENTS, PLANE_ITEM_BYTES, Activations, UnitLayout
 from engine.paths import resolve_source
 
 if TYPE_CHECKING:
@@ -139,6 +139,11 @@ class ModelShape:
     def dense_mask(self, packed: bool, row_length: int) -> bool:
         """Whether a tokens x tokens mask is made for each row and held through a step."""
         return self.attention != DOCUMENTS and (packed or self._slides(row_length) or self.attention == "eager")
+
+    def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
+        """Whether a GPU attends to the documents of a micro-batch under one mask (`engine.attention`)."""
+        return (device == "cuda" and self.attention == DOCUMENTS and self.dtype == "float32"
+                and (packed or self._slides(row_length)) and rows * row_length**2 <= MASK_ELEMENTS)
 
     def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
         """Whether blocks keep a tokens x tokens mask of each row: a held one, or a window's where the GPU's

@@ -127,7 +127,11 @@ class Sizer:
         kept = together * sum(activations[len(activations) - c.kept_blocks:])
         # What spare buffers take of the kept activations' memory is not free for a recompute.
         working, what = self._working_set(size, hidden, max(0, kept - c.spare_buffers * self._piece_bytes), c)
-        masks = together * size * self.row_length**2 * shape.mask_kinds * (item if shape.attention == "eager" else 1)
+        pairs, masks = together * size * self.row_length**2 * shape.mask_kinds, 0
+        if self.dense_mask:
+            masks = pairs * (item if shape.attention == "eager" else 1)
+        elif shape.masked_at_once(self.packed, size, self.row_length, self.device):
+            masks = pairs * item
         items = [
             *fixed_items(shape, c, tokens * shape.hidden_size),
             Item("Boundaries", together * bounded * hidden, f"inputs of {bounded} blocks, {together * tokens:,} tokens"),
@@ -137,8 +141,8 @@ class Sizer:
                  "made once for all blocks"),
             Item("Kept activations", kept, f"{c.kept_blocks} blocks that are not recomputed"),
             Item("Working set", working, what),
-            Item("Tokens and masks", together * tokens * STEP_TOKEN_BYTES + (masks if self.dense_mask else 0),
-                 "a dense attention mask for every row" if self.dense_mask else ""),
+            Item("Tokens and masks", together * tokens * STEP_TOKEN_BYTES + masks,
+                 "a dense attention mask for every row" if masks else ""),
         ]
         if self.device == "cuda":
             items.append(Item("CUDA context", CUDA_CONTEXT_BYTES))

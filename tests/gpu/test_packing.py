@@ -1,4 +1,4 @@
-"""Packed rows on a GPU, with blocks of real size in bf16: what the documents alone give, in memory that does not grow
+"""Packed rows on a GPU, with blocks of real size: what the documents alone give, in memory that does not grow
 with the square of the row, and without waiting for the device."""
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def batches(lengths: list[int]) -> tuple[Batch, list[Batch]]:
     return packed, [Batch(d[None], t[None], None, len(d), len(d) - 1) for d, t in zip(documents, labels)]
 
 
-def gradients(plain, given: list[Batch]) -> tuple[float, torch.Tensor]:
+def gradients(plain, given: list[Batch], dtype: str = "bfloat16") -> tuple[float, torch.Tensor]:
     tokens = max(batch.input_ids.size for batch in given)
-    run = streamed(plain, PlanChoices(micro_batches=len(given)), backend=CudaBackend(), dtype="bfloat16", tokens=tokens,
+    run = streamed(plain, PlanChoices(micro_batches=len(given)), backend=CudaBackend(), dtype=dtype, tokens=tokens,
                    max_grad_norm=None, loss_chunk=1024)
     assert run.model.packing.safe and run.model.packing.attention == DOCUMENTS
     homes = []
@@ -80,14 +80,26 @@ def test_packed_rows_equal_documents_alone_in_bf16(family):
     assert difference < 3e-2 and leak > 5 * difference
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
-def test_memory_of_a_packed_row_grows_with_its_tokens_alone(family):
+@pytest.mark.parametrize("lengths", [[100, 40, 1, 371], [700, 40, 1, 1307]], ids=["under a mask", "by document"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_equal_documents_alone_in_fp32(family, lengths):
+    plain = plain_model(family_config(family), torch.float32)
+    packed, apart = batches(lengths)
+    loss, flat = gradients(plain, [packed], "float32")
+    loss_apart, flat_apart = gradients(plain, apart, "float32")
+    assert loss == pytest.approx(loss_apart, rel=1e-5)
+    assert (flat - flat_apart).norm() < 1e-4 * flat_apart.norm()
+
+
+@pytest.mark.parametrize("dtype, family", [("float32", "llama"), *(("bfloat16", name) for name in (
+    "llama", "mistral", "gemma3_text"))])
+def test_memory_of_a_packed_row_grows_with_its_tokens_alone(family, dtype):
     """Twice the tokens may take twice the memory; a mask of a row would take four times as much, and for 32,768 tokens
-    a gibibyte at one byte a pair."""
-    plain, peaks = plain_model(family_config(family), torch.bfloat16), []
+    a gibibyte at one byte a pair. In float32 no fused kernel lets queries share keys, and torch would keep the weights."""
+    plain, peaks = plain_model(family_config(family), getattr(torch, dtype)), []
     for tokens in (8192, 16384, 32768):
         packed, _ = batches([tokens // 4, tokens // 2, tokens // 4])
-        run = streamed(plain, PlanChoices(), backend=CudaBackend(), dtype="bfloat16", tokens=tokens, loss_chunk=1024)
+        run = streamed(plain, PlanChoices(), backend=CudaBackend(), dtype=dtype, tokens=tokens, loss_chunk=1024)
         run.engine.train_step(1, [packed], 0.0)
         run.engine.drain()
         torch.cuda.reset_peak_memory_stats()
