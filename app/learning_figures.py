@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,10 @@ from engine.snapshot import RunSnapshot
 
 MAP_COLUMNS, MAP_CELLS = 200, 6_000
 """Of the map of norms, at most: what a page draws in a few milliseconds."""
+NAME_LETTER, WIDEST_NAMES = 7, 160
+"""px of a letter of the units' names, and of all of them at most."""
+NEAREST_TICK = 0.08
+"""Of the scale of colours, that lies between two values at least."""
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
@@ -57,21 +62,29 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     powers = np.log10(rows, where=rows > 0, out=np.full(rows.shape, math.nan))
     trace = {"type": "heatmap", "x": rounded(places(snapshot, norms, axis)[kept], 12), "y": units,
              "z": [rounded(row, 3) for row in powers], "customdata": [rounded(row, 3) for row in rows],
-             "colorscale": "Viridis", "hoverongaps": False, "hovertemplate": "%{y}, %{x}: %{customdata:.3~g}<extra></extra>",
-             "colorbar": {"thickness": 10, "outlinewidth": 0, "x": 1.01, "xpad": 0} | _powers_of_ten(powers)}
+             "colorscale": "Viridis", "showscale": False, "hoverongaps": False,
+             "hovertemplate": "%{y}, %{x}: %{customdata:.3~g}<extra></extra>"}
+    seen = powers[np.isfinite(powers)]
+    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (0.0, 0.0)
+    if len(seen):
+        trace |= {"zmin": round(low, 4), "zmax": round(high, 4)}
     drawn = figure([trace], axis, {"yaxis": one_row() | {
         "type": "category", "categoryorder": "array", "categoryarray": units, "autorange": "reversed", "nticks": 12,
-        "automargin": True, "fixedrange": True, "rangemode": "normal"}}, "Appears with the first sampled step.")
-    drawn["layout"] |= {"hovermode": "closest", "margin": {"l": 58, "r": 64, "t": 10, "b": 38}}
-    return drawn
+        "fixedrange": True, "rangemode": "normal"}}, "Appears with the first sampled step.")
+    # Plotly would measure each name, which takes longer than the map.
+    left = min(WIDEST_NAMES, max(58, 16 + NAME_LETTER * max(map(len, units), default=0)))
+    drawn["layout"] |= {"hovermode": "closest", "margin": {"l": left, "r": 64, "t": 10, "b": 38}}
+    return drawn | {"scale": _scale(low, high) if len(seen) else []}
 
 
-def _powers_of_ten(powers: np.ndarray) -> dict[str, list]:
-    """Ticks of the colour bar: 1, 2 and 5 times the powers of ten that the map spans; the powers alone where they are many."""
-    seen = powers[np.isfinite(powers)]
-    if not len(seen):
-        return {}
-    low, high = math.floor(seen.min()), math.ceil(seen.max())
-    mantissas = (1, 2, 5) if seen.max() - seen.min() < 1.5 else (1,)
-    values = [mantissa * 10.0 ** power for power in range(low, high + 1) for mantissa in mantissas]
-    return {"tickvals": [round(math.log10(value), 4) for value in values], "ticktext": [f"{value:g}" for value in values]}
+def _scale(low: float, high: float) -> list[dict[str, Any]]:
+    """Values beside the colours, `at` which share of the way from the least to the most: both ends (powers of ten) and, where
+    they are not too near, 1, 2 and 5 times the powers of ten between; the powers alone where they are many."""
+    ends = [{"at": 0.0, "text": f"{10 ** low:.2g}"}]
+    if high - low < 1e-3:
+        return ends
+    mantissas = (1, 2, 5) if high - low < 1.5 else (1,)
+    between = [mantissa * 10.0 ** power for power in range(math.floor(low), math.ceil(high) + 1) for mantissa in mantissas]
+    placed = [((math.log10(value) - low) / (high - low), f"{value:g}") for value in between]
+    ends += [{"at": round(at, 4), "text": text} for at, text in placed if NEAREST_TICK < at < 1 - NEAREST_TICK]
+    return [*ends, {"at": 1.0, "text": f"{10 ** high:.2g}"}]

@@ -62,11 +62,23 @@ export class Live {
         const node = this.charts.node(name), said = this.root.querySelector(`[data-said="${name}"]`);
         node.closest('figure').hidden = Boolean(part.is_absent);
         this.charts.set(name, part);
+        if (part.scale) this.showScale(name, part.scale);
         said.textContent = part.said;
         said.dataset.tone = part.tone;
         describe(node, part.said);
       }
     }
+  }
+
+  // The colours of a map, as elements of the page: Plotly's own take as long to draw as the map.
+  showScale(name, values) {
+    const scale = this.root.querySelector(`[data-scale="${name}"]`);
+    scale.hidden = !values.length;
+    scale.replaceChildren(...values.map(({at, text}) => {
+      const value = el('li', {}, text);
+      value.style.bottom = `${100 * at}%`;
+      return value;
+    }));
   }
 
   adapt(layout, {log_axes: axes = []}) {

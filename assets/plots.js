@@ -2,6 +2,7 @@
 
 import {el, isShown} from './dom.js';
 import {drawLater} from './drawing.js';
+import {patience} from './patience.js';
 
 export const CONFIG = {responsive: false, displaylogo: false, showSendToCloud: false, displayModeBar: false,
   doubleClick: false};
@@ -67,7 +68,7 @@ export class LinkedCharts {
   }
 
   plot(name, node) {
-    const plot = {name, node, figure: null, text: '', dirty: false, drawn: false};
+    const plot = {name, node, figure: null, text: '', dirty: false, drawn: null, timer: null};
     plot.draw = () => this.draw(plot);
     plot.follow = () => this.follow(plot);
     return plot;
@@ -75,17 +76,24 @@ export class LinkedCharts {
 
   node(name) { return this.plots.get(name).node; }
 
-  // Drawn soon, unless it is what is there already.
+  // Drawn soon, unless it is what is there already; later, where nobody would see the difference.
   set(name, figure) {
     const plot = this.plots.get(name), text = JSON.stringify([figure.data, figure.layout]);
     if (plot.figure && text === plot.text) return;
-    Object.assign(plot, {figure, text, dirty: true});
-    this.schedule();
+    const waits = plot.figure && plot.drawn && !plot.dirty ? patience(plot.drawn, figure, ...seen(plot.node)) : 0;
+    Object.assign(plot, {figure, text});
+    if (!waits) this.spoil(plot);
+    else plot.timer ??= setTimeout(() => this.spoil(plot), waits);
   }
 
   clear() {
     this.zoom(null);
     for (const plot of this.plots.values()) plot.figure = null;
+  }
+
+  spoil(plot) {
+    plot.dirty = true;
+    this.schedule();
   }
 
   redrawAll() {
@@ -102,9 +110,11 @@ export class LinkedCharts {
     const Plotly = await loadPlotly(), {node, figure} = plot;
     if (!plot.dirty || !figure || !onScreen(node)) return;
     plot.dirty = false;
+    clearTimeout(plot.timer);
+    plot.timer = null;
     await Plotly.react(node, figure.data, this.layout(figure, node), CONFIG);
     if (!plot.drawn) this.link(plot);
-    plot.drawn = true;
+    plot.drawn = figure;
     markDrawn(plot.name);
   }
 
@@ -164,6 +174,12 @@ export class LinkedCharts {
     if (x === undefined) window.Plotly.Fx.unhover(node);
     else window.Plotly.Fx.hover(node, {xval: x}, Object.keys(node._fullLayout._plots));
   }
+}
+
+// The ends of a drawn x axis as numbers, and its pixels.
+function seen(node) {
+  const {xaxis} = node._fullLayout;
+  return [xaxis.range.map((end) => xaxis.d2c(end)), xaxis._length];
 }
 
 // Of a point on its x axis, as a number: on a time axis its x is text.

@@ -142,7 +142,7 @@ class CpuBackend:
 
 
 def give_memory_back() -> None:
-    """What a failed run leaves: tensors in cycles with its error, and device memory that the allocator keeps for more."""
+    """What a run leaves: tensors in cycles, with its error for one, and device memory that the allocator keeps for more."""
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

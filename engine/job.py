@@ -95,12 +95,11 @@ class Run:
 
     def _guarded(self) -> RunEnded:
         try:
-            return self._train()
+            ended = self._train()
         except _GiveUp as error:
-            if error.command == "discard":
-                return RunEnded("discarded", "Stopped before the first step.")
             again = "Stopped before it went on; nothing is lost and it can be resumed."
-            return RunEnded("stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
+            ended = RunEnded("discarded", "Stopped before the first step.") if error.command == "discard" else RunEnded(
+                "stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
             self.recorder.endings = None
             ended = self._discarded() if self.recorder.gave_up and self._asked_to_end[-1] == "discard" else self._failed(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -91,11 +92,10 @@ class Prepared:
         return self.planned.chosen
 
     def close(self) -> None:
-        """Give host and device memory back; nothing may be under way."""
-        self.engine.close()
-        self.adamw.close()
-        self.store.close()
-        self.backend.close()
+        """Give host and device memory back, each part though another fails; nothing may be under way."""
+        with contextlib.ExitStack() as parts:
+            for part in (self.backend, self.store, self.adamw, self.engine):  # closed the other way round
+                parts.callback(part.close)
 
 
 class Progress:

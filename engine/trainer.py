@@ -95,6 +95,7 @@ class Trainer:
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded("discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked.")
         finally:
+            self.recorder.goes_on = None  # a record outlives its run, and would keep all that was allocated for it
             self._observer.close()
 
     def _to_the_end(self) -> RunEnded:

@@ -135,6 +135,21 @@ def test_the_map_of_norms_has_a_row_a_unit_and_a_bounded_size():
     assert FIGURES["norms"](hostile, "step")["data"][0]["y"] == ["&lt;b&gt;x"]
 
 
+@pytest.mark.parametrize("norms, said", [
+    ([0.2, 0.5, 4.0, 0.0], {"0.2": 0.0, "0.5": 0.306, "1": 0.537, "2": 0.769, "4": 1.0}),
+    ([1e-4, 3.0, 2e-4], {"0.0001": 0.0, "0.001": 0.223, "0.01": 0.447, "0.1": 0.67, "1": 0.893, "3": 1.0}),
+    ([1.6, 1.8], {"1.6": 0.0, "1.8": 1.0}),
+    ([1.5, 1.5], {"1.5": 0.0}),
+    ([0.0], {}),
+])
+def test_the_colours_of_norms_are_told_by_values_at_their_places(norms, said):
+    drawn = FIGURES["norms"](fold([RunStarted(units=[f"u{k}" for k in range(len(norms))]), UnitNorms(1, norms)]), "step")
+    assert {value["text"]: value["at"] for value in drawn["scale"]} == pytest.approx(said, abs=1e-3)
+    if said:
+        trace, seen = drawn["data"][0], [norm for norm in norms if norm]
+        assert [10 ** trace["zmin"], 10 ** trace["zmax"]] == pytest.approx([min(seen), max(seen)], rel=1e-3)
+
+
 def test_log_axes_are_those_of_loss_and_gradient_norm(finished):
     assert {name: build(finished, "step").get("log_axes") for name, build in FIGURES.items() if
             "log_axes" in build(finished, "step")} == {"loss": ["yaxis"], "optimizer": ["yaxis2"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+import weakref
 
 import pytest
 import torch
@@ -191,6 +192,26 @@ def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
                                             {"role": "assistant", "content": "two"}]}) + "\n")
     ended = resume_run(tmp_path / "runs", run.id).execute()
     assert ended.state == "failed" and "no longer what it was trained on" in ended.reason
+
+
+@pytest.mark.parametrize("end", ["finished", "stopped", "discarded", "failed"])
+def test_nothing_that_was_allocated_outlives_the_run(tmp_path, monkeypatch, end):
+    """Not even for whoever keeps the run: the next one would find its memory, of the GPU above all, in use."""
+    engines, begin = [], StreamingEngine.__init__
+
+    def noted(self, *arguments):
+        begin(self, *arguments)
+        engines.append(weakref.ref(self))
+
+    monkeypatch.setattr(StreamingEngine, "__init__", noted)
+    if end == "failed":
+        step = StreamingEngine.train_step
+        monkeypatch.setattr(StreamingEngine, "train_step", lambda self, number, *rest: step(self, number, *rest) if number < 3
+                            else 1 / 0)
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    assert execute(run, {2: {"stopped": "stop", "discarded": "discard"}.get(end, "save")}).state == end
+    monkeypatch.undo()
+    assert [engine() for engine in engines] == [None]
 
 
 def test_two_processes_cannot_have_one_run(tmp_path):

@@ -25,10 +25,14 @@ DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.l
 TURNS = """(() => {
   const request = navigator.locks.request.bind(navigator.locks), now = () => performance.timeOrigin + performance.now();
   window.turns = [];
-  navigator.locks.request = (name, options, draw) => request(name, options, async () => {
-    const begun = now();
-    try { return await draw(); } finally { turns.push([begun, now()]); }
-  });
+  window.asked = 0;
+  navigator.locks.request = (name, options, draw) => {
+    asked += 1;
+    return request(name, options, async () => {
+      const begun = now();
+      try { return await draw(); } finally { turns.push([begun, now()]); }
+    });
+  };
 })()"""
 
 
@@ -96,7 +100,7 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
         for page in pages:
             page.wait_for_function(f"({DRAWN})('loss') >= {step}")
     turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
-    assert all(page.evaluate("turns.length") >= len(NAMES) + 6 for page in pages)
+    assert turns and all(page.evaluate("asked") >= len(NAMES) + 6 for page in pages)
     assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
 
     # One that is in a debugger, in the middle of a drawing.
@@ -104,6 +108,29 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
                       "{}, () => { held(); return new Promise(() => {}); }))")
     write_events(folder.events_path, records([step_finished(57, 300)], folder.id, first_seq=9100))
     pages[1].wait_for_function(f"({DRAWN})('loss') >= 57")
+
+
+def test_only_what_nobody_would_see_is_drawn_later(live, server):
+    page = live(recorded(server, run_events(20, blocks=2)), "loss")
+
+    def waits(drawn, newer, shown=(0, 1000), **layout):
+        """ms for curves of [(x, y) ...], 500 px wide."""
+        figures = [{"data": [{"type": "scatter", "name": "loss", "x": x, "y": y} for x, y in curves], "layout": {}}
+                   for curves in (drawn, newer)]
+        figures[1]["layout"] = layout
+        return page.evaluate("""async ([drawn, newer, shown]) =>
+          (await import('/ramstream/patience.js')).patience(drawn, newer, shown, 500)""", [*figures, list(shown)])
+
+    curve = ([0, 500, 1000], [9.0, 4.0, 2.0])
+    a_pixel, less = ([0, 500, 1002], [9.0, 4.0, 2.0]), ([0, 500, 1001], [9.0, 4.0, 2.0])
+    assert waits([curve], [less]) > 0 and waits([curve], [a_pixel]) == 0
+    assert waits([curve], [a_pixel], (0, 500)) > waits([curve], [less])  # beyond a zoom
+    assert waits([curve], [a_pixel], (600, 1001)) == 0
+    for changed in (([0, 500, 1001], [9.0, 4.0, 1.9]), ([0, 500, 1001], [9.0, 9.1, 2.0]), ([0, 500, 1001], [9.0, None, 1.0])):
+        assert waits([curve], [changed]) == 0
+        assert waits([curve], [changed], (0, 500)) == 0  # the axis of its heights changes
+    assert waits([curve], [curve, curve]) == 0 and waits([curve], [less], title="Another") == 0
+    assert waits([curve, curve], [less, a_pixel]) == 0 and waits([([], [])], [([1000], [2.0])]) == 0
 
 
 def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
