@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -224,21 +225,21 @@ class _HostBoundaries:
         item = torch.empty(0, dtype=dtype).element_size()
         self.nbytes = len(keys) * numel * item
         self.tensors: dict[tuple[str, int], torch.Tensor] = {}
-        self._backend, self._memory, self._pointer = backend, None, 0
+        self._unregister = None
         if not keys:
             return
-        self._memory = mmap.mmap(-1, self.nbytes)
-        flat = torch.frombuffer(self._memory, dtype=dtype)
+        flat = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
         flat.zero_()
-        self._pointer = flat.data_ptr()
-        backend.register(self._pointer, self.nbytes)
+        backend.register(flat.data_ptr(), self.nbytes)
+        # Also for an engine that did not come to be, with no room on the device: these addresses will be another's.
+        self._unregister = weakref.finalize(self, backend.unregister, flat.data_ptr())
+        self._unregister.atexit = False
         self.tensors = {key: flat[k * numel:(k + 1) * numel] for k, key in enumerate(keys)}
 
     def close(self) -> None:
-        if self._memory is not None:
-            self._backend.unregister(self._pointer)
-            self.tensors.clear()
-            self._memory = None
+        if self._unregister is not None:
+            self._unregister()
+        self.tensors.clear()
 
 
 def _int64(array) -> np.ndarray:

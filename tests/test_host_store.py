@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from engine import host_store
+from engine.backend import CpuBackend
 from engine.errors import FitError, ModelError
 from engine.host_store import HostStore
 from engine.layout import ParameterSpec, lay_out
+from engine.planner import PlanChoices
+from tests.tiny import plain_model, streamed, tiny_config
 
 
 def layout(unit: str = "block.0", rows: int = 5, columns: int = 100):
@@ -153,6 +156,26 @@ def test_a_store_that_was_never_closed_leaves_nothing_registered():
     store.allocate_states()
     assert known
     del store
+    gc.collect()
+    assert not known
+
+
+def test_an_engine_that_found_no_room_on_the_device_leaves_nothing_registered(monkeypatch):
+    known, backend, plain = {}, CpuBackend(), plain_model(tiny_config("qwen2"))
+    backend.register, backend.unregister = known.__setitem__, known.pop
+    choices = PlanChoices(host_boundaries=True)
+    whole = streamed(plain, choices, backend=backend)
+    assert known
+    whole.close()
+    assert not known
+
+    def full(*_):
+        assert known
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("engine.engine.DeviceState", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        streamed(plain, choices, backend=backend)
     gc.collect()
     assert not known
 
