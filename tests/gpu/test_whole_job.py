@@ -11,6 +11,7 @@ from engine.events import ForecastChecked, MemorySampled, RunStarted, StepFinish
 from engine.export import export_run
 from engine.job import resume_run, start_run
 from engine.restore import newest_checkpoint
+from engine.sizes import MIB
 from tests.asking import ask_run
 from tests.folders import WORDS, make_config, make_model, make_tokenizer
 from tests.test_trainer import events_of, execute, planes_on_disk
@@ -52,8 +53,9 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_p
     assert (first.moment, last.moment) == ("dry_run", "end")
     peak = first.quantities["gpu_peak_bytes"]
     measured = last.quantities["gpu_peak_bytes"]["measured"]
-    # The optimizer, which the dry run leaves out, is all that may take more in so small a model.
-    assert 0.95 * measured <= peak["measured"] <= measured <= peak["predicted"]
+    # The optimizer, which the dry run leaves out, is all that may take more: on a stream of its own the allocator keeps its own
+    # segments, of 20 MiB each (two of them and a small one on an H200).
+    assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
     monkeypatch.setattr("engine.trainer.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
