@@ -204,24 +204,24 @@ def test_a_model_is_found_by_words_in_any_order(page):
 
 
 def settled(page, asked):
-    """Until nothing has been asked for a while."""
+    """Until nothing has been asked for longer than the page waits for a Gradio that is slow to take over what was typed."""
     before = -1
     while len(asked) != before:
         before = len(asked)
-        page.wait_for_timeout(500)
+        page.wait_for_timeout(1000)
 
 
 def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
-    page.wait_for_timeout(500)
     asked = []
     page.on("request", lambda request: asked.append(request.post_data_json) if request.url.endswith("/api/check") else None)
+    settled(page, asked)
+    asked.clear()
     for name, leave in (("first", lambda: page.keyboard.press("Enter")), ("second", lambda: None)):
         typed(page, "data.source", f"assets/{name}.jsonl")
         page.wait_for_timeout(300)
         assert not asked
         leave()
         select(page, "train.steps")
-        page.wait_for_timeout(500)
         settled(page, asked)
         # Again where Gradio is slow to take over what was typed, but never with the beginning of a name.
         assert {form["shown"]["data.source"] for form in asked} == {f"assets/{name}.jsonl"}
@@ -229,7 +229,7 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         asked.clear()
     for field in ("model.source", "data.source", "train.steps"):
         select(page, field)
-    page.wait_for_timeout(500)
+    settled(page, asked)
     assert all(form == last for form in asked), "nothing has changed"
 
 
