@@ -253,8 +253,8 @@ def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: 
 def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
     """Whether one call under a mask takes less time than a call for each document."""
     rows, _, tokens, _ = query.shape
-    if query.is_cuda:  # which waits for calls, and where the planner counts the mask
-        return rows * tokens**2 <= MASK_ELEMENTS
+    if query.is_cuda:  # which waits for calls; the planner counts the mask
+        return query.dtype == torch.float32 and rows * tokens**2 <= MASK_ELEMENTS
     return query.numel() * tokens <= _MASKED_AT_ONCE * sum(map(len, documents.lengths))
 
 
@@ -263,7 +263,8 @@ def _fused_attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, 
     """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to twice as fast as the flash
     kernels of torch, but they do not always sum in one order."""
     attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
-    if query.is_cuda and query.dtype == torch.float32 and key.shape[1] < query.shape[1] and key.shape[2] == query.shape[2] > 1:
+    shares = key.shape[1] < query.shape[1] and key.shape[2] == query.shape[2] > 1 and given.get("position_bias") is None
+    if shares and query.is_cuda and query.dtype == torch.float32:
         causal = given.get("is_causal")
         causal = dense is None and (getattr(module, "is_causal", True) if causal is None else causal)
         return _by_group(query, key, value, dense, causal, dropout=given["dropout"], scaling=given["scaling"]), None

@@ -318,6 +318,19 @@ def test_attention_by_documents_makes_no_masks_on_the_gpu():
     assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(True, 512, "cpu")
 
 
+def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
+    free = dataclasses.replace(big_shape("float32"), attention=DOCUMENTS, argument_numel=0)
+    same = dict(engine__rounds=1, engine__residency=0, engine__save_level="boundary_host", train__batch_size=8)
+
+    def masks(rows: int, length: int) -> int:
+        packed, plain = ({item.name: item.bytes for item in on_gpu(80, free, length, data__packing=packing,
+                                                                   train__micro_batch_size=rows, **same).gpu_items}
+                         for packing in (True, False))
+        return packed["Tokens and masks"] - plain["Tokens and masks"]
+
+    assert masks(4, 512) == 8 * 512 * 512 * 4 and masks(8, 512) == 0 and masks(1, 1024) == 8 * 1024 * 1024 * 4
+
+
 # ---------------------------------------------------------------------- contradictions
 
 @pytest.mark.parametrize("field,changes", [

@@ -8,9 +8,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.attention import Documents, Pattern
+from engine.attention import Documents, Pattern, _by_group
 from engine.config import ModelConfig
 from engine.layout import DOCUMENTS
 from engine.leak import Packing, packing_of
@@ -179,6 +180,21 @@ def test_a_mask_for_short_rows_is_what_the_documents_see(window, chunk):
             start += length
     assert torch.equal(mask, expected)
     assert documents.mask(window, chunk, torch.float32) is mask
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_that_share_keys_give_the_same_group_by_group(masked):
+    """As a GPU computes them in float32: heads in their order, and the gradients of shared keys summed."""
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(2, heads, 11, 8, generator=generator, requires_grad=True) for heads in (6, 2, 2))
+    dense = torch.zeros(11, 11).masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf) if masked else None
+    found = _by_group(query, key, value, dense, not masked, dropout=0.0, scaling=0.3)
+    wanted = F.scaled_dot_product_attention(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True,
+                                            scale=0.3).transpose(1, 2)
+    weights = torch.randn(wanted.shape, generator=generator)
+    torch.testing.assert_close(found, wanted)
+    for ours, theirs in zip(*(torch.autograd.grad((out * weights).sum(), (query, key, value)) for out in (found, wanted))):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "llama4_text"])
