@@ -20,11 +20,13 @@ _API, _FILE = re.compile(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?"), re.com
 @dataclass
 class FakeHub:
     """`models`: folders by id. `gated`: ids whose files nobody may have. `pause`: seconds before each piece of weights.
+    `silent`: ids about which it says nothing at all.
     `breaks_after`: bytes of weights in all after which connections break and no new one answers; None for never.
     `claimed`: sizes that the listing claims of files, in place of the real ones. `ignores_ranges`: whole files are sent."""
 
     models: dict[str, Path]
     gated: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
     pause: float = 0.0
     breaks_after: int | None = None
     claimed: dict[str, int] = field(default_factory=dict)
@@ -95,6 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.is_broken:
             self.close_connection = True
             return
+        found = _API.fullmatch(path) or _FILE.fullmatch(path)
+        if found and found[1] in self.hub.silent:
+            time.sleep(3600)
         if found := _API.fullmatch(path):
             self._listing(found[1])
         elif found := _FILE.fullmatch(path):

@@ -118,8 +118,9 @@ def test_the_queue_goes_on_when_a_detached_run_ends(session, monkeypatch):
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(session, monkeypatch, request, stopped):
     monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
-    session.queue.add(CONFIG)
-    session.queue.set_detached(session.queue.listed()[0].id, True)
+    with session.queue._change:  # or it might have been started by then
+        session.queue.add(CONFIG)
+        session.queue.set_detached(session.queue.listed()[0].id, True)
     wait_for(lambda: session.busy_id is not None and not session.queue.listed(), SECONDS)
     away = open_run(session.runs_dir, session.busy_id)
     wait_for(away.is_running, SECONDS)

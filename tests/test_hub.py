@@ -174,6 +174,8 @@ def test_it_is_given_up_while_the_hub_says_nothing(hub, monkeypatch):
         fetch(NAME, True, progress, nothing)
     assert looks[-1].startswith("5 of 6 files, nothing has come for ") and processes() == []
 
+    hub.silent.add("acme/other")
+
     def check():
         raise GivenUp
 
