@@ -12,7 +12,7 @@ import {RunBar, showProgress} from './runbar.js';
 import {RunList} from './runs.js';
 import {Talk} from './talk.js';
 import {Timeline} from './timeline.js';
-import {mountTrain, serverAnswers, trainShown} from './train.js';
+import {mountTrain, runsFound, serverAnswers, trainShown} from './train.js';
 
 const TABS = ['train', 'live', 'runs', 'talk', 'hardware'];
 const SLOWEST = 5000, HIDDEN = 10000, RESTING = 2000;
@@ -126,6 +126,7 @@ async function poll() {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
     if (turn !== page.turn) return;
+    runsFound(Boolean(page.run));
     if (page.tab === 'runs' && !document.hidden) await places.runs?.refresh();
     if (page.tab === 'talk' && !document.hidden && places.talk) {
       places.talk.refresh(page.chosen ? page.run : null, page.talkTo);

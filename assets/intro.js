@@ -1,6 +1,6 @@
 // What a newcomer sees above the form: what this is, this machine, and three steps with how far each of them is.
 
-import {field, send, setText} from './dom.js';
+import {field, setText} from './dom.js';
 
 const KEPT = 'ramstream-intro';
 const CONTROLS = {'model-source': '#field-model-source :is(input, textarea)',
@@ -19,20 +19,14 @@ export class Intro {
     for (const button of element.querySelectorAll('[data-to]')) {
       button.addEventListener('click', () => point(button.dataset.to));
     }
-    // The first run may begin while another tab is looked at: asked again whenever this one comes back.
-    new IntersectionObserver(([seen]) => { if (seen.isIntersecting && !this.hasRuns) this.look(); }).observe(
-      element.querySelector('.rs-intro'));
-    this.look();
   }
 
   part(name) { return this.root.querySelector(`[data-part="${name}"]`); }
 
-  async look() {
-    try {
-      this.hasRuns = Boolean((await send('/api/live')).run_id);
-    } catch {
-      return;  // the run bar says that the server does not answer
-    }
+  // Whoever has a run knows what this is.
+  tellRuns(hasRuns) {
+    if (hasRuns === this.hasRuns) return;
+    this.hasRuns = hasRuns;
     this.show();
   }
 

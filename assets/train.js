@@ -15,11 +15,16 @@ const text = (name) => ({element}, value) => { field(element, name).textContent 
 const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), queued: text('queued'),
   preview: (place, preview) => { drawPreview(place, preview); places.intro?.shown.read(preview); }};
 const places = {};
+let hasRuns = null;  // not known yet
 
 export function mountTrain(place) {
   places[place.name] = place;
   if (place.name === 'verdict') { mountVerdict(place); return; }
-  if (place.name === 'intro') { place.shown = new Intro(place.element, place.props.value); return; }
+  if (place.name === 'intro') {
+    place.shown = new Intro(place.element, place.props.value);
+    if (hasRuns !== null) place.shown.tellRuns(hasRuns);
+    return;
+  }
   const show = () => draw[place.name]?.(place, place.props.value ?? {});
   place.watch('value', show);
   show();
@@ -31,6 +36,12 @@ export function trainShown() {
   if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
   verdict.wasLookedAt = true;
   preview.trigger('submit');
+}
+
+// Whether there is any run, as far as the server has looked.
+export function runsFound(does) {
+  hasRuns = does;
+  places.intro?.shown.tellRuns(hasRuns);
 }
 
 // Whether the server answers. What was typed while it did not is checked, and so kept, as soon as it does.
