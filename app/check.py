@@ -81,10 +81,11 @@ class Checker:
                           "size": _size_words(report), "why_not": why_not or ""}
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """The first rows with what is trained marked, and how the data were understood; or `error`."""
+        """The first rows with what is trained marked, and how the data were understood; or `error`. With them what was given as
+        data, `given`."""
         try:
             config = read_config(shown)
-            return self._preview(config.model.source, config.data)
+            return self._preview(config.model.source, config.data) | {"given": shown["data.source"]}
         except ConfigError as error:
             return {"error": as_labelled(describe_error(error))}
         except RamstreamError as error:

@@ -100,7 +100,7 @@ class Guard:
             if isinstance(body, int):
                 await _respond(send, body, "The request is too large." if body == 413 else "The request never arrived.")
                 return
-            receive = _replay(body, receive)
+            receive = replayed(body, receive)
         await self.app(scope, receive, _with_security_headers(send))
 
     def _by_link(self, scope: Scope) -> tuple[int, str, str, str] | None:
@@ -216,7 +216,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """What an application receives when the body of its request was read already."""
     sent = False
 
     async def again() -> Message:

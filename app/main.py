@@ -93,7 +93,9 @@ def _wire(page: gr.Blocks, session: Session, checker: Checker, presets: dict[str
         yield {"pending": True}
         yield checker.preview(shown_in(values))
 
-    def load_preset(file: str) -> dict[Any, Any]:
+    def load_preset(file: str | None) -> dict[Any, Any]:
+        if file is None:
+            return {panel.about: gr.skip()}
         preset = presets[file]
         shown = filled(shown_values(preset.config)) if preset.config is not None else {}
         return shown | {panel.about: {"about": preset.about}}

@@ -47,8 +47,12 @@ def _refusal(status: int, sentence: str) -> JSONResponse:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The body of a request. Raises RunError unless it is a JSON object whose texts can be written to a file."""
-    raw = await request.body()
+    """The body of a request, see `json_object`."""
+    return json_object(await request.body())
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """What a body says. Raises RunError unless it is a JSON object whose texts can be written to a file."""
     try:
         body = json.loads(raw)
         if isinstance(body, dict) and not _is_deeper(body, DEEPEST):

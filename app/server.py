@@ -23,6 +23,7 @@ from app.check import Checker
 from app.compare_routes import compare_routes
 from app.draft_routes import draft_routes
 from app.form import settings
+from app.gradio_calls import CheckedCalls
 from app.gradio_paths import OnlyNeeded
 from app.guard import Guard, GuardPolicy
 from app.hardware import Hardware
@@ -58,7 +59,7 @@ def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: Guard
     modules, styles = ([f"/ramstream/{name}" for name in PAGE_FILES if name.endswith(end)] for end in (".js", ".css"))
     opening = Middleware(Opening, session=session, scripts=[plotly_address()], styles=styles, modules=modules)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes,
-                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), opening])
+                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), Middleware(CheckedCalls, page=page), opening])
     app = gr.mount_gradio_app(app, page, path="/", head=_head(), ssr_mode=False, run_history=False, show_error=False,
                               enable_monitoring=False, footer_links=[], pwa=False, mcp_server=False, **mount)
     # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run.

@@ -7,13 +7,21 @@ import {SmallFigure} from './small_figure.js';
 
 const TYPING_PAUSE = 80, AT_ONCE = 20, TOGETHER = 5, RETRY = 2000;
 const BEHIND = 100, TIMES_BEHIND = 50;
+const UNREAD = 'A run would refuse the names of these columns: say which one is what, in the preview of the data.';
 const SUGGESTED = 8;
 const BOX = '[data-testid="textbox"]', MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const text = (name) => ({element}, value) => { field(element, name).textContent = value[name] ?? ''; };
 const draw = {header: text('machine'), about: text('about'), why_not: text('why_not'), queued: text('queued'),
-  preview: (place, preview) => { drawPreview(place, preview); places.intro?.shown.read(preview); }};
+  preview: (place, preview) => {
+    drawPreview(place, preview);
+    if (preview.pending) return;
+    place.read = preview;
+    places.intro?.shown.read(preview);
+    const {verdict} = places;
+    if (verdict?.said && verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
+  }};
 const places = {};
 let hasRuns = null;  // not known yet
 
@@ -124,8 +132,27 @@ async function check(place, form) {
     verdict = {...UNCHECKED, reasons: [error.message], why_not: error.message};
   }
   if (signal.aborted) return;
+  place.said = verdict;
   drawVerdict(place, verdict);
+  offer(place);
   places.intro?.shown.judged(verdict, form);
+}
+
+// Start and the remedies are Gradio's, which follows these values; Start may have answered why not itself before.
+function offer(place) {
+  const {can_start, can_queue, remedies, why_not} = place.said, unread = areColumnsUnread(place.form);
+  place.unread = unread;
+  place.props.value = {can_start: can_start && !unread, can_queue: can_queue && !unread, remedies};
+  const why = why_not || (unread ? UNREAD : '');
+  places.why_not.props.value = {why_not: why};
+  draw.why_not(places.why_not, {why_not: why});
+  if (!can_queue && places.queued) draw.queued(places.queued, {});  // of a place in the queue that is no longer true
+}
+
+// Whether the preview that is shown, if it is of these data, waits for a person to choose columns.
+function areColumnsUnread({shown}) {
+  const {given, mapping} = places.preview?.read ?? {};
+  return given === shown['data.source'] && ['guess', 'none'].includes(mapping?.state);
 }
 
 // Boxes of a tab that is not looked at are not drawn anew, and nobody types into them.
@@ -215,7 +242,7 @@ const UNCHECKED = {tone: 'bad', headline: 'This cannot be checked now.', size: '
   field: null, can_start: false, can_queue: false};
 
 function drawVerdict(place, verdict) {
-  const {element} = place, {can_start, can_queue, remedies, why_not} = verdict;
+  const {element} = place;
   element.querySelector('.rs-verdict').dataset.tone = verdict.tone;
   for (const name of ['headline', 'size', 'help']) field(element, name).textContent = verdict[name];
   field(element, 'reasons').replaceChildren(...verdict.reasons.map((reason) => el('li', {}, reason)));
@@ -224,11 +251,6 @@ function drawVerdict(place, verdict) {
     el('dd', {}, row.text, row.note ? el('small', {}, row.note) : null))));
   for (const node of document.querySelectorAll('.rs-wrong')) node.classList.remove('rs-wrong');
   if (verdict.field) document.getElementById(verdict.field)?.classList.add('rs-wrong');
-  // Start and the remedies are Gradio's, which follows these values; Start may have answered why not itself before.
-  place.props.value = {can_start, can_queue, remedies};
-  places.why_not.props.value = {why_not};
-  draw.why_not(places.why_not, {why_not});
-  if (!can_queue && places.queued) draw.queued(places.queued, {});  // of a place in the queue that is no longer true
 }
 
 function drawParts({element, parts}, bars) {

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from app.form import shown_values
+from app.gradio_calls import CALLS
 from app.panels import FIRST_PRESET
 from engine.config import TrainConfig
 from engine.paths import PROGRAM_ROOT
@@ -144,6 +145,55 @@ def test_wrong_bodies_are_told_in_a_sentence(ask, path):
     for content, answer in zip(RAW, answers):
         if content not in RAW[-2:]:
             assert answer.status_code == 409 and "not a JSON object" in answer.json()["error"], content[:40]
+
+
+@pytest.fixture(scope="module")
+def calls(app):
+    """A call of every function of the page that runs here, with nothing in its form, by its name."""
+    async def ask():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
+            return (await client.get("/config")).json()["dependencies"]
+
+    return {function["api_name"]: {
+        "data": [None] * len(function["inputs"]), "event_data": None, "fn_index": function["id"], "trigger_id": None,
+        "session_hash": "abcdef"} for function in asyncio.run(ask()) if function["backend_fn"]}
+
+
+@pytest.mark.parametrize("path", CALLS)
+def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, path):
+    """Gradio takes them."""
+    assert {"preview", "load_preset", "open_page", "start", "enqueue"} <= set(calls)
+    wrong = [json.dumps(changed(call, (name,), value)).encode() for call in calls.values()
+             for name in ("data", "fn_index", "session_hash", "trigger_id") for value in WRONG if value is not None]
+    wrong += [json.dumps(changed(call, (name,), remove=True)).encode() for call in calls.values()
+              for name in ("data", "fn_index", "session_hash")]
+    answers = ask([("POST", path, content) for content in [*RAW, *wrong]])
+    told = {answer.json().get("error", "").partition(";")[0] for answer in answers}
+    assert told - {""} == {
+        "The request is not a JSON object of plain texts and numbers.", "fn_index is no function of this page",
+        "data is not the 51 texts and switches that this function takes",
+        "data is not the 1 texts and switches that this function takes",
+        "data is not the 0 texts and switches that this function takes",
+        "session_hash is no name of a session", "trigger_id is no component of this page"}
+
+
+def test_wrong_values_for_the_pages_functions_are_told_in_a_sentence(ask, calls):
+    wrong = [json.dumps(changed(calls[name], ("data", place), value)).encode()
+             for name in ("preview", "load_preset", "enqueue") for place in range(len(calls[name]["data"]))
+             for value in (True, "", "\x00", "x" * 200_000)]
+    assert {answer.status_code for answer in ask([("POST", CALLS[1], content) for content in wrong])} == {200, 409}
+
+
+def test_a_fault_in_a_function_of_the_page_is_told_in_a_sentence(app, calls, monkeypatch):
+    monkeypatch.setattr("app.main.read_config", lambda shown: 1 // 0)
+
+    async def fail():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
+            return await client.post(CALLS[1], json=calls["enqueue"])
+
+    answer = asyncio.run(fail())
+    assert answer.status_code == 500 and answer.json() == {
+        "error": "The program failed at this by a fault of its own; the terminal in which it runs says where."}
 
 
 def test_deleting_takes_an_object_too(ask, folder):

@@ -30,6 +30,9 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping).to_have_attribute("open", "")
     expect(mapping.locator("tbody th")).to_have_text(["nr", HOSTILE, "Wohin", "notes"])
 
+    expect(page.locator("#start")).to_be_disabled()
+    expect(page.get_by_text("A run would refuse the names of these columns")).to_be_visible()
+
     mapping.locator("[data-role=prompt]").select_option(label=HOSTILE)
     mapping.locator("[data-role=completion]").select_option(label="Wohin")
     expect(mapping).to_contain_text("as you chose")
@@ -39,6 +42,7 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
 
     page.wait_for_selector("#start:not([disabled])")
+    expect(page.get_by_text("A run would refuse the names of these columns")).to_have_count(0)
     page.locator("#start").click()
     page.wait_for_url(re.compile(r"tab=live"))
     expect(page.locator(".rs-bar")).to_contain_text(re.compile("Stop and save"))
