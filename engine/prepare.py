@@ -127,9 +127,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     model = build_model(hf_config, config.model)
     check()
     newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
-    if config.model.init == "pretrained" and newest is None:  # a model that cannot be streamed is not waited for
-        fetch(config.model.source, True, download, check)
-    # Its processes are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
+    # Processes that read data are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
     problem = model.packing.problem_of(config.data.max_seq_len)
     problem = problem and f"{hf_config.model_type}: {problem}"
     data = prepare_data(config.data, tokenizer, config.train.seed, problem, Progress(recorder, "tokenise", check))
@@ -146,6 +144,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
                            "or start a new run.")
         for sentence in changed_settings(config, folder.id, state, newest.step, total_steps):
             recorder.emit(LogLine("warning", sentence))
+    if config.model.init == "pretrained" and newest is None:  # not waited for where model or data cannot be used
+        fetch(config.model.source, True, download, check)
     backend = open_backend(config.engine.device)
     store = planned = None
     try:

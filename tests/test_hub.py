@@ -356,3 +356,17 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
     said = again.communicate(timeout=120)[0]
     assert again.returncode == 0, said
     assert [path for _, path, _ in hub.requests] == asked
+
+
+def test_weights_are_not_waited_for_where_the_data_cannot_be_used(model, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"nr": 1, "what": 2}\n' * 20, encoding="utf-8")
+    config = make_config(tmp_path).to_dict()
+    config["model"]["source"], config["data"]["source"] = NAME, str(rows)
+    preset = tmp_path / "preset.yaml"
+    preset.write_text(yaml.safe_dump(config), encoding="utf-8")
+    with serve(FakeHub({NAME: model})) as hub:
+        process = train(tmp_path, hub.variables(tmp_path / "hub"), preset)
+        said = process.communicate(timeout=120)[0]
+        assert process.returncode != 0 and "rows.jsonl" in said, said
+        assert hub.requests and hub.weights_asked() == []
