@@ -24,7 +24,7 @@ export function carryGradio(connection) {
       try {
         return await plain(input, init);
       } catch (error) {
-        if (init.signal?.aborted || left <= 1) throw error;
+        if (isGivenUp(input, init) || left <= 1) throw error;
         connection.lose();
       }
     }
@@ -83,7 +83,8 @@ export function carryGradio(connection) {
               return;
             }
           } catch (error) {
-            if (init.signal?.aborted || left <= 0) { stream.error(error); return; }
+            // Gradio gives a stream up once it was told that it ends, which it may be before it has ended.
+            if (isGivenUp(input, init) || left <= 0) { stream.error(error); return; }
             await again();
           }
         }
@@ -93,6 +94,8 @@ export function carryGradio(connection) {
     return new Response(body, {headers: {'content-type': 'text/event-stream'}});
   }
 }
+
+const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborted);
 
 // The messages of a stream of server-sent events.
 async function* read(answer) {

@@ -287,48 +287,6 @@ def test_a_server_that_is_killed_and_started_again(own):
     assert next(run for run in list_runs(server.runs) if run.id == detached.id).state == "stopped"
 
 
-# Events of Gradio's over a connection that breaks: the server goes while it answers, and the next one knows nothing of it.
-BROKEN = """async () => {
-  const {carryGradio} = await import('/ramstream/gradio.js'), {Connection} = await import('/ramstream/connection.js');
-  const connection = new Connection((isLost) => { if (isLost) setTimeout(() => connection.answered('two', null), 20); });
-  const sent = [], bytes = (message) => new TextEncoder().encode(`data: ${JSON.stringify(message)}\\n\\n`);
-  const stream = (messages, breaks) => () => new Response(new ReadableStream({pull(pipe) {
-    if (messages.length) pipe.enqueue(bytes(messages.shift()));
-    else if (breaks) pipe.error(new TypeError('network error'));
-    else pipe.close();
-  }}));
-  const away = () => { throw new TypeError('Failed to fetch'); };
-  const named = (id) => () => new Response(JSON.stringify({event_id: id}));
-  const answers = [named('a'), stream([{msg: 'process_starts', event_id: 'a'}], true), away, named('b'), away,
-    stream([{msg: 'unexpected_error'}]), named('c'), stream([{msg: 'process_completed', event_id: 'c'}, {msg: 'close_stream'}]),
-    away];
-  window.fetch = async (address, init) => {
-    sent.push(`${init.method ?? 'GET'} ${address.slice('/gradio_api/'.length)} ${init.body ?? ''}`.trim());
-    return answers.shift()();
-  };
-  carryGradio(connection);
-  const joined = await (await fetch('/gradio_api/queue/join', {method: 'POST', body: 'preview'})).json();
-  const seen = await (await fetch('/gradio_api/queue/data', {})).text();
-  const refused = await fetch('/gradio_api/run/predict', {method: 'POST', body: 'start'});
-  return {joined, sent, refused: [refused.status, (await refused.json()).error],
-    seen: seen.split('\\n\\n').filter(Boolean).map((line) => JSON.parse(line.slice('data:'.length)))};
-}"""
-
-
-def test_an_event_outlives_the_connection_that_it_came_over(browser, server):
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{server.address}/ramstream/gradio.js")
-    found = page.evaluate(BROKEN)
-    context.close()
-    assert found["joined"] == {"event_id": "a"}
-    assert found["seen"] == [{"msg": "process_starts", "event_id": "a"}, {"msg": "process_completed", "event_id": "a"},
-                             {"msg": "close_stream"}]
-    join, data = "POST queue/join preview", "GET queue/data"
-    assert found["sent"] == [join, data, join, join, data, data, join, data, "POST run/predict start"]
-    assert found["refused"][0] == 503 and "nothing was started" in found["refused"][1]
-
-
 GARBAGE = [bytes(range(11, 256)) + b"\n", b'{"kind":"step_finished","run_id":"x"\n', bytes(512) + b"\n", b"\xff\xfe\xfa\n",
            b"[" * 50_000 + b"\n", b"y" * (50 << 20) + b"\n",
            b'{"kind":"step_finished","run_id":"x","seq":9,"time":1.0,"step":1}\n']

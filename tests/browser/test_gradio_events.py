@@ -1,0 +1,79 @@
+"""Events of Gradio's: over a connection that breaks they are carried to their answers; a stream that Gradio itself ends is let
+go."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def plain(context, server):
+    """A page of the server's with nothing of ours in it."""
+    page = context.new_page()
+    page.goto(f"{server.address}/ramstream/gradio.js")
+    return page
+
+
+# The server goes while it answers, and the next one knows nothing of it.
+BROKEN = """async () => {
+  const {carryGradio} = await import('/ramstream/gradio.js'), {Connection} = await import('/ramstream/connection.js');
+  const connection = new Connection((isLost) => { if (isLost) setTimeout(() => connection.answered('two', null), 20); });
+  const sent = [], bytes = (message) => new TextEncoder().encode(`data: ${JSON.stringify(message)}\\n\\n`);
+  const stream = (messages, breaks) => () => new Response(new ReadableStream({pull(pipe) {
+    if (messages.length) pipe.enqueue(bytes(messages.shift()));
+    else if (breaks) pipe.error(new TypeError('network error'));
+    else pipe.close();
+  }}));
+  const away = () => { throw new TypeError('Failed to fetch'); };
+  const named = (id) => () => new Response(JSON.stringify({event_id: id}));
+  const answers = [named('a'), stream([{msg: 'process_starts', event_id: 'a'}], true), away, named('b'), away,
+    stream([{msg: 'unexpected_error'}]), named('c'), stream([{msg: 'process_completed', event_id: 'c'}, {msg: 'close_stream'}]),
+    away];
+  window.fetch = async (address, init) => {
+    sent.push(`${init.method ?? 'GET'} ${address.slice('/gradio_api/'.length)} ${init.body ?? ''}`.trim());
+    return answers.shift()();
+  };
+  carryGradio(connection);
+  const joined = await (await fetch('/gradio_api/queue/join', {method: 'POST', body: 'preview'})).json();
+  const seen = await (await fetch('/gradio_api/queue/data', {})).text();
+  const refused = await fetch('/gradio_api/run/predict', {method: 'POST', body: 'start'});
+  return {joined, sent, refused: [refused.status, (await refused.json()).error],
+    seen: seen.split('\\n\\n').filter(Boolean).map((line) => JSON.parse(line.slice('data:'.length)))};
+}"""
+
+
+def test_an_event_outlives_the_connection_that_it_came_over(plain):
+    found = plain.evaluate(BROKEN)
+    assert found["joined"] == {"event_id": "a"}
+    assert found["seen"] == [{"msg": "process_starts", "event_id": "a"}, {"msg": "process_completed", "event_id": "a"},
+                             {"msg": "close_stream"}]
+    join, data = "POST queue/join preview", "GET queue/data"
+    assert found["sent"] == [join, data, join, join, data, data, join, data, "POST run/predict start"]
+    assert found["refused"][0] == 503 and "nothing was started" in found["refused"][1]
+
+
+# Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not ended yet.
+GIVEN_UP = """async () => {
+  const {carryGradio} = await import('/ramstream/gradio.js'), {Connection} = await import('/ramstream/connection.js');
+  const changes = [], sent = [], given = new AbortController();
+  window.fetch = async (request) => {
+    sent.push(new URL(request.url).pathname);
+    request.signal.throwIfAborted();
+    return new Response(new ReadableStream({start(pipe) {
+      pipe.enqueue(new TextEncoder().encode('data: {"msg": "close_stream"}\\n\\n'));
+      request.signal.addEventListener('abort', () => pipe.error(request.signal.reason));
+    }}));
+  };
+  carryGradio(new Connection((isLost) => changes.push(isLost)));
+  const reader = (await fetch(new Request('/gradio_api/queue/data', {signal: given.signal}))).body.getReader();
+  const first = new TextDecoder().decode((await reader.read()).value);
+  given.abort();
+  const end = await reader.read().then(() => 'an answer', (error) => error.name);
+  return {first, end, sent, changes};
+}"""
+
+
+def test_a_stream_that_gradio_gives_up_is_not_asked_for_again(plain):
+    found = plain.evaluate(GIVEN_UP)
+    assert "close_stream" in found["first"] and found["end"] == "AbortError"
+    assert found["sent"] == ["/gradio_api/queue/data"] and found["changes"] == []
