@@ -10,6 +10,7 @@ const SHORT = {prompt: 'prompt', completion: 'completion', input: 'added to the 
 const NEEDED = ['prompt', 'completion', 'messages', 'text'];
 const STATES = {found: '', several: '· more than one reading', named: '· as you chose', guess: '· a guess, please check',
   none: '· please choose'};
+const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g;  // to YAML
 const SAID = {
   several: 'The names of the columns fit more than one reading. This is the one that is taken; choose another one if it is not '
     + 'what you mean.',
@@ -30,7 +31,7 @@ export class Mapping {
   show(mapping, failed) {
     this.root.hidden = !mapping || (mapping.columns.length < 2 && mapping.state === 'found');
     if (this.root.hidden) { this.mapping = null; return; }
-    const names = JSON.stringify(mapping.columns), {state} = mapping, unsure = state !== 'found';
+    const names = JSON.stringify([mapping.columns, mapping.mix?.place]), {state} = mapping, unsure = state !== 'found';
     const isNew = names !== this.names;
     this.names = names;
     this.mapping = mapping;
@@ -40,7 +41,7 @@ export class Mapping {
     if (isNew) this.root.open = unsure || failed;
     else if (unsure || failed) this.root.open = true;
     this.root.dataset.state = state;
-    field(this.root, 'mapping-state').textContent = STATES[state];
+    field(this.root, 'mapping-state').textContent = `${mapping.mix ? `in ${mapping.mix.name} ` : ''}${STATES[state]}`;
     this.say(mapping.why ? `${mapping.why} What is shown is a guess: choose, or use it as it is.` : SAID[state] ?? '');
     this.part('use').hidden = state !== 'guess';
     this.part('clear').hidden = state !== 'named';
@@ -108,8 +109,30 @@ export class Mapping {
 
   // What the form is to show: every part, since what is not chosen is not used.
   changes(chosen) {
+    if (this.mapping.mix) return {'data.source': this.mixed(this.mapping.mix, chosen)};
     const shown = new Map(this.mapping.columns.map((column) => [column.name, column.shown]));
     return {'data.format': 'auto', ...Object.fromEntries(Object.keys(PARTS).map((role) => [`data.columns.${role}`,
       this.selects.has(role) && chosen[role] !== undefined ? shown.get(chosen[role]) : '']))};
   }
+
+  // The sources of a mix as its field has them, one of them with other columns.
+  mixed({sources, place, format}, chosen) {
+    const columns = Object.fromEntries([...this.selects.keys()].filter((role) => chosen[role] !== undefined).map(
+      (role) => [role, chosen[role]]));
+    return inFlow(sources.map((source, index) => {
+      if (index !== place) return source;
+      const {format: _, columns: __, ...other} = source;
+      if (!Object.keys(columns).length) return other;
+      return {...other, ...(format === 'auto' ? {} : {format: 'auto'}), columns};
+    }));
+  }
+}
+
+// A value of the settings in YAML's flow style, on one line.
+function inFlow(value) {
+  if (Array.isArray(value)) return `[${value.map(inFlow).join(', ')}]`;
+  if (value && typeof value === 'object') {
+    return `{${Object.entries(value).map(([name, inner]) => `${name}: ${inFlow(inner)}`).join(', ')}}`;
+  }
+  return JSON.stringify(value).replace(UNPRINTABLE, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, '0')}`);
 }

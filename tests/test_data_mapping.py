@@ -68,7 +68,28 @@ def test_a_source_of_a_mix_has_columns_of_its_own(tmp_path, tokenizer):
     mixed = preset(max_seq_len=128, source=[{"source": str(first), "columns": {"prompt": "Frage", "completion": "Wohin"}},
                                             {"source": str(second)}])
     assert prepare_data(mixed.data, tokenizer, 1).train.loss_tokens > 0
-    assert preview_with_columns(mixed.data, tokenizer)["mapping"] is None
+    mapping = preview_with_columns(mixed.data, tokenizer)["mapping"]
+    assert (mapping["state"], mapping["mix"]["place"], mapping["mix"]["name"]) == ("named", 0, "a.jsonl")
+
+
+def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, tokenizer):
+    paths = [write(tmp_path / f"{name}.jsonl", rows) for name, rows in (
+        ("usual", [{"prompt": "he", "completion": "an"}]), ("odd", ODD), ("none", [{"a": 1, "b": 2}]))]
+    sources = [{"source": str(path), "weight": 2} for path in paths]
+    shown = preview_with_columns(preset(source=sources, format="auto").data, tokenizer)
+    assert "none.jsonl (a, b) fit no known format" in shown["error"] and shown["mapping"]["state"] == "none", "nothing to guess from"
+    assert shown["mapping"]["mix"]["place"] == 2
+
+    shown = preview_with_columns(preset(source=sources[:2]).data, tokenizer)
+    mapping = shown["mapping"]
+    assert mapping["state"] == "guess" and mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
+    assert mapping["mix"] == {"sources": sources[:2], "place": 1, "name": "odd.jsonl", "format": "auto"}
+    assert any("an hello" in text for text in trained(shown))
+
+    told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
+    mapping = preview_with_columns(preset(source=told).data, tokenizer)["mapping"]
+    assert mapping["state"] == "named" and mapping["mix"]["sources"] == told
+    assert preview_with_columns(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, "nothing to be told"
 
 
 # ---------------------------------------------------------------------- refused

@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 from engine.config import AUTO
+from engine.data.encoded import Numbered
 from engine.data.formats import ColumnMap, first_values, fitting_formats, looks_like, map_columns, rivals
-from engine.data.preview import preview, read_first, shown_rows
-from engine.data.sources import Row
-from engine.data_settings import DataColumns, DataConfig
+from engine.data.preview import read_parts, shown_rows
+from engine.data.sources import Row, Source
+from engine.data_settings import DataColumns, DataConfig, DataSource
 from engine.errors import DataError
 
 KINDS = {"pair": ("prompt", "completion", "input", "system"), "conversation": ("messages", "system", "tools"),
@@ -37,31 +38,70 @@ _WORDS = {
 
 
 def preview_with_columns(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """As `preview`, with `mapping` beside it: what a person can choose (None for a mix of several sources).
+    """As `preview`, with `mapping` beside it: what a person can choose.
 
     `mapping` has `state` (found: the names tell; several: they tell more than one thing; named: the settings say so; guess:
     nothing tells, and the rows are shown as they would be read; none: there is nothing to guess from), `why` (where the
     settings ask for something that is not there, the sentence that says so), `kind` (one of `kinds`, which has the parts of
-    each), `chosen` (part to column) and `columns` (each `{name, example}`). Where rows cannot be read as they are mapped the
-    answer is `error`, a sentence, and `mapping`. Raises DataError where there are no rows to choose from."""
-    if not isinstance(config.source, str):
-        return preview(config, tokenizer, rows) | {"mapping": None}
-    source, read = read_first(config)
-    first = [row for _, row, _ in read]
-    mapping = columns_to_choose(config, first)
-    try:
+    each), `chosen` (part to column) and `columns` (each `{name, example}`). Of several sources it is that of the first for
+    which a run would have to be told, then of the first that was told (None where there is neither), and has `mix`: `sources`
+    (as `data.source`), the `place` of this one among them, its `name`, and `format`, that of the others. Where rows cannot be
+    read as they are mapped the answer is `error`, a sentence, and `mapping`. Raises DataError where there are no rows to choose
+    from."""
+    opened: list[tuple[Source, ColumnMap, list[Numbered]]] = []
+    looked_at: list[tuple[str, dict[str, Any]]] = []
+    for part, source, read in read_parts(config, rows):
+        mapping = columns_to_choose(part, [row for _, row, _ in read])
+        looked_at.append((source.name, mapping))
         try:
-            columns = map_columns(config.format, first, source, config.columns)
+            opened.append((source, _mapped(part, source, read, mapping), read))
         except DataError as error:
-            if mapping["state"] != "guess":
-                raise
-            if config.columns.named() or config.format != AUTO:
-                mapping["why"] = str(error)
-            columns = map_columns(AUTO, first, source, DataColumns(**mapping["chosen"]))
-        return shown_rows(config, tokenizer, rows, [(source, columns, read)]) | {
-            "mapping": mapping | {"kind": kind_of(columns), "chosen": columns.columns}}
+            return {"error": str(error), "mapping": _of(config, len(looked_at) - 1, *looked_at[-1])}
+    mapping = _to_choose(config, looked_at)
+    try:
+        return shown_rows(config, tokenizer, rows, opened) | {"mapping": mapping}
     except DataError as error:
         return {"error": str(error), "mapping": mapping}
+
+
+def _mapped(part: DataConfig, source: Source, read: list[Numbered], mapping: dict[str, Any]) -> ColumnMap:
+    """How the rows of a source are read: as a run would, or by the guess. Completes `mapping`. Raises DataError."""
+    first = [row for _, row, _ in read]
+    try:
+        columns = map_columns(part.format, first, source, part.columns)
+    except DataError as error:
+        if mapping["state"] != "guess":
+            raise
+        if part.columns.named() or part.format != AUTO:
+            mapping["why"] = str(error)
+        columns = map_columns(AUTO, first, source, DataColumns(**mapping["chosen"]))
+    mapping |= {"kind": kind_of(columns), "chosen": columns.columns}
+    return columns
+
+
+def _to_choose(config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]) -> dict[str, Any] | None:
+    """The mapping that a person is shown, of those of the sources, each with its source's name."""
+    if isinstance(config.source, str):
+        return looked_at[0][1]
+    unsure = [place for place, (_, mapping) in enumerate(looked_at) if mapping["state"] in ("guess", "none")]
+    told = [place for place, part in enumerate(config.source) if part.columns.named()]
+    return next((_of(config, place, *looked_at[place]) for place in unsure + told), None)
+
+
+def _of(config: DataConfig, place: int, name: str, mapping: dict[str, Any]) -> dict[str, Any]:
+    """The mapping of the source at `place`, with what the settings of a mix need to change it."""
+    if isinstance(config.source, str):
+        return mapping
+    return mapping | {"mix": {"sources": [_plain(part) for part in config.source], "place": place, "name": name,
+                              "format": config.format}}
+
+
+def _plain(part: DataSource) -> dict[str, Any]:
+    """A source of a mix as it stands in `data.source`, without what is usual."""
+    named = part.columns.named()
+    return {"source": part.source} | ({"weight": part.weight} if part.weight != 1 else {}) | {
+        name: value for name in ("split", "format") if (value := getattr(part, name)) is not None} | (
+        {"columns": named} if named else {})
 
 
 def kind_of(columns: ColumnMap) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,9 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
     `histogram` `{edges, counts}` of these, `packed_rows` (that the measured examples come to when they share rows, None where
     they do not) and `percent_filled` of these, and `warnings`."""
-    parts = config.parts()
-    measured = max(rows, -(-_ROWS_MEASURED // len(parts)))
-    read = [(part, *read_first(part, measured)) for part, _ in parts]
-    return shown_rows(config, tokenizer, rows, [(source, map_columns(part.format, [row for _, row, _ in first], source,
-                                                                     part.columns), first) for part, source, first in read])
+    return shown_rows(config, tokenizer, rows, [
+        (source, map_columns(part.format, [row for _, row, _ in first], source, part.columns), first)
+        for part, source, first in list(read_parts(config, rows))])
 
 
 def shown_rows(config: DataConfig, tokenizer: Any, rows: int,
@@ -94,13 +93,17 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
     return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
 
 
-def read_first(config: DataConfig, count: int = _ROWS_MEASURED) -> tuple[Source, list[Numbered]]:
-    """A source and its first `count` rows. Raises DataError where there are none."""
-    source = open_source(config, streaming=True)
-    read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
-    if not read:
-        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-    return source, read
+def read_parts(config: DataConfig, rows: int) -> Iterator[tuple[DataConfig, Source, list[Numbered]]]:
+    """Each source by its own settings, with the rows of it that a preview of `rows` reads. Raises DataError where there are
+    none."""
+    parts = config.parts()
+    count = max(rows, -(-_ROWS_MEASURED // len(parts)))
+    for part, _ in parts:
+        source = open_source(part, streaming=True)
+        read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
+        if not read:
+            raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+        yield part, source, read
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:

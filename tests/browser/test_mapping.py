@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 
 import yaml
@@ -62,3 +63,29 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping).to_contain_text("as you chose")
     expect(page.locator(".rs-preview-head")).to_contain_text("Read as text")
     assert page.evaluate("window.broken") is None
+
+
+def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
+    for name, columns in (("usual", ("prompt", "completion")), ("first", ("Grüße", "tell")), ("second", ("b", "c"))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"nr": number, columns[0]: f"{number} plus 1 is", columns[
+            1]: f"it is {number + 1}"}) + "\n" for number in range(40)), encoding="utf-8")
+    box = page.locator("#field-data-source textarea, #field-data-source input").first
+    usual, first, second = (str(tmp_path / f"{name}.jsonl") for name in ("usual", "first", "second"))
+    box.fill(f"[{{source: {usual}, weight: 2}}, {{source: {first}}}, {{source: {second}, split: train}}]")
+    box.press("Enter")
+    mapping = page.locator(".rs-mapping")
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · a guess, please check")
+    expect(page.locator("#start")).to_be_disabled()
+    mapping.get_by_role("button", name="Use these columns").click()
+    expect(mapping.locator("summary")).to_contain_text("in second.jsonl · a guess, please check")
+    mapping.locator("[data-role=prompt]").select_option(label="c")  # the two change places
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · as you chose")
+    expect(page.locator("#start")).to_be_enabled()
+    assert yaml.safe_load(box.input_value()) == [
+        {"source": usual, "weight": 2}, {"source": first, "columns": {"prompt": "Grüße", "completion": "tell"}},
+        {"source": second, "split": "train", "columns": {"prompt": "c", "completion": "b"}}]
+    expect(page.locator(".rs-preview ol li").filter(has_text="second.jsonl").first.locator("mark")).to_contain_text("plus 1 is")
+
+    mapping.get_by_role("button", name="Go back to automatic").click()
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · a guess, please check")
+    assert "columns" not in yaml.safe_load(box.input_value())[1]
