@@ -208,7 +208,8 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
     start_short_run(page, "First", steps=5000)
     add_to_queue(page, "Away", "After it", "Last")
     for name in ("Away", "Last"):
-        queued.filter(has_text=name).get_by_role("checkbox", name="Run detached").check()
+        with page.expect_response("**/detached"):
+            queued.filter(has_text=name).get_by_role("checkbox", name="Run detached").check()
     expect(queued.filter(has_text="After it").get_by_role("checkbox", name="Run detached")).not_to_be_checked()
     press(page, "stop")
     expect(rows.filter(has_text="Away")).to_contain_text("Running")
