@@ -80,11 +80,16 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 def _scale(low: float, high: float) -> list[dict[str, Any]]:
     """Values beside the colours, `at` which share of the way from the least to the most: both ends (powers of ten) and, where
     they are not too near, 1, 2 and 5 times the powers of ten between; the powers alone where they are many."""
-    ends = [{"at": 0.0, "text": f"{10 ** low:.2g}"}]
+    def said(value: float) -> str:
+        """7.2e-7, not 7.2e-07: there is little room."""
+        digits, _, power = f"{value:.2g}".partition("e")
+        return f"{digits}e{int(power)}" if power else digits
+
+    ends = [{"at": 0.0, "text": said(10 ** low)}]
     if high - low < 1e-3:
         return ends
     mantissas = (1, 2, 5) if high - low < 1.5 else (1,)
     between = [mantissa * 10.0 ** power for power in range(math.floor(low), math.ceil(high) + 1) for mantissa in mantissas]
-    placed = [((math.log10(value) - low) / (high - low), f"{value:g}") for value in between]
+    placed = [((math.log10(value) - low) / (high - low), said(value)) for value in between]
     ends += [{"at": round(at, 4), "text": text} for at, text in placed if NEAREST_TICK < at < 1 - NEAREST_TICK]
-    return [*ends, {"at": 1.0, "text": f"{10 ** high:.2g}"}]
+    return [*ends, {"at": 1.0, "text": said(10 ** high)}]
