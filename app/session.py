@@ -70,7 +70,7 @@ class EngineCalls:
     resume_run: Callable[..., Run] = _later("engine.job", "resume_run")
     export_run: Callable[..., Any] = _later("engine.export", "export_run")
     estimate: Callable[..., Any] = _later("engine.fit", "estimate")
-    preview: Callable[..., dict[str, Any]] = _later("engine.data", "preview_with_columns")
+    preview: Callable[..., dict[str, Any]] = _later("engine.data", "preview")
     load_tokenizer: Callable[..., Any] = _later("engine.model", "load_tokenizer")
 
     @staticmethod

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from engine.config import TrainConfig
-from engine.data import prepare_data, preview_with_columns
+from engine.data import prepare_data, preview
 from engine.data.mapping import guessed
 from engine.data_settings import DataColumns, DataConfig
 from engine.errors import ConfigError, DataError
@@ -59,7 +59,7 @@ def test_other_columns_are_other_tokens_in_the_cache(tmp_path, tokenizer):
 
 def test_what_is_not_named_is_found_by_its_usual_name_where_it_has_to_be_there(tmp_path, tokenizer):
     rows = [{"Frage": "hello", "answer": "an hello", "system": "be"}]
-    shown = preview_with_columns(config(write(tmp_path / "a.jsonl", rows), columns=DataColumns(prompt="Frage")), tokenizer)
+    shown = preview(config(write(tmp_path / "a.jsonl", rows), columns=DataColumns(prompt="Frage")), tokenizer)
     assert shown["mapping"]["chosen"] == {"prompt": "Frage", "completion": "answer"}, "and no system turn: it is not named"
 
 
@@ -68,7 +68,7 @@ def test_a_source_of_a_mix_has_columns_of_its_own(tmp_path, tokenizer):
     mixed = preset(max_seq_len=128, source=[{"source": str(first), "columns": {"prompt": "Frage", "completion": "Wohin"}},
                                             {"source": str(second)}])
     assert prepare_data(mixed.data, tokenizer, 1).train.loss_tokens > 0
-    mapping = preview_with_columns(mixed.data, tokenizer)["mapping"]
+    mapping = preview(mixed.data, tokenizer)["mapping"]
     assert (mapping["state"], mapping["mix"]["place"], mapping["mix"]["name"]) == ("named", 0, "a.jsonl")
 
 
@@ -76,20 +76,20 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
     paths = [write(tmp_path / f"{name}.jsonl", rows) for name, rows in (
         ("usual", [{"prompt": "he", "completion": "an"}]), ("odd", ODD), ("none", [{"a": 1, "b": 2}]))]
     sources = [{"source": str(path), "weight": 2} for path in paths]
-    shown = preview_with_columns(preset(source=sources, format="auto").data, tokenizer)
+    shown = preview(preset(source=sources, format="auto").data, tokenizer)
     assert "none.jsonl (a, b) fit no known format" in shown["error"] and shown["mapping"]["state"] == "none", "nothing to guess from"
     assert shown["mapping"]["mix"]["place"] == 2
 
-    shown = preview_with_columns(preset(source=sources[:2]).data, tokenizer)
+    shown = preview(preset(source=sources[:2]).data, tokenizer)
     mapping = shown["mapping"]
     assert mapping["state"] == "guess" and mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
     assert mapping["mix"] == {"sources": sources[:2], "place": 1, "name": "odd.jsonl", "format": "auto"}
     assert any("an hello" in text for text in trained(shown))
 
     told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
-    mapping = preview_with_columns(preset(source=told).data, tokenizer)["mapping"]
+    mapping = preview(preset(source=told).data, tokenizer)["mapping"]
     assert mapping["state"] == "named" and mapping["mix"]["sources"] == told
-    assert preview_with_columns(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, "nothing to be told"
+    assert preview(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, "nothing to be told"
 
 
 # ---------------------------------------------------------------------- refused
@@ -142,12 +142,12 @@ def test_a_guess_is_shown_with_its_tokens_and_what_a_run_would_say(tmp_path, tok
         table = csv.DictWriter(file, ["nr", "Frage", "Wohin"])
         table.writeheader()
         table.writerows(ODD)
-    shown = preview_with_columns(config(path), tokenizer)
+    shown = preview(config(path), tokenizer)
     mapping = shown["mapping"]
     assert (mapping["state"], mapping["kind"]) == ("guess", "pair")
     assert mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
     assert mapping["why"] == "", "nothing was asked for"
-    other = preview_with_columns(config(path, columns=DataColumns(text="body")), tokenizer)["mapping"]
+    other = preview(config(path, columns=DataColumns(text="body")), tokenizer)["mapping"]
     assert other["state"] == "guess" and other["why"].startswith("data.columns.text is body, but odd.csv has the columns nr, ")
     assert mapping["columns"][1] == {"name": "Frage", "example": "hello"}
     assert "an hello" in trained(shown)[0] and "hello" not in trained(shown)[0].replace("an hello", "")
@@ -166,7 +166,7 @@ def test_a_guess_is_shown_with_its_tokens_and_what_a_run_would_say(tmp_path, tok
     ({"prompt": "he", "completion": 3}, {}, "found"),
 ])
 def test_how_sure_it_is_is_said(tmp_path, tokenizer, row, changes, state):
-    shown = preview_with_columns(config(write(tmp_path / "a.jsonl", [row]), **changes), tokenizer)
+    shown = preview(config(write(tmp_path / "a.jsonl", [row]), **changes), tokenizer)
     assert shown["mapping"]["state"] == state
     assert ("error" in shown) == (state == "none" or row.get("completion") == 3)
 
@@ -185,7 +185,7 @@ def test_guesses_go_by_names_then_by_values(row, expected):
 
 def test_examples_are_one_short_line(tmp_path, tokenizer):
     row = {"prompt": "a\n" * 500, "completion": "an", "meta": {"k": [1, 2]}, "<img src=x onerror=alert(1)>": None}
-    columns = {column["name"]: column["example"] for column in preview_with_columns(
+    columns = {column["name"]: column["example"] for column in preview(
         config(write(tmp_path / "a.jsonl", [row])), tokenizer)["mapping"]["columns"]}
     assert "\n" not in columns["prompt"] and len(columns["prompt"]) < 100
     assert columns["meta"] == '{"k": [1, 2]}' and columns["<img src=x onerror=alert(1)>"] == ""

@@ -2,9 +2,8 @@
 
 from engine.data.dates import fixed_date
 from engine.data.loader import PreparedData, Prompt, prepare_data
-from engine.data.mapping import preview_with_columns
-from engine.data.preview import preview
+from engine.data.mapping import preview
 from engine.data.rows import MicroBatch, Row, RowSet, batches, one_pass
 
 __all__ = ["MicroBatch", "PreparedData", "Prompt", "Row", "RowSet", "batches", "fixed_date", "one_pass", "prepare_data",
-           "preview", "preview_with_columns"]
+           "preview"]

@@ -37,8 +37,9 @@ _WORDS = {
 """Words in the names of columns, the likeliest first."""
 
 
-def preview_with_columns(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """As `preview`, with `mapping` beside it: what a person can choose.
+def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
+    """Read the first 200 rows (of a mix, shared by its sources): what `shown_rows` gives of them, and `mapping`, what a person
+    can choose.
 
     `mapping` has `state` (found: the names tell; several: they tell more than one thing; named: the settings say so; guess:
     nothing tells, and the rows are shown as they would be read; none: there is nothing to guess from), `why` (where the
@@ -110,7 +111,7 @@ def kind_of(columns: ColumnMap) -> str:
 
 
 def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
-    """`mapping` of `preview_with_columns` for the first rows of a source."""
+    """`mapping` of `preview` for the first rows of a source."""
     rows = rows[:_ROWS_LOOKED_AT]
     names, named = first_values(rows), config.columns.named()
     fitting = fitting_formats(config.format, names, named)
@@ -128,8 +129,9 @@ def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
             chosen = fitting[0][1] if fitting else guessed(rows)
             state = "guess" if chosen else "none"
     kind = next((kind for kind, parts in KINDS.items() if parts[0] in chosen or parts[:2][-1] in chosen), "pair")
-    return {"state": state, "why": "", "kind": kind, "kinds": KINDS, "chosen": chosen, "columns": [
-        {"name": name, "example": _example(value)} for name, value in list(names.items())[:_MOST_COLUMNS]]}
+    columns = [{"name": name, "example": _example(value)} for name, value in list(names.items())[:_MOST_COLUMNS]]
+    return {"state": state, "why": "", "kind": kind, "kinds": {name: list(parts) for name, parts in KINDS.items()},
+            "chosen": chosen, "columns": columns}
 
 
 def guessed(rows: list[Row]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from engine.config import DataConfig
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
-from engine.data.formats import ColumnMap, map_columns
+from engine.data.formats import ColumnMap
 from engine.data.packing import pack
 from engine.data.render import Skipped, warning_sentences
 from engine.data.sources import Source, notes_on, open_source
@@ -21,23 +21,15 @@ _ROWS_MEASURED = 200
 _BINS = 20
 
 
-def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Read the first 200 rows (of a mix, shared by its sources) and show the first `rows` of them. Raises DataError as
-    prepare_data does.
+def shown_rows(config: DataConfig, tokenizer: Any, rows: int,
+               opened: list[tuple[Source, ColumnMap, list[Numbered]]]) -> dict[str, Any]:
+    """The first `rows` of sources that are open, each with its columns and the rows read of it, and what all of these come to.
 
     Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`, `max_seq_len`,
     `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text, trained}]]}`), `rows_measured`,
     `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens of each measured row before the cut),
     `histogram` `{edges, counts}` of these, `packed_rows` (that the measured examples come to when they share rows, None where
     they do not) and `percent_filled` of these, and `warnings`."""
-    return shown_rows(config, tokenizer, rows, [
-        (source, map_columns(part.format, [row for _, row, _ in first], source, part.columns), first)
-        for part, source, first in list(read_parts(config, rows))])
-
-
-def shown_rows(config: DataConfig, tokenizer: Any, rows: int,
-               opened: list[tuple[Source, ColumnMap, list[Numbered]]]) -> dict[str, Any]:
-    """What `preview` gives of sources that are open: each with its columns and its first rows."""
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts = config.parts()
     shown: list[dict[str, Any]] = []

@@ -128,9 +128,10 @@ class Figures:
 
     @property
     def heap_growth(self) -> list[float]:
-        """For each page, the most over the sample half a minute after the first one, less one: by then what is drawn again and
-        again has been compiled. That a browser lets go of compiled code later, some 6 MiB at once, is no growth."""
-        return [max(samples[1:]) / samples[1] - 1 for samples in self.heaps]
+        """For each page, the most since half a minute after the first sample over the greater of these two, less one: by then
+        what is drawn again and again has been compiled. That a browser lets go of compiled code at times, up to 6 MiB at once,
+        and compiles it anew is no growth."""
+        return [max(samples[1:]) / max(samples[:2]) - 1 for samples in self.heaps]
 
     def told(self) -> str:
         late, busy = sorted(sum(self.late, [])), sorted(self.tasks)
