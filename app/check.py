@@ -85,7 +85,10 @@ class Checker:
         data, `given`."""
         try:
             config = read_config(shown)
-            return self._preview(config.model.source, config.data) | {"given": shown["data.source"]}
+            found = self._preview(config.model.source, config.data)
+            if "error" in found or (found["mapping"] or {}).get("refused"):
+                self._preview.cache_clear()  # whoever mends the file wants it to be read again
+            return found | {"given": shown["data.source"]}
         except ConfigError as error:
             return {"error": as_labelled(describe_error(error))}
         except RamstreamError as error:

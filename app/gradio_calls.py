@@ -16,15 +16,15 @@ from app.requests import LONGEST_SENTENCE, json_object
 from engine.errors import RamstreamError, RunError
 
 CALLS = ("/gradio_api/queue/join", "/gradio_api/run/predict")
-MOST_COMPONENTS = 1 << 31
-"""What numbers of components stay below."""
+_NAMES = ("data", "event_data", "fn_index", "trigger_id", "session_hash")
 _SESSION = re.compile(r"\w{1,64}", re.ASCII)
 _FAULT = "The program failed at this by a fault of its own; the terminal in which it runs says where."
 
 
 class CheckedCalls:
-    """ASGI middleware. A call that no page of this program makes is answered by 409 and a sentence; so is one that a component
-    refuses, such as a choice that is none, and by 500 what fails in a function."""
+    """ASGI middleware. A call that no page of this program makes is answered by 409 and a sentence. Of those that are answered
+    at once, so is one that a component refuses, such as a choice that is none, and what fails in a function by 500; those that
+    are queued tell both in their stream."""
 
     def __init__(self, app: App, page: gr.Blocks):
         self.app = app
@@ -37,11 +37,13 @@ class CheckedCalls:
             return
         body = await Request(scope, receive).body()
         try:
-            self._check(json_object(body))
+            call = json_object(body)
+            self._check(call)
         except RamstreamError as error:
             await JSONResponse({"error": str(error)}, 409)(scope, receive, send)
             return
-        await self.app(scope, replayed(body, receive), _Failure(scope, receive, send))
+        known = json.dumps({name: call[name] for name in _NAMES if name in call}).encode()
+        await self.app(scope, replayed(known, receive), _Failure(scope, receive, send))
 
     def _check(self, call: dict[str, Any]) -> None:
         """Raises RunError."""
@@ -54,7 +56,7 @@ class CheckedCalls:
         if not isinstance(call.get("session_hash"), str) or not _SESSION.fullmatch(call["session_hash"]):
             raise RunError("session_hash is no name of a session; reload the page.")
         trigger = call.get("trigger_id")
-        if trigger is not None and (type(trigger) is not int or not 0 <= trigger < MOST_COMPONENTS):
+        if trigger is not None and type(trigger) is not int:
             raise RunError("trigger_id is no component of this page; reload the page.")
 
 

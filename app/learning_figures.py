@@ -82,7 +82,7 @@ def _scale(low: float, high: float) -> list[dict[str, Any]]:
     they are not too near, 1, 2 and 5 times the powers of ten between; the powers alone where they are many."""
     def said(value: float) -> str:
         """7.2e-7, not 7.2e-07: there is little room."""
-        digits, _, power = f"{value:.2g}".partition("e")
+        digits, _, power = f"{float(f'{value:.2g}'):g}".partition("e")
         return f"{digits}e{int(power)}" if power else digits
 
     ends = [{"at": 0.0, "text": said(10 ** low)}]

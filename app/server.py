@@ -59,7 +59,8 @@ def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: Guard
     modules, styles = ([f"/ramstream/{name}" for name in PAGE_FILES if name.endswith(end)] for end in (".js", ".css"))
     opening = Middleware(Opening, session=session, scripts=[plotly_address()], styles=styles, modules=modules)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes,
-                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), Middleware(CheckedCalls, page=page), opening])
+                  middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), Middleware(CheckedCalls, page=page),
+                              opening])
     app = gr.mount_gradio_app(app, page, path="/", head=_head(), ssr_mode=False, run_history=False, show_error=False,
                               enable_monitoring=False, footer_links=[], pwa=False, mcp_server=False, **mount)
     # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run.

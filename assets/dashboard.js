@@ -143,6 +143,7 @@ async function poll() {
     if (error.unreachable) connection.lose();
     else if (error.status) connection.answered(page.server, null);  // with a refusal, but it is there
     else console.error(error);
+    if (error.status === 404) runsFound(true);  // whoever has the address of a run knows what this is
     if (connection.isLost) sayHowOld();
     else places.bar?.note(error.status === 401 ? 'You are logged out.' : error.message, {loggedOut: error.status === 401});
   }

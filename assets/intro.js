@@ -62,7 +62,7 @@ export class Intro {
     const {verdict, form} = this, wrong = (section) => verdict.field?.startsWith(`field-${section}-`);
     const isStarter = form.preset === this.starter;
     const model = String(form.shown['model.source'] ?? '').trim(), data = String(form.shown['data.source'] ?? '').trim();
-    const unread = this.data?.error || ['guess', 'none'].includes(this.data?.mapping?.state);
+    const unread = this.data?.error || this.data?.mapping?.refused;
     this.step('model', model && !wrong('model'), !model ? 'Name a folder or a model of the hub, or take a preset.'
       : wrong('model') ? 'Something about the model is to be put right below.' : `Chosen: ${model}`);
     this.step('data', data && !wrong('data') && !unread, !data ? 'Name a file, a folder or a data set of the hub.'

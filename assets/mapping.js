@@ -41,10 +41,11 @@ export class Mapping {
     if (isNew) this.root.open = unsure || failed;
     else if (unsure || failed) this.root.open = true;
     this.root.dataset.state = state;
-    field(this.root, 'mapping-state').textContent = `${mapping.mix ? `in ${mapping.mix.name} ` : ''}${STATES[state]}`;
+    const {mix} = mapping, place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : '';
+    field(this.root, 'mapping-state').textContent = `${place}${STATES[state]}`;
     this.say(mapping.why ? `${mapping.why} What is shown is a guess: choose, or use it as it is.` : SAID[state] ?? '');
     this.part('use').hidden = state !== 'guess';
-    this.part('clear').hidden = state !== 'named';
+    this.part('clear').hidden = state !== 'named' || Boolean(mix && !mix.sources[mix.place].columns);
     this.draw();
   }
 
@@ -122,8 +123,7 @@ export class Mapping {
     return inFlow(sources.map((source, index) => {
       if (index !== place) return source;
       const {format: _, columns: __, ...other} = source;
-      if (!Object.keys(columns).length) return other;
-      return {...other, ...(format === 'auto' ? {} : {format: 'auto'}), columns};
+      return {...other, ...(format === 'auto' ? {} : {format: 'auto'}), ...(Object.keys(columns).length ? {columns} : {})};
     }));
   }
 }

@@ -5,6 +5,7 @@ import {Mapping} from './mapping.js';
 import {SmallFigure} from './small_figure.js';
 
 const PATIENCE = 600;
+const given = () => document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
 
 export function drawPreview(place, preview) {
   // What is shown stays until the answer is there; only one that takes long says so.
@@ -19,6 +20,10 @@ export function drawPreview(place, preview) {
   const key = element.querySelector('.rs-preview-key');
   const failed = Boolean(preview.error);
   place.mapping ??= new Mapping(element.querySelector('.rs-mapping'), (changes) => {
+    if (place.props.value.given !== given()) {  // other data were typed since: their preview is on its way
+      place.mapping.say('These columns are of the data before; those of the new data are looked up.');
+      return;
+    }
     place.props.value = {...place.props.value, changes};
     place.trigger('input');  // Gradio, which has the form, takes the changes over
   });

@@ -143,7 +143,7 @@ function offer(place) {
   const {can_start, can_queue, remedies, why_not} = place.said, unread = areColumnsUnread(place.form);
   place.unread = unread;
   place.props.value = {can_start: can_start && !unread, can_queue: can_queue && !unread, remedies};
-  const why = why_not || (unread ? UNREAD : '');
+  const why = unread && (can_start || can_queue) ? UNREAD : why_not;
   places.why_not.props.value = {why_not: why};
   draw.why_not(places.why_not, {why_not: why});
   if (!can_queue && places.queued) draw.queued(places.queued, {});  // of a place in the queue that is no longer true
@@ -152,7 +152,7 @@ function offer(place) {
 // Whether the preview that is shown, if it is of these data, waits for a person to choose columns.
 function areColumnsUnread({shown}) {
   const {given, mapping} = places.preview?.read ?? {};
-  return given === shown['data.source'] && ['guess', 'none'].includes(mapping?.state);
+  return given === shown['data.source'] && Boolean(mapping?.refused);
 }
 
 // Boxes of a tab that is not looked at are not drawn anew, and nobody types into them.

@@ -21,7 +21,7 @@ from engine.choose import Chosen, choose
 from engine.sizes import CUDA_CONTEXT_BYTES
 from engine.config import TrainConfig
 from engine.cost import Rates, largest_product
-from engine.data import PreparedData, prepare_data
+from engine.data import PreparedData, check_first_rows, prepare_data
 from engine.data.rows import padded_length
 from engine.engine import StreamingEngine
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
@@ -127,6 +127,9 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     model = build_model(hf_config, config.model)
     check()
     newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
+    if config.model.init == "pretrained" and newest is None:  # not waited for where model or data cannot be used
+        check_first_rows(config.data)
+        fetch(config.model.source, True, download, check)
     # Processes that read data are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
     problem = model.packing.problem_of(config.data.max_seq_len)
     problem = problem and f"{hf_config.model_type}: {problem}"
@@ -144,8 +147,6 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
                            "or start a new run.")
         for sentence in changed_settings(config, folder.id, state, newest.step, total_steps):
             recorder.emit(LogLine("warning", sentence))
-    if config.model.init == "pretrained" and newest is None:  # not waited for where model or data cannot be used
-        fetch(config.model.source, True, download, check)
     backend = open_backend(config.engine.device)
     store = planned = None
     try:

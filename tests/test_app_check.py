@@ -19,8 +19,10 @@ from app.form import read_config, shown_values
 from app.guard import Guard, GuardPolicy
 from app.server import _check_routes
 from engine.config import TrainConfig
+from engine.data import preview
 from engine.fit import estimate
 from engine.machines import named_machine, with_figures
+from engine.model import load_tokenizer
 from engine.needs import Part
 from engine.sizes import GIB, Item
 
@@ -108,6 +110,17 @@ def test_the_same_draft_is_estimated_once(checker):
         checker.verdict(shown())
     checker.verdict(shown(train__batch_size=16))
     assert len(checker.calls) == 2
+
+
+def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_again(tmp_path):
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)))
+    rows = tmp_path / "rows.jsonl"
+    given = shown(model__source="assets/starter-model", data__source=str(rows))
+    rows.write_text('{"Frage": "a", "Wohin": "b"}\n' * 3, encoding="utf-8")
+    assert checker.preview(given)["mapping"]["refused"]
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
+    found = checker.preview(given)
+    assert not found["mapping"]["refused"] and found["given"] == str(rows)
 
 
 def test_every_known_model_has_a_verdict_without_the_hub(checker):

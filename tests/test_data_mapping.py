@@ -76,19 +76,25 @@ def test_of_a_mix_the_sources_are_asked_for_that_a_run_would_refuse(tmp_path, to
     paths = [write(tmp_path / f"{name}.jsonl", rows) for name, rows in (
         ("usual", [{"prompt": "he", "completion": "an"}]), ("odd", ODD), ("none", [{"a": 1, "b": 2}]))]
     sources = [{"source": str(path), "weight": 2} for path in paths]
-    shown = preview(preset(source=sources, format="auto").data, tokenizer)
-    assert "none.jsonl (a, b) fit no known format" in shown["error"] and shown["mapping"]["state"] == "none", "nothing to guess from"
-    assert shown["mapping"]["mix"]["place"] == 2
+    shown = preview(preset(source=sources).data, tokenizer)
+    assert "none.jsonl (a, b) fit no known format" in shown["error"] and shown["mapping"]["mix"]["place"] == 1, "one by one"
+    told = [*sources[:1], sources[1] | {"columns": {"prompt": "Frage", "completion": "Wohin"}}, sources[2]]
+    shown = preview(preset(source=told).data, tokenizer)
+    assert "none.jsonl" in shown["error"] and (shown["mapping"]["state"], shown["mapping"]["mix"]["place"]) == ("none", 2)
+    half = [sources[0], sources[1] | {"columns": {"prompt": "Frage"}}]
+    shown = preview(preset(source=half).data, tokenizer)
+    assert "error" in shown and shown["mapping"]["state"] == "named" and shown["mapping"]["refused"]
 
     shown = preview(preset(source=sources[:2]).data, tokenizer)
     mapping = shown["mapping"]
-    assert mapping["state"] == "guess" and mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
+    assert mapping["state"] == "guess" and mapping["refused"]
+    assert mapping["chosen"] == {"prompt": "Frage", "completion": "Wohin"}
     assert mapping["mix"] == {"sources": sources[:2], "place": 1, "name": "odd.jsonl", "format": "auto"}
     assert any("an hello" in text for text in trained(shown))
 
     told = [sources[0], sources[1] | {"columns": mapping["chosen"]}]
     mapping = preview(preset(source=told).data, tokenizer)["mapping"]
-    assert mapping["state"] == "named" and mapping["mix"]["sources"] == told
+    assert mapping["state"] == "named" and not mapping["refused"] and mapping["mix"]["sources"] == told
     assert preview(preset(source=sources[:1] * 2).data, tokenizer)["mapping"] is None, "nothing to be told"
 
 

@@ -13,6 +13,9 @@ from engine.errors import DataError
 
 Message = dict[str, Any]
 
+ROWS_TO_DETECT = 20
+"""The first rows of a source, by which its columns are told."""
+
 
 @dataclass(frozen=True)
 class Conversation:

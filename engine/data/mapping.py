@@ -8,7 +8,8 @@ from typing import Any
 
 from engine.config import AUTO
 from engine.data.encoded import Numbered
-from engine.data.formats import ColumnMap, first_values, fitting_formats, looks_like, map_columns, rivals
+from engine.data.formats import (
+    ROWS_TO_DETECT, ColumnMap, first_values, fitting_formats, looks_like, map_columns, rivals)
 from engine.data.preview import read_parts, shown_rows
 from engine.data.sources import Row, Source
 from engine.data_settings import DataColumns, DataConfig, DataSource
@@ -18,7 +19,6 @@ KINDS = {"pair": ("prompt", "completion", "input", "system"), "conversation": ("
          "text": ("text",)}
 """What a row can be, and its parts, as `data.columns` calls them."""
 
-_ROWS_LOOKED_AT = 20
 _EXAMPLE_CHARACTERS = 90
 _MOST_COLUMNS = 200
 _MOST_VALUES = 4
@@ -42,35 +42,34 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
     can choose.
 
     `mapping` has `state` (found: the names tell; several: they tell more than one thing; named: the settings say so; guess:
-    nothing tells, and the rows are shown as they would be read; none: there is nothing to guess from), `why` (where the
-    settings ask for something that is not there, the sentence that says so), `kind` (one of `kinds`, which has the parts of
-    each), `chosen` (part to column) and `columns` (each `{name, example}`). Of several sources it is that of the first for
-    which a run would have to be told, then of the first that was told (None where there is neither), and has `mix`: `sources`
-    (as `data.source`), the `place` of this one among them, its `name`, and `format`, that of the others. Where rows cannot be
-    read as they are mapped the answer is `error`, a sentence, and `mapping`. Raises DataError where there are no rows to choose
-    from."""
+    nothing tells, and the rows are shown as they would be read; none: there is nothing to guess from), `refused` (whether a run
+    would refuse the columns as they are), `why` (where the settings ask for something that is not there, the sentence that says
+    so), `kind` (one of `kinds`, which has the parts of each), `chosen` (part to column) and `columns` (each `{name, example}`).
+    Of several sources it is that of the first that would be refused, then of the first that names columns (None where there is
+    neither), and has `mix`: `sources` (as `data.source`), the `place` of this one among them, its `name`, and `format`, that of
+    the others. Where rows cannot be read as they are mapped the answer is `error`, a sentence, and `mapping`. Raises DataError
+    where there are no rows to choose from."""
     opened: list[tuple[Source, ColumnMap, list[Numbered]]] = []
     looked_at: list[tuple[str, dict[str, Any]]] = []
-    for part, source, read in read_parts(config, rows):
-        mapping = columns_to_choose(part, [row for _, row, _ in read])
-        looked_at.append((source.name, mapping))
-        try:
-            opened.append((source, _mapped(part, source, read, mapping), read))
-        except DataError as error:
-            return {"error": str(error), "mapping": _of(config, len(looked_at) - 1, *looked_at[-1])}
-    mapping = _to_choose(config, looked_at)
     try:
-        return shown_rows(config, tokenizer, rows, opened) | {"mapping": mapping}
+        for part, source, read in read_parts(config, rows):
+            first = [row for _, row, _ in read[:ROWS_TO_DETECT]]
+            mapping = columns_to_choose(part, first)
+            looked_at.append((source.name, mapping))
+            opened.append((source, _mapped(part, source, first, mapping), read))
+        return shown_rows(config, tokenizer, rows, opened) | {"mapping": _to_choose(config, looked_at)}
     except DataError as error:
-        return {"error": str(error), "mapping": mapping}
+        if len(looked_at) < len(config.parts()) and not any(mapping["refused"] for _, mapping in looked_at):
+            raise  # a source that cannot be opened, or has no rows
+        return {"error": str(error), "mapping": _to_choose(config, looked_at)}
 
 
-def _mapped(part: DataConfig, source: Source, read: list[Numbered], mapping: dict[str, Any]) -> ColumnMap:
+def _mapped(part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]) -> ColumnMap:
     """How the rows of a source are read: as a run would, or by the guess. Completes `mapping`. Raises DataError."""
-    first = [row for _, row, _ in read]
     try:
         columns = map_columns(part.format, first, source, part.columns)
     except DataError as error:
+        mapping["refused"] = True
         if mapping["state"] != "guess":
             raise
         if part.columns.named() or part.format != AUTO:
@@ -84,17 +83,13 @@ def _to_choose(config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]) 
     """The mapping that a person is shown, of those of the sources, each with its source's name."""
     if isinstance(config.source, str):
         return looked_at[0][1]
-    unsure = [place for place, (_, mapping) in enumerate(looked_at) if mapping["state"] in ("guess", "none")]
-    told = [place for place, part in enumerate(config.source) if part.columns.named()]
-    return next((_of(config, place, *looked_at[place]) for place in unsure + told), None)
-
-
-def _of(config: DataConfig, place: int, name: str, mapping: dict[str, Any]) -> dict[str, Any]:
-    """The mapping of the source at `place`, with what the settings of a mix need to change it."""
-    if isinstance(config.source, str):
-        return mapping
-    return mapping | {"mix": {"sources": [_plain(part) for part in config.source], "place": place, "name": name,
-                              "format": config.format}}
+    refused = [place for place, (_, mapping) in enumerate(looked_at) if mapping["refused"]]
+    told = [place for place, part in enumerate(config.source[:len(looked_at)]) if part.columns.named()]
+    for place in (refused + told)[:1]:
+        name, mapping = looked_at[place]
+        return mapping | {"mix": {"sources": [_plain(part) for part in config.source], "place": place, "name": name,
+                                  "format": config.format}}
+    return None
 
 
 def _plain(part: DataSource) -> dict[str, Any]:
@@ -112,7 +107,6 @@ def kind_of(columns: ColumnMap) -> str:
 
 def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
     """`mapping` of `preview` for the first rows of a source."""
-    rows = rows[:_ROWS_LOOKED_AT]
     names, named = first_values(rows), config.columns.named()
     fitting = fitting_formats(config.format, names, named)
     if fitting:
@@ -130,8 +124,8 @@ def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
             state = "guess" if chosen else "none"
     kind = next((kind for kind, parts in KINDS.items() if parts[0] in chosen or parts[:2][-1] in chosen), "pair")
     columns = [{"name": name, "example": _example(value)} for name, value in list(names.items())[:_MOST_COLUMNS]]
-    return {"state": state, "why": "", "kind": kind, "kinds": {name: list(parts) for name, parts in KINDS.items()},
-            "chosen": chosen, "columns": columns}
+    kinds = {name: list(parts) for name, parts in KINDS.items()}
+    return {"state": state, "refused": False, "why": "", "kind": kind, "kinds": kinds, "chosen": chosen, "columns": columns}
 
 
 def guessed(rows: list[Row]) -> dict[str, str]:

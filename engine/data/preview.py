@@ -11,11 +11,12 @@ import numpy as np
 from engine.config import DataConfig
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.encode import Document, Encoder
-from engine.data.formats import ColumnMap
+from engine.data.formats import ROWS_TO_DETECT, ColumnMap, map_columns
 from engine.data.packing import pack
 from engine.data.render import Skipped, warning_sentences
-from engine.data.sources import Source, notes_on, open_source
+from engine.data.sources import Source, notes_on, open_source, refuse_missing_file
 from engine.errors import DataError
+from engine.paths import resolve_source
 
 _ROWS_MEASURED = 200
 _BINS = 20
@@ -89,13 +90,27 @@ def read_parts(config: DataConfig, rows: int) -> Iterator[tuple[DataConfig, Sour
     """Each source by its own settings, with the rows of it that a preview of `rows` reads. Raises DataError where there are
     none."""
     parts = config.parts()
-    count = max(rows, -(-_ROWS_MEASURED // len(parts)))
+    count = max(rows, ROWS_TO_DETECT, -(-_ROWS_MEASURED // len(parts)))
     for part, _ in parts:
-        source = open_source(part, streaming=True)
-        read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
-        if not read:
-            raise DataError(f"{source.name} has no rows; give a data set with at least one.")
-        yield part, source, read
+        yield part, *_first(part, count)
+
+
+def check_first_rows(config: DataConfig) -> None:
+    """Raises DataError where the first rows of a source on this machine cannot be read as a run would read them, which takes a
+    moment to find. Data sets of a hub are left to the run."""
+    for part, _ in config.parts():
+        refuse_missing_file(part.source)
+        if resolve_source(part.source) is not None:
+            source, read = _first(part, ROWS_TO_DETECT)
+            map_columns(part.format, [row for _, row, _ in read], source, part.columns)
+
+
+def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
+    source = open_source(part, streaming=True)
+    read = [(number, row, source.where(number)) for number, row in itertools.islice(source.read(), count)]
+    if not read:
+        raise DataError(f"{source.name} has no rows; give a data set with at least one.")
+    return source, read
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:

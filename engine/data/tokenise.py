@@ -12,7 +12,7 @@ import numpy as np
 from engine.config import DataConfig
 from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
 from engine.data.encode import Documents, Encoder
-from engine.data.formats import map_columns
+from engine.data.formats import ROWS_TO_DETECT, map_columns
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
 from engine.data.sources import Source, open_source
@@ -26,7 +26,6 @@ Progress = Callable[[int, int, str], None]
 EVAL_SEED = 20_010_911
 """Which examples are held out does not depend on the run's seed, so that runs can be compared."""
 
-_ROWS_TO_DETECT = 20
 _SECONDS_SAVED = 6.0
 """Processes are started for this much; they need about two to be ready."""
 _MOST_PROCESSES = 16
@@ -70,7 +69,7 @@ def _identity(config: DataConfig) -> tuple[Identity, bool]:
 
 def _tokenise(source: Source, encoder: Encoder, config: DataConfig, writer: TokenWriter, progress: Progress,
               processes: int | None) -> Tally:
-    first = [row for _, row in itertools.islice(source.read(), _ROWS_TO_DETECT)]
+    first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     tally = Tally(source.name, map_columns(config.format, first, source, config.columns))

@@ -6,7 +6,6 @@ checkpoint, is talked to. It is copied, and nothing of it is changed.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import tempfile
@@ -53,6 +52,7 @@ def talk(page: Page) -> None:
 
 
 def hardware(page: Page) -> None:
+    expect(page.locator(".rs-hardware [data-field=origin]")).not_to_be_empty()
     if page.locator(".rs-hardware").get_by_text("Not measured.").count():
         page.get_by_role("button", name="Measure").click()
     expect(page.locator(".rs-hardware").get_by_text("Not measured.")).to_have_count(0)
@@ -68,11 +68,8 @@ def small(picture: bytes, path: Path) -> None:
 
 
 def main(source: Path, run_id: str, talk_id: str) -> None:
-    place = Path(tempfile.gettempdir()) / "ramstream"  # Hardware shows where runs are
-    with contextlib.ExitStack() as over, sync_playwright() as playwright:
-        place.mkdir()
-        over.callback(shutil.rmtree, place)
-        server = Server(place, free_port())
+    with tempfile.TemporaryDirectory(prefix="ramstream-") as place, sync_playwright() as playwright:
+        server = Server(Path(place), free_port())
         shutil.copytree(source, server.runs)
         server.start()
         browser = playwright.chromium.launch(executable_path=chromium_path(), args=FLAGS)

@@ -74,18 +74,24 @@ def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
     box.fill(f"[{{source: {usual}, weight: 2}}, {{source: {first}}}, {{source: {second}, split: train}}]")
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · a guess, please check")
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · a guess, please check")
     expect(page.locator("#start")).to_be_disabled()
+    # What was typed since is not lost to columns of the data before.
+    text = box.input_value()
+    box.fill(text.replace("weight: 2", "weight: 3"))
     mapping.get_by_role("button", name="Use these columns").click()
-    expect(mapping.locator("summary")).to_contain_text("in second.jsonl · a guess, please check")
+    expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
+    expect(mapping.locator("[data-field=mapping-said]")).to_contain_text("These names fit no known format")
+    mapping.get_by_role("button", name="Use these columns").click()
+    expect(mapping.locator("summary")).to_contain_text("in second.jsonl (3 of 3) · a guess, please check")
     mapping.locator("[data-role=prompt]").select_option(label="c")  # the two change places
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · as you chose")
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · as you chose")
     expect(page.locator("#start")).to_be_enabled()
     assert yaml.safe_load(box.input_value()) == [
-        {"source": usual, "weight": 2}, {"source": first, "columns": {"prompt": "Grüße", "completion": "tell"}},
+        {"source": usual, "weight": 3}, {"source": first, "columns": {"prompt": "Grüße", "completion": "tell"}},
         {"source": second, "split": "train", "columns": {"prompt": "c", "completion": "b"}}]
     expect(page.locator(".rs-preview ol li").filter(has_text="second.jsonl").first.locator("mark")).to_contain_text("plus 1 is")
 
     mapping.get_by_role("button", name="Go back to automatic").click()
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl · a guess, please check")
+    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · a guess, please check")
     assert "columns" not in yaml.safe_load(box.input_value())[1]
