@@ -81,18 +81,19 @@ class Checker:
                           "size": _size_words(report), "why_not": why_not or ""}
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """The first rows with what is trained marked, and how the data were understood; or `error`. With them what was given as
-        data, `given`."""
+        """The first rows with what is trained marked, and how the data were understood; or `error`. With them the settings that
+        it goes by, as they were shown: `given`."""
+        given = {name: value for name, value in shown.items() if name == "model.source" or name.startswith("data.")}
         try:
             config = read_config(shown)
             found = self._preview(config.model.source, config.data)
             if "error" in found or (found["mapping"] or {}).get("refused"):
                 self._preview.cache_clear()  # whoever mends the file wants it to be read again
-            return found | {"given": shown["data.source"]}
+            return found | {"given": given}
         except ConfigError as error:
-            return {"error": as_labelled(describe_error(error))}
+            return {"error": as_labelled(describe_error(error)), "given": given}
         except RamstreamError as error:
-            return {"error": as_labelled(str(error))}
+            return {"error": as_labelled(str(error)), "given": given}
 
     def _machine(self) -> Machine:
         """As it was read last, `MACHINE_SECONDS` ago at most."""

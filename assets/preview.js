@@ -5,7 +5,7 @@ import {Mapping} from './mapping.js';
 import {SmallFigure} from './small_figure.js';
 
 const PATIENCE = 600;
-const given = () => document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
+const typed = () => document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
 
 export function drawPreview(place, preview) {
   // What is shown stays until the answer is there; only one that takes long says so.
@@ -20,7 +20,7 @@ export function drawPreview(place, preview) {
   const key = element.querySelector('.rs-preview-key');
   const failed = Boolean(preview.error);
   place.mapping ??= new Mapping(element.querySelector('.rs-mapping'), (changes) => {
-    if (place.props.value.given !== given()) {  // other data were typed since: their preview is on its way
+    if (place.props.value.given?.['data.source'] !== typed()) {  // other data were typed since: their preview is on its way
       place.mapping.say('These columns are of the data before; those of the new data are looked up.');
       return;
     }

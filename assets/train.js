@@ -6,7 +6,7 @@ import {drawPreview} from './preview.js';
 import {SmallFigure} from './small_figure.js';
 
 const TYPING_PAUSE = 80, AT_ONCE = 20, TOGETHER = 5, RETRY = 2000;
-const BEHIND = 100, TIMES_BEHIND = 50;
+const BEHIND = 100, TIMES_BEHIND = 50, TIMES_OLDER = 3;
 const UNREAD = 'A run would refuse the names of these columns: say which one is what, in the preview of the data.';
 const SUGGESTED = 8;
 const BOX = '[data-testid="textbox"]', MODEL = `#field-model-source ${BOX}`;
@@ -20,7 +20,12 @@ const draw = {header: text('machine'), about: text('about'), why_not: text('why_
     place.read = preview;
     places.intro?.shown.read(preview);
     const {verdict} = places;
-    if (verdict?.said && verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
+    if (!verdict?.said) return;
+    if (verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
+    // Answers overtake one another. A box that is being typed into asks when it is left.
+    place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
+    const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
+    if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger('submit');
   }};
 const places = {};
 let hasRuns = null;  // not known yet
@@ -150,9 +155,14 @@ function offer(place) {
 }
 
 // Whether the preview that is shown, if it is of these data, waits for a person to choose columns.
-function areColumnsUnread({shown}) {
-  const {given, mapping} = places.preview?.read ?? {};
-  return given === shown['data.source'] && Boolean(mapping?.refused);
+function areColumnsUnread(form) {
+  const preview = places.preview?.read;
+  return Boolean(preview?.mapping?.refused) && isOf(form, preview);
+}
+
+// Whether a preview goes by what the form shows.
+function isOf({shown}, {given = {}}) {
+  return Object.entries(given).every(([name, value]) => String(shown[name] ?? '') === String(value ?? ''));
 }
 
 // Boxes of a tab that is not looked at are not drawn anew, and nobody types into them.

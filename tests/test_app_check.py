@@ -113,14 +113,16 @@ def test_the_same_draft_is_estimated_once(checker):
 
 
 def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_again(tmp_path):
-    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)))
+    engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
     rows = tmp_path / "rows.jsonl"
     given = shown(model__source="assets/starter-model", data__source=str(rows))
     rows.write_text('{"Frage": "a", "Wohin": "b"}\n' * 3, encoding="utf-8")
     assert checker.preview(given)["mapping"]["refused"]
     rows.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
     found = checker.preview(given)
-    assert not found["mapping"]["refused"] and found["given"] == str(rows)
+    assert not found["mapping"]["refused"]
+    assert found["given"]["data.source"] == str(rows) and "train.steps" not in found["given"]
 
 
 def test_every_known_model_has_a_verdict_without_the_hub(checker):
