@@ -1,5 +1,5 @@
 """Calls of the page's functions, which Gradio takes: checked before it sees them, since it answers a wrong one with a list of
-validation errors or a fault of its own, and answered by one sentence where they fail."""
+validation errors or a fault of its own."""
 
 from __future__ import annotations
 
