@@ -54,13 +54,13 @@ def _app(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    from engine.terminal import run_in_terminal
+    from engine.cli.train import run_in_terminal
 
     return run_in_terminal(arguments.preset, arguments.set, arguments.runs_dir, arguments.resume)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from engine.check import check, check_table
+    from engine.cli.check import check, check_table
 
     if arguments.table:
         print(check_table(arguments.preset, arguments.set, arguments.runs_dir, arguments.machine,
@@ -76,7 +76,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from engine.export import export_run
+    from engine.checkpoints.export import export_run
 
     checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint)
     for sentence in checkpoint.skipped:
@@ -86,14 +86,14 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
-    from engine.terminal import runs_as_text
+    from engine.cli.train import runs_as_text
 
     print(runs_as_text(arguments.runs_dir, arguments.json))
     return 0
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    from engine.trace import write_trace
+    from engine.runs.trace import write_trace
 
     path = write_trace(arguments.runs_dir, arguments.run_id, arguments.step, arguments.out)
     print(f"Wrote {path}: open it in ui.perfetto.dev or chrome://tracing")
@@ -101,7 +101,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from engine.bench.command import bench
+    from engine.cli.bench import bench
 
     print(bench(arguments.preset, arguments.set, arguments.then, arguments.seconds, not arguments.streamed_only,
                 arguments.json,

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.backend import Backend
-from engine.compiled import compiled_function, set_up_compiler
-from engine.config import ModelConfig
+from engine.config.settings import ModelConfig
 from engine.data.rows import MicroBatch, micro_batch_bounds
 from engine.errors import FitError
-from engine.layout import DOCUMENTS
-from engine.library import empty_model
-from engine.loss import cross_entropy
-from engine.model import TORCH_DTYPES, find_layers
+from engine.model.build import find_layers
+from engine.model.layout import DOCUMENTS
+from engine.model.library import empty_model
+from engine.model.units import TORCH_DTYPES
+from engine.runtime.backend import Backend
+from engine.runtime.compiled import compiled_function, set_up_compiler
+from engine.runtime.loss import cross_entropy
 
 STATE_COPIES = 4
 """Weight, gradient and two moments, all in the model's dtype."""

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from engine.adamw import HostAdamW
-from engine.backend import Backend
-from engine.config import ModelConfig
+from engine.checkpoints.weights import initialise
+from engine.config.settings import ModelConfig
 from engine.data.rows import IGNORED, MicroBatch
-from engine.engine import Home, StreamingEngine
-from engine.executor import Span
-from engine.host_store import HostStore
-from engine.model import StreamedModel, build_model
-from engine.plan import COMPUTE, D2H, H2D, HOST, LANES
-from engine.planner import PlanChoices
-from engine.timeline import as_records, exposed_seconds, overlap_seconds
-from engine.weights import initialise
+from engine.model.build import build_model
+from engine.model.units import StreamedModel
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, Span
+from engine.plan.waits import as_records, exposed_seconds, overlap_seconds
+from engine.runtime.backend import Backend
+from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_store import HostStore
+from engine.runtime.streaming_engine import Home, StreamingEngine
 
 STEPS_KEPT = 256
 """The last steps of a training, of which all spans are in memory until it ends."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.errors import DataError
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt", ".md")

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config.data_settings import DataColumns
 from engine.data.sources import Row, Source
 from engine.data.text_files import TURN_COLUMNS
-from engine.data_settings import DataColumns
 from engine.errors import DataError
 
 Message = dict[str, Any]

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.data.folders import files_of
 from engine.data.registry import registered
 from engine.paths import registry_entry, resolve_source

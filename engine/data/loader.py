@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.mapped import Visits, pieces
 from engine.data.packing import one_each, pack

@@ -6,13 +6,12 @@ import json
 import re
 from typing import Any
 
-from engine.config import AUTO
+from engine.config.data_settings import DataColumns, DataConfig, DataSource
+from engine.config.settings import AUTO
 from engine.data.encoded import Numbered
-from engine.data.formats import (
-    ROWS_TO_DETECT, ColumnMap, first_values, fitting_formats, looks_like, map_columns, rivals)
+from engine.data.formats import ROWS_TO_DETECT, ColumnMap, first_values, fitting_formats, looks_like, map_columns, rivals
 from engine.data.preview import read_parts, shown_rows
 from engine.data.sources import Row, Source
-from engine.data_settings import DataColumns, DataConfig, DataSource
 from engine.errors import DataError
 
 KINDS = {"pair": ("prompt", "completion", "input", "system"), "conversation": ("messages", "system", "tools"),

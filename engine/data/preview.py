@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import DataConfig
-from engine.data.encoded import Numbered, encode_rows
+from engine.config.data_settings import DataConfig
 from engine.data.encode import Document, Encoder
+from engine.data.encoded import Numbered, encode_rows
 from engine.data.formats import ROWS_TO_DETECT, ColumnMap, map_columns
 from engine.data.packing import pack
 from engine.data.render import Skipped, warning_sentences

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.errors import DataError
 from engine.paths import registry_entry
 

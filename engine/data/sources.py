@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.data.folders import DATA_SUFFIXES, files_of, left_out, saved
 from engine.data.json_files import count_lines, item_rows, line_rows, readable
 from engine.data.registry import registered

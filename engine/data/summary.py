@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import DataConfig
+from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.render import warning_sentences
 from engine.data.rows import RowSet

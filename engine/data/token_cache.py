@@ -32,8 +32,8 @@ from engine import paths
 from engine.data.encode import Documents
 from engine.data.formats import ColumnMap
 from engine.data.mapped import mapped
-from engine.durable import body_checksum, new_digest, sync_folder
 from engine.errors import DataError
+from engine.files import body_checksum, new_digest, sync_folder
 
 _MANIFEST, _PROMPTS, _LOCK = "manifest.json", "prompts.jsonl", "lock"
 _TYPES = {"ids": np.int32, "trained": np.bool_, "starts": np.int64, "examples": np.int64}

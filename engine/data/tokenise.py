@@ -9,16 +9,16 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from engine.config import DataConfig
-from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
+from engine.config.data_settings import DataConfig
 from engine.data.encode import Documents, Encoder
+from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row_batches
 from engine.data.formats import ROWS_TO_DETECT, map_columns
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
 from engine.data.sources import Source, open_source
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
-from engine.machine import sample_host_memory, usable_cores
+from engine.machine.cgroups import sample_host_memory, usable_cores
 
 Progress = Callable[[int, int, str], None]
 """Called with rows done, rows in all (0 when unknown) and a sentence; what it raises stops the preparation."""

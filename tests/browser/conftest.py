@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from app.form import shown_values
-from app.panels import FIRST_PRESET, PRESETS
-from engine.config import TrainConfig
+from app.form.presets import FIRST_PRESET, PRESETS
+from app.form.settings_form import shown_values
+from engine.config.settings import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from playwright.sync_api import Playwright, sync_playwright
 
-from engine.config import TrainConfig
-from engine.events import MemorySampled
-from engine.recorder import RunRecorder
-from engine.runs import create_run
+from engine.config.settings import TrainConfig
+from engine.runs.events import MemorySampled
+from engine.runs.folder import create_run
+from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
 from tests.browser.pages import SPAN_BLOCKS, UNITS
-from tests.synthetic_run import records, run_events, step_finished, timeline, unit_norms, write_events
+from tests.support.synthetic_run import records, run_events, step_finished, timeline, unit_norms, write_events
 
 STEPS, SAMPLED = 50_000, 500
 LEAVE_AFTER, LOOK_AFTER = 2, 10

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import psutil
 
-from engine.config import TrainConfig
-from engine.events import MemorySampled, StepFinished
-from engine.recorder import RunRecorder
-from engine.runs import RunFolder, create_run
+from engine.config.settings import TrainConfig
+from engine.runs.events import MemorySampled, StepFinished
+from engine.runs.folder import RunFolder, create_run
+from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
-from tests.synthetic_run import run_events, step_finished, timeline, unit_norms
+from tests.support.synthetic_run import run_events, step_finished, timeline, unit_norms
 
 PAGES = 10
 UNITS = 100

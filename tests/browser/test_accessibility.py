@@ -12,12 +12,12 @@ from playwright.sync_api import expect
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from app.login import Login, login_routes
-from engine.config import TrainConfig
-from engine.recorder import RunRecorder
-from engine.runs import create_run
+from app.web.login import Login, login_routes
+from engine.config.settings import TrainConfig
+from engine.runs.folder import create_run
+from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS
-from tests.synthetic_run import run_events
+from tests.support.synthetic_run import run_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

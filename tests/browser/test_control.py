@@ -8,8 +8,8 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
-from engine.events import SettingsChanged
-from engine.recorder import EVENTS_FILE, replay
+from engine.runs.events import SettingsChanged
+from engine.runs.following import EVENTS_FILE, replay
 from tests.browser.conftest import Server, free_port
 from tests.browser.test_app_in_browser import press, start_short_run, state
 

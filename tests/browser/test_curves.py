@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from engine.config import TrainConfig
-from engine.events import RunStarted, StateChanged, StepFinished
-from engine.runs import create_run
+from engine.config.settings import TrainConfig
+from engine.runs.events import RunStarted, StateChanged, StepFinished
+from engine.runs.folder import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
-from tests.synthetic_run import records, run_events, step_finished, write_events
+from tests.support.synthetic_run import records, run_events, step_finished, write_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
@@ -119,7 +119,7 @@ def test_only_what_nobody_would_see_is_drawn_later(live, server):
                    for curves in (drawn, newer)]
         figures[1]["layout"] = layout
         return page.evaluate("""async ([drawn, newer, shown]) =>
-          (await import('/ramstream/patience.js')).patience(drawn, newer, shown, 500)""", [*figures, list(shown)])
+          (await import('/ramstream/charts/patience.js')).patience(drawn, newer, shown, 500)""", [*figures, list(shown)])
 
     curve = ([0, 500, 1000], [9.0, 4.0, 2.0])
     a_pixel, less = ([0, 500, 1002], [9.0, 4.0, 2.0]), ([0, 500, 1001], [9.0, 4.0, 2.0])

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from engine.events import RunEnded, RunStarted, StepFinished
-from engine.recorder import replay
-from engine.run_list import list_runs
-from engine.runs import RunFolder
+from engine.runs.events import RunEnded, RunStarted, StepFinished
+from engine.runs.folder import RunFolder
+from engine.runs.following import replay
+from engine.runs.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, open_other_settings, press, recorded_run, state, wait_for_points
-from tests.disks import small_file_system
+from tests.support.disks import small_file_system
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from app.draft import Draft
-from app.form import shown_values
-from engine.config import TrainConfig
+from app.form.settings_form import shown_values
+from app.pages.draft import Draft
+from engine.config.settings import TrainConfig
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
@@ -20,7 +20,7 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 SERVE = """
 import sys
 import app.check
-from engine.machines import named_machine, with_figures
+from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
 app.check.read_machine = lambda folder: machine
 from app.main import serve

@@ -8,7 +8,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from engine.table import HERE
+from engine.fit.model_table import HERE
 from tests.browser.conftest import WAIT_MILLISECONDS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)

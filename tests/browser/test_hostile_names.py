@@ -7,13 +7,13 @@ import json
 import pytest
 from playwright.sync_api import expect
 
-from engine.about import write_about
-from engine.config import TrainConfig
-from engine.recorder import RunRecorder
-from engine.runs import create_run
+from engine.config.settings import TrainConfig
+from engine.runs.about import write_about
+from engine.runs.folder import create_run
+from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, wait_for_points
-from tests.hostile import HOSTILE, hostile_events
+from tests.support.hostile import HOSTILE, hostile_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

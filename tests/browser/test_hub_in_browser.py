@@ -10,11 +10,11 @@ import urllib.request
 import pytest
 from playwright.sync_api import expect
 
-from app.form import shown_values
+from app.form.settings_form import shown_values
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import press
-from tests.fake_hub import FakeHub, serve
-from tests.folders import make_config, make_model
+from tests.support.fake_hub import FakeHub, serve
+from tests.support.folders import make_config, make_model
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from playwright.sync_api import expect
 
-from engine.job import start_run
+from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.folders import make_config
+from tests.support.folders import make_config
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

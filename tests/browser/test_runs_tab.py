@@ -11,13 +11,13 @@ import signal
 import pytest
 from playwright.sync_api import expect
 
-from engine.config import TrainConfig
-from engine.recorder import RunRecorder
-from engine.run_list import list_runs
-from engine.runs import create_run
+from engine.config.settings import TrainConfig
+from engine.runs.folder import create_run
+from engine.runs.listing import list_runs
+from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, press, recorded_run, start_short_run
-from tests.synthetic_run import run_events, step_finished
+from tests.support.synthetic_run import run_events, step_finished
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

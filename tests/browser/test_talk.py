@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from engine.job import start_run
+from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
-from tests.folders import make_config
+from tests.support.folders import make_config
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

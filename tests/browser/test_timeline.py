@@ -10,12 +10,13 @@ import pytest
 from playwright.sync_api import Error as PlaywrightError
 from playwright.sync_api import expect
 
-from engine.config import DataConfig, ModelConfig, TrainConfig
-from engine.events import PlanBuilt, StepFinished, StepTimeline
-from engine.runs import create_run
+from engine.config.data_settings import DataConfig
+from engine.config.settings import ModelConfig, TrainConfig
+from engine.runs.events import PlanBuilt, StepFinished, StepTimeline
+from engine.runs.folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
-from tests.planned_steps import measured, plan_of, simulated
-from tests.synthetic_run import records, run_events, step_finished, timeline, write_events
+from tests.support.planned_steps import measured, plan_of, simulated
+from tests.support.synthetic_run import records, run_events, step_finished, timeline, write_events
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from shutil import copy, rmtree
 
-from engine import prepare
-from engine.catalog import entry_of
-from engine.config import TrainConfig
-from engine.events import FitReported
-from engine.forecast import forecast_of
-from engine.job import start_run
+from engine.cli.train import forecast_of
+from engine.config.settings import TrainConfig
+from engine.model.catalog import entry_of
 from engine.paths import PROGRAM_ROOT
-from engine.recorder import replay
-from engine.sizes import in_gib
-from tests.test_trainer import execute
+from engine.runs.events import FitReported
+from engine.runs.following import replay
+from engine.train import prepare
+from engine.train.run import start_run
+from engine.words import in_gib
+from tests.engine.train.test_trainer import execute
 
 RUNS = (("Qwen/Qwen2.5-0.5B", 64, 1024, 50), ("Qwen/Qwen2.5-0.5B", 16, 512, 50), ("Qwen/Qwen2.5-3B", 96, 1024, 8),
         ("Qwen/Qwen2.5-3B", 16, 1024, 12), ("Qwen/Qwen2.5-7B", 148, 1024, 6), ("Qwen/Qwen2.5-7B", 32, 1024, 9),

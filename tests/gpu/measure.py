@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.backend import Backend
 from engine.bench.steps import Planes, random_rows, run_steps
 from engine.data.rows import MicroBatch
-from engine.engine import StreamingEngine
-from engine.planner import PlanChoices
+from engine.plan.choices import PlanChoices
+from engine.runtime.backend import Backend
+from engine.runtime.streaming_engine import StreamingEngine
 
 
 def qwen_7b():

@@ -23,11 +23,12 @@ from typing import Any
 import psutil
 import torch
 
-from engine.backend import Backend, open_backend
 from engine.bench.steps import Planes, RunFigures, random_rows, run_steps
-from engine.engine import StreamingEngine
-from engine.machine import sample_host_memory
-from engine.planner import PlanChoices
+from engine.machine.cgroups import sample_host_memory
+from engine.plan.choices import PlanChoices
+from engine.runtime.backend import Backend
+from engine.runtime.open_backend import open_backend
+from engine.runtime.streaming_engine import StreamingEngine
 from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
-from engine.attention import KERNELS
 from engine.bench.steps import Planes, random_rows, run_steps
-from engine.cuda_backend import CudaBackend
 from engine.errors import FitError
-from engine.planner import PlanChoices
-from engine.timeline import exposed_seconds
+from engine.model.attention import KERNELS
+from engine.plan.choices import PlanChoices
+from engine.plan.waits import exposed_seconds
+from engine.runtime.cuda_backend import CudaBackend
+from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.gpu.measure import llama, peak_at_depth, synchronizations
-from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
-from tests.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu
 

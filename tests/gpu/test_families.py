@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.attention import forward
-from engine.cuda_backend import CudaBackend
-from engine.planner import PlanChoices
+from engine.model.attention import forward
+from engine.plan.choices import PlanChoices
+from engine.runtime.cuda_backend import CudaBackend
 from tests.gpu.test_cuda import distance, plain_gradients
-from tests.tiny import plain_model, random_batches, streamed
+from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu
 

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine import cuda_backend
 from engine.errors import NonFiniteError
-from engine.plan import COMPUTE, D2H, H2D, HOST, LANES, STATES_IN, STATES_OUT, UPDATES
-from engine.planner import PlanChoices
-from tests.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
-from tests.tiny import plain_model, random_batches, streamed, tiny_config
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, STATES_IN, STATES_OUT, UPDATES
+from engine.runtime import cuda_backend
+from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 RATE = 3e-3
 CHOICES = PlanChoices(micro_batches=2)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.cuda_backend import CudaBackend
-from engine.layout import DOCUMENTS
-from engine.planner import PlanChoices
+from engine.model.layout import DOCUMENTS
+from engine.plan.choices import PlanChoices
+from engine.runtime.cuda_backend import CudaBackend
 from tests.gpu.measure import synchronizations
-from tests.tiny import Batch, plain_model, streamed
+from tests.support.tiny import Batch, plain_model, streamed
 
 pytestmark = pytest.mark.gpu
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cuda_backend import CudaBackend
-from engine.generate import generate
-from engine.planner import PlanChoices
-from engine.skeleton import BlockArguments
-from tests.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
+from engine.model.skeleton import BlockArguments
+from engine.plan.choices import PlanChoices
+from engine.runtime.cuda_backend import CudaBackend
+from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu
 
@@ -20,10 +19,10 @@ PROMPTS = [[5, 9, 11], [7, 3, 8, 20, 33, 4, 50], [12, 60, 4, 90, 41, 6, 77], [6,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cached_answers_equal_those_without_a_cache(family, monkeypatch):
     run = streamed(plain_model(tiny_config(family)).eval(), PlanChoices(), backend=CudaBackend())
-    assert run.engine.cache_cost is not None
-    cached = generate(run.engine, PROMPTS, 20, {2})
-    monkeypatch.setitem(vars(run.engine), "cache_cost", None)
-    assert generate(run.engine, PROMPTS, 20, {2}) == cached
+    assert run.sampler.cache_cost is not None
+    cached = run.sampler.generate(PROMPTS, 20, {2})
+    monkeypatch.setitem(vars(run.sampler), "cache_cost", None)
+    assert run.sampler.generate(PROMPTS, 20, {2}) == cached
     run.close()
 
 
@@ -34,7 +33,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     prompt = np.random.default_rng(0).integers(3, VOCAB, 2000).tolist()
     backend = CudaBackend()
     run = streamed(plain, PlanChoices(), backend=backend)
-    expected = generate(run.engine, [prompt], 3, set())
+    expected = run.sampler.generate([prompt], 3, set())
     needs = {}
     for name, job in {"pass": lambda: run.engine.last_logits([prompt + [3, 3]]),
                       "cache": lambda: run.engine.cached_logits([np.array([prompt])], [None])}.items():
@@ -50,10 +49,10 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     backend.limit_memory(needs["pass"] + (64 << 20))
     try:
         # What the room says is heeded; and where it promised too much, the rows go on without a cache.
-        assert generate(run.engine, [prompt], 3, set()) == expected and min(shapes) == 2000
+        assert run.sampler.generate([prompt], 3, set()) == expected and min(shapes) == 2000
         shapes.clear()
         monkeypatch.setattr(backend, "room", lambda: 1 << 40)
-        assert generate(run.engine, [prompt], 3, set()) == expected
+        assert run.sampler.generate([prompt], 3, set()) == expected
         assert len(shapes) > 3 * 64 and min(shapes) == 2000, "the cache was meant not to fit"
     finally:
         backend.limit_memory(backend.memory()["total"])

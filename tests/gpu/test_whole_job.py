@@ -6,15 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from engine.engine import StreamingEngine
-from engine.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
-from engine.export import export_run
-from engine.job import resume_run, start_run
-from engine.restore import newest_checkpoint
-from engine.sizes import MIB
-from tests.asking import ask_run
-from tests.folders import WORDS, make_config, make_model, make_tokenizer
-from tests.test_trainer import events_of, execute, planes_on_disk
+from engine.checkpoints.export import export_run
+from engine.checkpoints.restore import newest_checkpoint
+from engine.runs.events import ForecastChecked, MemorySampled, RunStarted, StepFinished
+from engine.runtime.streaming_engine import StreamingEngine
+from engine.train.run import resume_run, start_run
+from engine.words import MIB
+from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
+from tests.support.asking import ask_run
+from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +46,7 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
 
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
 def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_path, monkeypatch, kernels):
-    config = gpu_config(tmp_path, "bfloat16", **{"engine.kernels": kernels, "train.steps": 12})
+    config = gpu_config(tmp_path, "bfloat16", **{"engine.runtime.host_kernels": kernels, "train.steps": 12})
     dry = start_run(config, tmp_path / "runs")
     assert execute(dry).state == "finished", dry.recorder.snapshot.reason
     first, *_, last = events_of(dry, ForecastChecked)
@@ -57,7 +57,7 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_p
     # segments, of 20 MiB each (two of them and a small one on an H200).
     assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
-    monkeypatch.setattr("engine.trainer.LEAST_STEPS", 13)
+    monkeypatch.setattr("engine.train.trainer.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
     assert execute(without).state == "finished"
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]

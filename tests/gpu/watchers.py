@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
-from engine.config import TrainConfig
-from engine.events import StepFinished
+from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.recorder import replay
+from engine.runs.events import StepFinished
+from engine.runs.following import replay
 from tests.browser.conftest import free_port
 from tests.gpu.forecasts import folder_of
 
 WATCHERS = 10
 FOLLOWING_SECONDS = 1.0
-"""FOLLOWING of assets/dashboard.js."""
+"""FOLLOWING of app/browser/main.js."""
 WARM_UP_SECONDS = 40
 SETTLE_SECONDS = 0.5
 """After each change of hands: the answers under way come to an end."""
@@ -45,7 +45,7 @@ class Stretch:
 
 
 def page(address: str, on: threading.Event) -> None:
-    """One watcher: reads as assets/dashboard.js does, at the same pauses."""
+    """One watcher: reads as app/browser/main.js does, at the same pauses."""
     seq = 0
     while on.wait():
         with urllib.request.urlopen(f"{address}?since={seq}&axis=step") as response:
@@ -67,12 +67,12 @@ def start_app(runs: Path, port: int):
     """The app on a thread of this process, and its session."""
     import uvicorn
 
-    from app.check import Checker
-    from app.guard import GuardPolicy
-    from app.main import build_page
-    from app.server import build_app
-    from app.session import Session
-    from app.theme import css_variables, make_theme
+    from app.pages.checker import Checker
+    from app.web.guard import GuardPolicy
+    from app.pages.page import build_page
+    from app.web.server import build_app
+    from app.session.session import Session
+    from app.pages.theme import css_variables, make_theme
 
     session = Session(runs)
     checker = Checker(session)

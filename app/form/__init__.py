@@ -1,0 +1,4 @@
+"""Settings as a form, and presets.
+
+It may import `app.words` and `engine`.
+"""

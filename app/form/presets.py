@@ -1,0 +1,44 @@
+"""Presets as the form offers them: one file each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config.settings import TrainConfig
+from engine.errors import RamstreamError
+from engine.paths import PROGRAM_ROOT
+
+PRESETS = PROGRAM_ROOT / "presets"
+FIRST_PRESET = "starter.yaml"
+
+
+# ------------------------------------------------------------------ presets
+
+@dataclass(frozen=True)
+class Preset:
+    """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it begins with."""
+
+    file: str
+    name: str
+    about: str
+    config: TrainConfig | None
+
+
+def read_presets(folder: Path = PRESETS) -> dict[str, Preset]:
+    """Presets by file name, the starter first."""
+    files = sorted(folder.glob("*.yaml"), key=lambda path: (path.name != FIRST_PRESET, path.name))
+    return {path.name: _read_preset(path) for path in files}
+
+
+def _read_preset(path: Path) -> Preset:
+    try:
+        config = TrainConfig.load(path)
+    except RamstreamError as error:
+        return Preset(path.name, f"{path.name} (cannot be used)", str(error), None)
+    comment: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# ").rstrip())
+    return Preset(path.name, config.name, " ".join(comment), config)

@@ -1,0 +1,75 @@
+"""The form as it was last left, or as a run was started: kept by the server and beside the runs, so that it outlives the tab
+and the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+from app.form.settings_form import settings, shown_values
+from engine.errors import ConfigError, RunError
+from engine.runs.folder import open_run
+
+DRAFT_FILE = ".draft.json"
+
+
+class Draft:
+    """Component values by dotted name, and the preset that they began with."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / DRAFT_FILE
+        self._last: dict[str, Any] | None = None
+        self._is_written = False
+        self._lock = threading.Lock()
+
+    def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
+        """Keep it; a disk that cannot take it costs nothing but the memory of it after a restart."""
+        draft = {"preset": preset, "shown": shown}
+        with self._lock, contextlib.suppress(OSError):
+            if draft == self._last and self._is_written:
+                return
+            self._last, self._is_written = draft, False
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._path.with_suffix(".partial")
+            try:
+                partial.write_text(json.dumps(draft), encoding="utf-8")
+                partial.replace(self._path)
+            except OSError:
+                partial.unlink(missing_ok=True)  # what got through takes room on a disk that has none
+                raise
+            self._is_written = True
+
+    def recall(self) -> tuple[str | None, dict[str, Any]] | None:
+        """The preset and the component values; None when there are none, or none that this version can show."""
+        try:
+            draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
+            preset, shown = draft["preset"], draft["shown"]
+            if set(shown) != {setting.dotted for setting in settings()}:
+                return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        for setting in settings():
+            value = shown[setting.dotted]
+            good = isinstance(value, bool) if setting.kind == "switch" else (
+                value in setting.choices if setting.kind == "choice" else isinstance(value, str))
+            if not good:
+                return None
+        return preset, shown
+
+
+def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
+    """Component values of a run's settings with `changes` (config values by dotted name).
+
+    Raises RunError for a run that is not there or whose settings this version cannot use, ConfigError for a change that is
+    no setting or out of its range.
+    """
+    folder = open_run(runs_dir, run_id)
+    try:
+        config = folder.config
+    except ConfigError as error:
+        raise RunError(f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); mend its "
+                       "config.yaml.") from None
+    return shown_values(config.with_values(changes))

@@ -1,0 +1,23 @@
+"""The models that the catalog names and this machine, in words."""
+
+from __future__ import annotations
+
+import functools
+
+from app.words import in_bytes
+from engine.machine.read_machine import Machine
+from engine.model.catalog import catalog
+
+
+def machine_words(machine: Machine) -> str:
+    """This machine in a line."""
+    cores = f"{machine.cpu_cores} CPU core{'s' if machine.cpu_cores > 1 else ''}"
+    gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
+    return (f"{cores} · {in_bytes(machine.ram_limit)} of RAM · {gpus or 'no GPU, so blocks compute on the CPU'} · "
+            f"{in_bytes(machine.disk_free)} of disk free")
+
+
+@functools.cache
+def known_models() -> list[list[str]]:
+    """Hub id and title of every model whose shape is bundled: their verdict takes no look at the hub."""
+    return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]

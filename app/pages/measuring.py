@@ -1,0 +1,66 @@
+"""The measurement of this machine on request: a job of some ten seconds whose rates are kept for plans."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from app.session.jobs import Job
+
+PROBE_SECONDS = 0.25
+"""Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
+PARTS = ("the bus", "the device", "host memory and AdamW")
+"""What `engine.runtime.ceilings.measure` says as it goes."""
+
+
+class _Asking:
+    """A backend that asks `go_on` before each piece of work, so that a measurement ends at once when it raises."""
+
+    def __init__(self, backend: Any, go_on: Callable[[], None]):
+        self._backend, self._go_on = backend, go_on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def submit(self, op: Any, waits: Sequence[Any], work: Callable[[], None]) -> Any:
+        self._go_on()
+        return self._backend.submit(op, waits, work)
+
+
+def probe(job: Job, go_on: Callable[[], None]) -> str:
+    """Measure and keep the rates of this machine; a sentence on what was found. Progress and what is measured go to `job`.
+    `go_on` is called often and raises to end the measurement. Raises RamstreamError where memory is not there."""
+    job.text = "Opening the device"
+    job.progress(0, len(PARTS) + 1)
+    # Here, since torch takes seconds that the page must not wait for.
+    from torch import OutOfMemoryError
+
+    from engine.runtime.open_backend import open_backend
+    from engine.runtime.ceilings import measure, one_thread_rates
+    from engine.errors import FitError
+    from engine.machine.rates import ONE_THREAD, store_rates
+
+    def say(part: str) -> None:
+        go_on()
+        job.text = f"Measuring {part}"
+        job.progress(PARTS.index(part) + 1, len(PARTS) + 1)
+
+    backend = open_backend("auto")
+    try:
+        asking = _Asking(backend, go_on)
+        found = measure(asking, PROBE_SECONDS, say, for_plans=True)
+        store_rates(backend.device_name, found.rates())
+        if backend.device.type == "cpu":
+            job.text = "Measuring one thread"
+            store_rates(ONE_THREAD, one_thread_rates(asking, PROBE_SECONDS))
+    except OutOfMemoryError:
+        raise FitError("The GPU has no room for the measurement: other programs hold its memory. End them and measure "
+                       "again.") from None
+    finally:
+        gc.collect()
+        backend.reset_peak()
+        backend.close()
+    threads, copy = max(found.host_copy.items())
+    return (f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with {threads} "
+            f"thread{'s' if threads > 1 else ''}; the other rates are above and are kept for plans.")

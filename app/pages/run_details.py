@@ -1,0 +1,50 @@
+"""What the Runs tab shows of one run on request: what a person calls it, its exact settings and the command lines for them."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from app.session.detached import STDERR_FILE, STDOUT_FILE, last_lines
+from engine.errors import RamstreamError
+from engine.runs.about import NAME_LIMIT, NOTE_LIMIT, read_about
+from engine.runs.folder import CONFIG_FILE, RunFolder
+from engine.runs.listing import summarise
+
+PRINTED_LINES = 40
+"""Of each of the two files into which a process of its own prints."""
+
+
+def run_details(folder: RunFolder) -> dict[str, Any]:
+    """Name, note and limits of both; `config` as it stands in the run folder, or `config_problem`; `commands` as label and
+    text; `printed`, the last lines of a process of its own. A part that cannot be read does not cost the others."""
+    about, summary = read_about(folder.path), summarise(folder)
+    config, problem = "", ""
+    try:
+        config = (folder.path / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        problem = f"{CONFIG_FILE} cannot be read ({error.strerror})."
+    return {"id": folder.id, "path": str(folder.path.resolve()), "name": about.name, "note": about.note,
+            "config_name": _config_name(folder), "name_limit": NAME_LIMIT, "note_limit": NOTE_LIMIT, "config": config,
+            "config_problem": problem, "commands": _commands(folder, summary.state if summary else ""),
+            "printed": [line for name in (STDOUT_FILE, STDERR_FILE)
+                        for line in last_lines(folder.path / name)[-PRINTED_LINES:]]}
+
+
+def _config_name(folder: RunFolder) -> str:
+    try:
+        return folder.config.name
+    except RamstreamError:
+        return folder.id
+
+
+def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
+    """For a shell in the program's folder; whole paths, so that the runs folder is found from anywhere."""
+    runs = str(folder.path.resolve().parent)
+    config = str(folder.path.resolve() / CONFIG_FILE)
+    commands = []
+    if state not in ("finished", "unreadable"):
+        commands.append(("Go on with this run", ["--resume", folder.id, "--runs-dir", runs]))
+    if state != "unreadable":
+        commands.append(("A new run with the same settings", [config, "--runs-dir", runs]))
+    return [{"label": label, "text": shlex.join(["python", "launch.py", "train", *arguments])} for label, arguments in commands]

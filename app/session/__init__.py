@@ -1,0 +1,4 @@
+"""What the server owns: the run, the queue, detached runs, jobs.
+
+It may import the rooms before it in `app`, up to `view`, and `engine`.
+"""

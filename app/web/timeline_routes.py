@@ -1,0 +1,72 @@
+"""Routes of the timelines of a run.
+
+    GET /api/runs/RUN/timeline[?step=N]   the figure of a sampled step (the latest), as the page draws it
+    GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
+                                          its figure again, of these microseconds of the step alone, so in more detail
+    GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and chrome://tracing
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.session.session import Session
+from app.view.spans import Window
+from app.view.timeline_figure import timeline_figure, timeline_part
+from app.web.requests import answering_errors, count_of
+from engine.errors import RunError
+from engine.runs.trace import trace_name, trace_of
+
+
+def timeline_routes(session: Session) -> list[Route]:
+    async def timeline(request: Request) -> Response:
+        sampled, step = session.watch(request.path_params["run_id"]).sampled, _step_of(request)
+        return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*sampled.read(step))))
+
+    async def stretch(request: Request) -> Response:
+        sampled, step, window = session.watch(request.path_params["run_id"]).sampled, _step_of(request), _window_of(request)
+        return JSONResponse(await asyncio.to_thread(lambda: timeline_figure(*sampled.read(step), window)))
+
+    async def trace(request: Request) -> Response:
+        run_id, step = request.path_params["run_id"], _step_of(request)
+        sampled = session.watch(run_id).sampled
+
+        def work() -> tuple[str, bytes]:
+            found, simulated = sampled.read(step)
+            text = json.dumps(trace_of(run_id, found, simulated), separators=(",", ":"))
+            return trace_name(run_id, found.step), text.encode()
+
+        name, body = await asyncio.to_thread(work)
+        return Response(body, media_type="application/json", headers={"content-disposition": f'attachment; filename="{name}"'})
+
+    return [Route("/api/runs/{run_id}/timeline", answering_errors(timeline)),
+            Route("/api/runs/{run_id}/stretch", answering_errors(stretch)),
+            Route("/api/runs/{run_id}/trace", answering_errors(trace))]
+
+
+def _step_of(request: Request) -> int | None:
+    """None for the latest. Raises RunError for what is no step."""
+    asked = request.query_params.get("step")
+    step = None if asked is None else count_of(asked)
+    if asked is not None and step is None:
+        raise RunError(f"step: {asked[:40]!r} is not the number of a step.")
+    return step
+
+
+def _window_of(request: Request) -> Window:
+    """Seconds. Raises RunError for what is no stretch of time. One that begins before the step's first op is below 0."""
+    ends = []
+    for name in ("from", "to"):
+        asked = request.query_params.get(name, "")
+        microseconds = count_of(asked.removeprefix("-"))
+        if microseconds is None:
+            raise RunError(f"{name}: {asked[:40]!r} is not a number of microseconds.")
+        ends.append(1e-6 * (-microseconds if asked.startswith("-") else microseconds))
+    if ends[0] >= ends[1]:
+        raise RunError("The stretch of the step ends before it begins; from must be below to.")
+    return ends[0], ends[1]

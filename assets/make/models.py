@@ -1,0 +1,135 @@
+"""Fill in the shapes of `models.json`, the catalog of published models, and write `starter-shape.json`, the shape of the
+starter that `starter.py` makes.
+
+    python assets/make/models.py                write the shape of every model
+    python assets/make/models.py ID ...         of these, and keep the others; the starter's is assets/starter-model
+    python assets/make/models.py --check [ID ...]   compare instead of writing; exit code 1 if anything differs
+
+The facts of each model (all keys but `shape`) are written by hand, from the published configuration. Each model is
+built on the meta device, in bfloat16 and in float32; nothing is downloaded. A block of the largest takes some 16 GiB
+of memory to try.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trial models are so small that threads only wait for each other
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine.config.settings import ModelConfig  # noqa: E402
+from engine.errors import ModelError  # noqa: E402
+from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape  # noqa: E402
+from engine.model.shape import ModelShape  # noqa: E402
+from engine.model.shape_rows import pack  # noqa: E402
+from engine.paths import PROGRAM_ROOT  # noqa: E402
+
+FACTS = ("id", "also", "contexts", "title", "family", "published", "published_active", "source", "config")
+STARTER = "assets/starter-model"
+
+
+def meta_shape(config: Any, source: str, dtype: str) -> ModelShape:
+    """What the engine itself finds for a configuration of transformers. Raises ModelError for a model that it refuses."""
+    from engine.model.build import build_model
+    from engine.model.measure_shape import shape_of
+
+    return shape_of(build_model(config, ModelConfig(source=source, dtype=dtype)), source)
+
+
+def _published(config: dict[str, Any]) -> Any:
+    """The facts of a model as a configuration of transformers."""
+    from engine.model.library import transformers
+
+    return transformers().AutoConfig.for_model(**config)
+
+
+def _shapes(config: Any, source: str) -> dict[str, ModelShape]:
+    """In bfloat16 and, where the trial of one block fits into this machine's memory, in float32."""
+    shapes = {"bfloat16": meta_shape(config, source, "bfloat16")}
+    try:
+        shapes["float32"] = meta_shape(config, source, "float32")
+    except ModelError as error:
+        print(f"{source} has no float32 counts: {error}", flush=True)
+    return shapes
+
+
+def _starter() -> tuple[bytes, dict[str, ModelShape]]:
+    """(the bytes of its config.json, its shapes by dtype)"""
+    from engine.model.pretrained_files import load_config
+
+    content = (PROGRAM_ROOT / STARTER / "config.json").read_bytes()
+    return content, _shapes(load_config(str(PROGRAM_ROOT / STARTER)), STARTER)
+
+
+def write_starter() -> None:
+    """The shape of the starter, under the sha256 of its configuration: a copy of its folder is the same model."""
+    content, shapes = _starter()
+    digest, shape = json.dumps(hashlib.sha256(content).hexdigest()), json.dumps(pack(shapes))
+    STARTER_FILE.write_text(f'{{"config_sha256": {digest},\n "shape": {shape}}}\n', encoding="utf-8")
+
+
+def write(rows: Iterable[dict[str, Any]]) -> None:
+    """One model in three lines: what is known of it, its configuration, its shape."""
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    texts = []
+    for row in rows:
+        facts = line({name: row[name] for name in FACTS if name != "config"})[1:-1]
+        texts.append(f"  {{{facts},\n   \"config\": {line(row['config'])},\n   \"shape\": {line(row['shape'])}}}")
+    FILE.write_text('{"models": [\n' + ",\n".join(texts) + "\n]}\n", encoding="utf-8")
+
+
+def differences(wanted: set[str]) -> list[str]:
+    """What is bundled for these models (all, if none is named) and is not what the meta device gives, in words; every id of
+    every entry, in both dtypes."""
+    found = []
+    for entry in catalog():
+        if wanted and entry.id not in wanted:
+            continue
+        started = time.monotonic()
+        for source in (entry.id, *entry.contexts):
+            for dtype, built in _shapes(_published(entry.config_of(source)), source).items():
+                found += _unlike(entry.shape(dtype, source=source), built)
+        print(f"{entry.id}: {time.monotonic() - started:.1f} s", flush=True)
+    if not wanted or STARTER in wanted:
+        content, shapes = _starter()
+        for dtype, built in shapes.items():
+            found += _unlike(starter_shape(content, dtype, "auto", STARTER), built)
+    return found
+
+
+def _unlike(bundled: ModelShape | None, built: ModelShape) -> list[str]:
+    return [f"{built.source} in {built.dtype}: {item.name}" for item in fields(ModelShape)
+            if getattr(bundled, item.name, None) != getattr(built, item.name)]
+
+
+def main() -> int:
+    check, wanted = "--check" in sys.argv[1:], {name for name in sys.argv[1:] if name != "--check"}
+    if check:
+        found = differences(wanted)
+        print("\n".join(found) or "What is bundled is what the meta device gives.")
+        return 1 if found else 0
+    rows = json.loads(FILE.read_text(encoding="utf-8"))["models"]
+    for row in rows:
+        if not wanted or row["id"] in wanted:
+            started = time.monotonic()
+            row["shape"] = pack(_shapes(_published(row["config"]), row["id"]))
+            print(f"{row['id']}: {time.monotonic() - started:.1f} s", flush=True)
+            write(rows)
+    if not wanted or STARTER in wanted:
+        write_starter()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

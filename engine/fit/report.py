@@ -1,0 +1,141 @@
+"""Will it fit, and how long will it take? The report of a run: host memory, GPU memory and disk item by item, a verdict with
+reasons and remedies, time, energy and cost. No torch here; a model whose shape is not given is looked up by `engine.model.shape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from engine.config.settings import TrainConfig
+from engine.fit.needs import DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, measured_rates, needs_of
+from engine.fit.remedies import Remedy, remedies_for
+from engine.machine.known_machines import known_machine
+from engine.machine.rates import Rates
+from engine.machine.read_machine import Machine
+from engine.model.find_shape import shape_from_source
+from engine.model.shape import ModelShape
+from engine.words import GIB, in_gib
+
+FLOPS_FORMULA = "6 x parameters that a token passes through x tokens of full rows; recompute not counted"
+WORDS = {FITS: "fits", TIGHT_VERDICT: "fits, but only just", DOES_NOT_FIT: "does not fit"}
+HOST_WATTS = 150.0
+"""Of a workstation around its GPU, assumed: processor and memory at work, fans and losses."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """`estimate`'s answer. Bytes throughout; `gpu` is None where blocks compute on the CPU."""
+
+    verdict: str
+    headline: str
+    reasons: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
+    host: Part
+    gpu: Part | None
+    disk: Part
+    model: dict[str, Any]
+    choices: dict[str, Any]
+    time: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as the record and the screen take it."""
+        return {"verdict": self.verdict, "headline": self.headline, "reasons": list(self.reasons),
+                "remedies": [asdict(remedy) for remedy in self.remedies], "host": self.host.to_dict(),
+                "gpu": self.gpu.to_dict() if self.gpu is not None else None, "disk": self.disk.to_dict(),
+                "model": self.model, "choices": self.choices, "time": self.time}
+
+
+def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
+             rounding: Mapping[str, Any] | None = None, rates: Rates | None = None, steps: int | None = None,
+             resident: Resident | None = None) -> FitReport:
+    """The report for `config` on `machine`; `rounding` and `rates` as for `choose`: where no rates are given, those that were
+    measured here, or those that are estimated for a known card. steps: of the whole run, where the data are known. resident:
+    as for `needs_of`. Raises ModelError or ConfigError for what no machine could run."""
+    if shape is None:
+        shape = shape_from_source(config.model)
+    if shape.dtype != config.model.dtype:
+        shape = shape.in_dtype(config.model.dtype)
+    needs = needs_of(config, machine, shape, rounding, rates, resident=resident)
+    verdict = needs.verdict()
+    remedies = remedies_for(needs) if verdict != FITS else ()
+    measured = rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
+    return FitReport(
+        verdict=verdict, headline=_headline(needs, verdict), reasons=tuple(_reasons(needs, bool(remedies))),
+        remedies=remedies, host=needs.parts["host"], gpu=needs.parts.get("gpu"), disk=needs.parts["disk"],
+        model={"parameters": shape.parameter_count, "active_parameters": shape.active_parameters,
+               "blocks": len(shape.blocks), "model_type": shape.model_type, "source": config.model.source,
+               "dtype": config.model.dtype},
+        choices={"device": needs.device, "micro_batch_size": needs.chosen.micro_batch_size,
+                 "loss_chunk": needs.chosen.loss_chunk, **needs.chosen.choices.to_dict()},
+        time=_time(needs, config.train.steps or steps, measured))
+
+
+def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
+    """Seconds, and what the electricity comes to: the card at its board power and the host at `HOST_WATTS`, all run long.
+    None for what is not known."""
+    config, seconds = needs.config, needs.step_seconds
+    tokens = config.train.batch_size * config.data.max_seq_len
+    known = known_machine(needs.machine) if needs.device == "cuda" else None
+    watts = known.power_watts + HOST_WATTS if known is not None else None
+    run = seconds * steps if seconds and steps else None
+    energy = run * watts / 3.6e6 if run and watts else None
+    price = config.output.price_per_kwh
+    return {"tokens_per_step": tokens, "flops_per_step": 6 * needs.shape.active_parameters * tokens, "formula": FLOPS_FORMULA,
+            "step_seconds": seconds, "estimated": seconds is not None and not measured,
+            "tokens_per_second": tokens / seconds if seconds else None, "steps": steps, "run_seconds": run, "watts": watts,
+            "energy_kwh": energy, "cost": energy * price if energy and price is not None else None}
+
+
+# ---------------------------------------------------------------------- words
+
+def _headline(needs: Needs, verdict: str) -> str:
+    taken = []
+    for name, part in needs.parts.items():
+        limit = "" if part.limit is None else f" ({in_gib(part.limit)} free)"
+        taken.append(f"{in_gib(part.total)} of {PART_WORDS[name]}{limit}")
+    return f"Needs {', '.join(taken[:-1])} and {taken[-1]}: {WORDS[verdict]}."
+
+
+def _reasons(needs: Needs, helped: bool) -> list[str]:
+    failing = [name for name, part in needs.parts.items() if part.verdict == DOES_NOT_FIT]
+    reasons = []
+    for name in failing:
+        part = needs.parts[name]
+        reasons.append(f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.limit)} free, "
+                       f"{in_gib(part.total - part.limit)} short; {_breaking(part)}.")
+    if failing and not helped:
+        least = " and ".join(f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing)
+        reasons.append(f"No change of settings was found that makes it fit: it takes {least}, or a smaller model.")
+    for name, part in needs.parts.items():
+        if part.verdict == TIGHT_VERDICT:
+            largest = max(part.items, key=lambda item: item.bytes)
+            reasons.append(f"{_capital(PART_WORDS[name])} is {100 * part.total / part.limit:.0f} % full, mostly with "
+                           f"{largest.name} ({in_gib(largest.bytes)}).")
+    known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
+    if known is not None and length > known:
+        reasons.append(f"data.max_seq_len {length} is beyond the {known} positions that this model was trained for.")
+    cap = needs.config.engine.gpu_memory_gib
+    if cap is not None and needs.device == "cuda" and cap * GIB > needs.machine.gpus[0].free:
+        reasons.append(f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(needs.machine.gpus[0].free)} free on "
+                       f"the {needs.machine.gpus[0].name}; the plan uses what is free.")
+    return reasons
+
+
+def _breaking(part: Part) -> str:
+    """Items stand from what every run needs to what choices add; the one that crosses the limit is named."""
+    overhead = ("Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")
+    filled = sum(item.bytes for item in part.items if item.name in overhead)
+    if filled > part.limit:
+        return "the program alone takes more"
+    for item in part.items:
+        if item.name not in overhead:
+            filled += item.bytes
+            if filled > part.limit:
+                break
+    return f"{item.name} ({in_gib(item.bytes)}) is what no longer fits"
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]

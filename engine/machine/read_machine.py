@@ -1,0 +1,78 @@
+"""What this machine has: cores, memory within its real limits, GPUs and disk, read without torch."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.files import disk_free
+from engine.machine.cgroups import cgroup_memory, usable_cores
+from engine.machine.gpus import GpuInfo, _read_gpus
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Bytes throughout."""
+
+    cpu_name: str
+    cpu_cores: int
+    """Cores that this process may use."""
+    ram_total: int
+    ram_limit: int
+    """What all processes of this session may use together: the smallest of RAM and the cgroup limits above us."""
+    ram_available: int
+    """What can still be allocated within the limit; page cache counts as available."""
+    gpus: tuple[GpuInfo, ...] = ()
+    disk_path: str = ""
+    disk_free: int = 0
+    notes: tuple[str, ...] = ()
+    """Sentences on what could not be read, and why."""
+    here: bool = False
+    """This machine as it is, and none that is only asked about."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
+    """Read everything now. `disk_path` need not exist yet. What cannot be read is named in `notes`, never raised."""
+    memory = psutil.virtual_memory()
+    limit, within = cgroup_memory()
+    gpus, notes = _read_gpus()
+    try:
+        free = disk_free(disk_path)
+    except OSError as error:
+        free = 0
+        notes.append(f"The disk at {disk_path} cannot be read ({error.strerror}).")
+    return Machine(cpu_name=_cpu_name(), cpu_cores=usable_cores(), ram_total=memory.total,
+                   ram_limit=min(memory.total, limit), ram_available=max(0, min(memory.available, within)),
+                   gpus=tuple(gpus), disk_path=str(disk_path), disk_free=free, notes=tuple(notes), here=True)
+
+
+@functools.cache
+def compiler_problem() -> str:
+    """Why nothing can be compiled on this machine, in words; empty where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")):
+        return "there is no C compiler, which Triton needs"
+    return ""
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    return platform.machine()

@@ -1,0 +1,223 @@
+"""Run folders: ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and ``export/``.
+
+A run belongs to the process that holds its lock, which the kernel releases when that process dies: a run that is not
+over and whose lock nobody holds is `interrupted`. Other processes ask for things through the control file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import re
+import shutil
+import time
+import unicodedata
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.config.settings import TrainConfig
+from engine.errors import RunError
+from engine.files import FULL, file_size
+from engine.paths import lasting_source, lasting_sources
+from engine.runs.following import EVENTS_FILE
+from engine.runs.snapshot import OVER_STATES
+
+CONFIG_FILE = "config.yaml"
+CONTROL_FILE = "control.jsonl"
+LOCK_FILE = "lock"
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_LOCK_TRIES, _LOCK_WAIT_SECONDS = 10, 0.02
+_LOOK_SECONDS, _LOOKS_SECONDS = 0.001, 20.0
+
+
+class RunFolder:
+    """One run's folder. Usable wherever a path is."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.id = path.name
+        self.events_path = path / EVENTS_FILE
+        self.checkpoints_path = path / "checkpoints"
+        self.export_path = path / "export"
+        self.control_path = path / CONTROL_FILE
+        self.control_start: int | None = None
+        """While this object holds the lock: size of the control file when it took it. What stood there before was meant
+        for an earlier process."""
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @functools.cached_property
+    def config(self) -> TrainConfig:
+        """The configuration as run. Raises ConfigError when the file does not load."""
+        return TrainConfig.load(self.path / CONFIG_FILE)
+
+    def save_config(self, config: TrainConfig) -> None:
+        """`config` is the run's from now on: a resume goes on with it. Raises RunError where it cannot be written."""
+        partial = self.path / f".{CONFIG_FILE}.partial"
+        try:
+            config.save(partial)
+            partial.rename(self.path / CONFIG_FILE)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise RunError(f"The settings cannot be written to {self.path} ({error.strerror}); free some disk space, then ask "
+                           "again.") from None
+        self.read_config_again()
+
+    def read_config_again(self) -> None:
+        """Another process may have written it."""
+        self.__dict__.pop("config", None)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
+        one, owns it."""
+        try:
+            descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunError(f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}.") from None
+        _held.add(descriptor)
+        try:
+            self._take(descriptor)
+            with contextlib.suppress(OSError):  # who holds it is said by the lock; its number is for a sentence alone
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self.control_start = file_size(self.control_path)
+            try:
+                yield
+            finally:
+                self.control_start = None
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            _held.discard(descriptor)
+            os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        # is_running shares the lock for an instant to learn whether it is free, and many may look at once: who only looks
+        # is waited for. A refusal of a share, too, is by an owner.
+        patience, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
+        while tries and time.monotonic() < patience:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                pass
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                time.sleep(_LOOK_SECONDS)
+            except BlockingIOError:
+                tries -= 1
+                time.sleep(_LOCK_WAIT_SECONDS)
+        owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        raise RunError(f"Run {self.id} is in use by process {owner or 'unknown'}; stop it there first.")
+
+    def is_running(self) -> bool:
+        """Whether any process, this one included, holds the lock; also where that cannot be found out, since what is taken
+        for free may be deleted or run a second time."""
+        try:
+            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+_held: set[int] = set()
+
+
+def _close_held() -> None:
+    # A forked child would keep the lock alive after its parent is killed.
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_held)
+
+
+def shown_state(recorded: str, running: bool) -> str:
+    """The state to show: `interrupted` for a run that is not over and that no process holds. Ask `is_running` before
+    reading the record, or a run that ends in between is taken for an interrupted one."""
+    return recorded if running or recorded in OVER_STATES else "interrupted"
+
+
+# ---------------------------------------------------------------------- creating, opening, deleting
+
+def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFolder:
+    """A new folder with its configuration written. The id sorts by time (UTC) and names the run."""
+    runs = Path(runs_dir)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{_slug(config.name)}"
+    made: Path | None = None
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        path, count = runs / stem, 1
+        while True:
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                count += 1
+                path = runs / f"{stem}-{count}"
+        made = path
+        partial = path / f".{CONFIG_FILE}.partial"
+        config.save(partial)
+        partial.rename(path / CONFIG_FILE)
+    except OSError as error:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        do = "free some disk space or choose" if error.errno in FULL else "choose"
+        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder.") from None
+    return RunFolder(path)
+
+
+def lasting_config(config: TrainConfig) -> TrainConfig:
+    """The same with local sources as whole paths, so that it can be run from any working directory."""
+    return config.with_values({"model.source": lasting_source(config.model.source),
+                               "data.source": lasting_sources(config.data.source)})
+
+
+def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
+    """Raises RunError when there is no such run, or when the id is not a plain folder name."""
+    path = Path(runs_dir) / _checked(run_id)
+    if not path.is_dir():
+        raise RunError(f"There is no run {run_id} in {runs_dir}; `launch.py runs` lists those there are.")
+    return RunFolder(path)
+
+
+def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
+    """Delete the folder with everything in it. Raises RunError while the run is going on."""
+    folder = open_run(runs_dir, run_id)
+    grave = folder.path.with_name(f".deleted-{run_id}-{uuid.uuid4().hex[:8]}")
+    try:
+        with folder.lock():
+            folder.path.rename(grave)
+        if grave.is_symlink():
+            grave.unlink()
+        else:
+            shutil.rmtree(grave)
+    except OSError as error:
+        raise RunError(f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}.") from None
+    for leftover in folder.path.parent.glob(".deleted-*"):  # of an earlier deletion that was killed half-way
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _checked(run_id: str) -> str:
+    if not RUN_ID.fullmatch(run_id):
+        raise RunError(f"{run_id!r} is not a run id; `launch.py runs` lists those there are.")
+    return run_id
+
+
+def _slug(name: str) -> str:
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain)[:40].strip("-") or "run"

@@ -1,0 +1,36 @@
+"""Host memory for the inputs of blocks that wait on the host for their backward."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+
+import torch
+
+from engine.plan.ops import StepPlan
+from engine.runtime.backend import Backend
+
+
+class _HostBoundaries:
+    """One exact-size registered host buffer for every boundary that the plan stores on the host."""
+
+    def __init__(self, plan: StepPlan, blocks: list[str], numel: int, dtype: torch.dtype, backend: Backend):
+        keys = [(op.unit, op.micro_batch) for op in plan.ops if op.kind == "store_boundary"]
+        item = torch.empty(0, dtype=dtype).element_size()
+        self.nbytes = len(keys) * numel * item
+        self.tensors: dict[tuple[str, int], torch.Tensor] = {}
+        self._unregister = None
+        if not keys:
+            return
+        flat = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
+        flat.zero_()
+        backend.register(flat.data_ptr(), self.nbytes)
+        # Also for an engine that did not come to be, with no room on the device: these addresses will be another's.
+        self._unregister = weakref.finalize(self, backend.unregister, flat.data_ptr())
+        self._unregister.atexit = False
+        self.tensors = {key: flat[k * numel:(k + 1) * numel] for k, key in enumerate(keys)}
+
+    def close(self) -> None:
+        if self._unregister is not None:
+            self._unregister()
+        self.tensors.clear()

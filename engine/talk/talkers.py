@@ -1,0 +1,149 @@
+"""Talking to weights: a model's as a run began, a checkpoint's, an exported folder's, or those of a paused run, which are
+neither copied nor disturbed. Conversations are written by the tokenizer's own chat template where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from engine.checkpoints.open_for_sampling import Saved, open_model, open_saved
+from engine.checkpoints.weights import initialise, load_pretrained
+from engine.config.settings import TrainConfig
+from engine.errors import FitError, GpuMemoryError
+from engine.model.hub import fetch
+from engine.runtime.generate import Sampler
+from engine.talk.talk_sources import _ADVICE, Source
+from engine.talk.voice import Message, Voice
+from engine.train.paused_calls import PausedCalls
+
+Progress = Callable[..., None]
+"""Called with (done, total), and with (done, total, what is done) where weights are downloaded before they are loaded."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How an answer is drawn; temperature 0 always takes the likeliest token."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+# ---------------------------------------------------------------------- talkers
+
+@dataclass
+class Talker:
+    """Weights in memory that answer, one conversation at a time. `call` runs every piece of work on the model."""
+
+    label: str
+    voice: Voice
+    call: Callable[[Callable[[], Any]], Any]
+    sampler: Callable[[], Sampler]
+    held_bytes: int = 0
+    """Of RAM, by the weights that it has loaded."""
+    _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def answer(self, messages: list[Message], sampling: Sampling) -> Iterator[int]:
+        """Token ids of the next answer as they are drawn; closing the iterator ends it and frees its cache. Raises DataError
+        for a conversation that cannot be asked, FitError where memory runs out, and RunError once a paused run goes on."""
+        ids = self.voice.prompt(messages)
+        tokens = self.sampler().stream(ids, sampling.max_new_tokens, self.voice.ends, sampling.temperature, sampling.top_p,
+                                       sampling.seed, self.voice.longest)
+        try:
+            while True:
+                token = self.call(lambda: next(tokens, None))
+                if token is None:
+                    return
+                yield token
+        except GpuMemoryError as error:
+            raise FitError(f"The GPU ran out of memory{f' ({error.in_use})' if error.in_use else ''} while {self.label} "
+                           "answered; begin a new chat, or unload and close other programs.") from error
+        finally:
+            tokens.close()
+
+    def close(self) -> None:
+        """Give the memory back; nothing may be answering."""
+        self._owned.close()
+
+
+def load(source: Source, progress: Progress | None = None) -> Talker:
+    """Bring weights into memory, from the hub where they are not in its cache yet. What `progress` raises gives up. Raises
+    RamstreamError for what cannot be loaded."""
+    with contextlib.ExitStack() as owned:
+        if source.kind == "checkpoint":
+            saved = owned.enter_context(open_saved(source.runs_dir, source.run_id, source.step, progress))
+        else:
+            saved = owned.enter_context(_opened(source, progress))
+        try:
+            engine = saved.engine()
+        except torch.OutOfMemoryError:
+            raise FitError(f"The GPU has too little free memory for {source.label}; {_ADVICE}.") from None
+        owned.callback(engine.close)
+        sampler = Sampler(engine)
+        voice = Voice(source.config, saved.model.config, saved.tokenizer)
+        return Talker(source.label, voice, lambda work: work(), lambda: sampler, saved.store.allocated_bytes,
+                      owned.pop_all())
+
+
+@contextlib.contextmanager
+def _opened(source: Source, progress: Progress | None) -> Iterator[Saved]:
+    """A model as a run would begin with it."""
+    config = source.config
+    if config.model.init == "pretrained":
+        progress = _downloaded(source, progress)
+    with open_model(config) as opened:
+        if config.model.init == "random":
+            initialise(opened.model, opened.store, config.train.seed, opened.backend.device, progress)
+        else:
+            load_pretrained(opened.model, config.model.source, opened.store, progress)
+        yield opened
+
+
+def _downloaded(source: Source, progress: Progress | None) -> Progress | None:
+    """Bring weights into the hub's cache; how the loading that follows is told. What is there when it begins is not counted, so
+    that the time left is that of what comes."""
+    if progress is None:
+        progress = _untold
+    first: list[float] = []
+
+    def downloading(done: float, total: float, _: str) -> None:
+        first.extend([] if first else [done])
+        progress(done - first[0], total - first[0], f"Downloading {source.config.model.source}")
+
+    fetch(source.config.model.source, True, downloading, lambda: progress(0, 0))
+    return (lambda done, total: progress(done, total, f"Loading the weights: {source.label}")) if first else progress
+
+
+def _untold(*_: Any) -> None:
+    """Progress that nobody follows."""
+
+
+def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:
+    """The weights of a run that is paused in this process, as they are: each token is computed by the run's own thread.
+    Raises RunError where it is not paused."""
+    voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer)))
+    # The sampler is asked for anew each time: whoever held it would hold the planes of a run that is over.
+    return Talker(label, voice, lambda work: paused.do(lambda _: work()), lambda: paused.do(lambda p: p.sampler))
+
+
+def take_turns(answers: dict[str, Iterator[int]], on_token: Callable[[str, int], None], stopped: Callable[[], bool]) -> None:
+    """A token of each of the answers in turn, `on_token(name, token)`, until all have ended or `stopped()`. Closes them."""
+    going = dict(answers)
+    try:
+        while going:
+            for name, tokens in list(going.items()):
+                if stopped():
+                    return
+                token = next(tokens, None)
+                if token is None:
+                    del going[name]
+                else:
+                    on_token(name, token)
+    finally:
+        for tokens in answers.values():
+            tokens.close()

@@ -1,0 +1,4 @@
+"""One run, from its folder to the last line of its record.
+
+It may import the rooms before it in `engine`, up to `checkpoints`.
+"""

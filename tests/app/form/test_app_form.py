@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import dataclasses
+
+import gradio as gr
+import pytest
+
+from app.form.settings_form import PROMINENT, as_labelled, describe_error, read_config, settings, shown_values
+from app.pages.panels import component
+from engine.config.settings import AUTO, TrainConfig
+from engine.errors import ConfigError
+
+BASE = {"model.source": "m", "data.source": "d.jsonl"}
+
+
+def config_with(**values):
+    return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}).with_values(values)
+
+
+def all_fields(cls=TrainConfig, prefix=""):
+    for field in dataclasses.fields(cls):
+        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
+        if default is not None and dataclasses.is_dataclass(default):
+            yield from all_fields(default, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def another_value(setting, default):
+    """A valid value that differs from the default."""
+    special = {"train.epochs": 1.5, "train.steps": 7, "train.micro_batch_size": 4, "data.eval_fraction": 0.25,
+               "train.beta1": 0.5, "train.beta2": 0.75, "engine.gpu_memory_gib": 12.5, "train.max_grad_norm": None,
+               "output.webhook": "https://example.org/hook"}
+    if setting.dotted in special:
+        return special[setting.dotted]
+    return {"lines": lambda: ("one", " two", "three\nlines", '"four'), "switch": lambda: not default,
+            "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
+            "choice": lambda: next(c for c in setting.choices if c != default)}[setting.kind]()
+
+
+def test_every_field_has_exactly_one_setting_with_help():
+    assert [s.dotted for s in settings()] == list(all_fields())
+    assert all(s.help for s in settings())
+    assert len({s.elem_id for s in settings()}) == len(settings())
+    assert set(PROMINENT) <= {s.dotted for s in settings()}
+
+
+@pytest.mark.parametrize("setting", settings(), ids=lambda s: s.dotted)
+def test_each_field_survives_the_way_to_its_component_and_back(setting):
+    def value_of(config):
+        for part in setting.dotted.split("."):
+            config = getattr(config, part)
+        return config
+
+    for config in (config_with(), config_with(**{setting.dotted: another_value(setting, value_of(config_with()))})):
+        with gr.Blocks():
+            box = component(setting)
+        shown = shown_values(config)
+        shown[setting.dotted] = box.preprocess(box.postprocess(shown[setting.dotted]))
+        assert read_config(shown) == config
+
+
+def test_numbers_are_shown_as_people_write_them():
+    shown = shown_values(config_with(**{"train.learning_rate": 1e-5, "train.weight_decay": 0.01}))
+    assert shown["train.learning_rate"] == "1e-5"
+    assert shown["train.weight_decay"] == "0.01"
+    assert shown["engine.slots"] == "" and shown["train.steps"] == ""
+
+
+def test_empty_boxes_mean_auto_or_none():
+    shown = shown_values(config_with(**{"engine.slots": 3, "train.steps": 5}))
+    assert read_config(shown | {"engine.slots": " ", "train.steps": ""}).engine.slots == AUTO
+    assert read_config(shown | {"engine.slots": "auto", "train.steps": None}).train.steps is None
+
+
+@pytest.mark.parametrize("field, text, part", [
+    ("train.batch_size", "many", "Batch size (rows): 'many' is not a whole number"),
+    ("train.batch_size", "2.5", "Batch size (rows): 2.5 is not a whole number"),
+    ("train.batch_size", "", "Batch size (rows): this is empty"),
+    ("train.learning_rate", "nan", "Learning rate"),
+    ("train.learning_rate", "-1", "Learning rate: -1.0 is not a positive number"),
+    ("model.source", "  ", "Model: no model is given"),
+    ("engine.slots", "0", "Slots: 0 is too small"),
+])
+def test_wrong_text_is_refused_under_the_label_of_its_field(field, text, part):
+    with pytest.raises(ConfigError) as caught:
+        read_config(shown_values(config_with()) | {field: text})
+    assert caught.value.field == field
+    assert part in describe_error(caught.value)
+
+
+def test_an_empty_text_that_may_be_left_out_is_none():
+    shown = shown_values(config_with())
+    assert shown["output.webhook"] == "" and read_config(shown).output.webhook is None
+    assert read_config(shown | {"output.webhook": " none "}).output.webhook is None
+    address = "https://example.org/hook"
+    assert read_config(shown | {"output.webhook": f" {address} "}).output.webhook == address
+    assert shown_values(config_with(**{"output.webhook": address}))["output.webhook"] == address
+
+
+def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does():
+    assert as_labelled("In data.columns, only prompt is named; set data.columns.completion too, or data.format.") == (
+        "In Columns of the data, only prompt is named; set Column of the completion too, or Format.")
+    assert as_labelled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
+
+
+@pytest.mark.parametrize("column", ["Frage", " padded ", "none", "null", '"quoted"', "two\nlines", "<b>"])
+def test_a_column_of_any_name_survives_the_form(column):
+    config = config_with(**{"data.columns.prompt": column})
+    assert read_config(shown_values(config)) == config

@@ -1,0 +1,198 @@
+"""What the fit panel says and draws, pure functions of the engine's report, and the route that the page asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+import app.pages.checker
+from app.form.settings_form import read_config, shown_values
+from app.pages.checker import Checker
+from app.pages.draft import DRAFT_FILE, Draft
+from app.pages.known_models import known_models
+from app.view.fit_figures import fit_figure
+from app.web.guard import Guard, GuardPolicy
+from app.web.server import _check_routes
+from engine.config.settings import TrainConfig
+from engine.data.mapping import preview
+from engine.fit.needs import Part
+from engine.fit.report import estimate
+from engine.fit.sizes import Item
+from engine.machine.known_machines import named_machine, with_figures
+from engine.model.pretrained_files import load_tokenizer
+from engine.words import GIB
+
+
+def shown(**values):
+    config = TrainConfig.from_dict({"model": {"source": "Qwen/Qwen2.5-0.5B"}, "data": {"source": "assets/starter.jsonl"},
+                                    "train": {"steps": 500}})
+    return shown_values(config.with_values({name.replace("__", "."): value for name, value in values.items()}))
+
+
+@pytest.fixture
+def checker(tmp_path, monkeypatch):
+    """Of a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. `calls` counts estimates."""
+    machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
+    monkeypatch.setattr(app.check, "read_machine", lambda folder: replace(machine))
+    calls = []
+
+    def counted_estimate(config, machine):
+        calls.append(config)
+        return estimate(config, machine)
+
+    made = Checker(SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None,
+                                   engine=SimpleNamespace(estimate=counted_estimate)))
+    made.calls = calls
+    return made
+
+
+def test_bars_and_items_add_up_to_what_the_report_says(checker):
+    verdict = checker.verdict(shown())
+    report = estimate(checker.calls[0], app.check.read_machine("."))
+    assert [bar["name"] for bar in verdict["bars"]] == ["host", "gpu", "disk"]
+    for bar in verdict["bars"]:
+        part = getattr(report, bar["name"])
+        segments = [trace for trace in bar["figure"]["data"] if trace.get("meta") != "free"]
+        assert sum(trace["x"][0] for trace in segments) == pytest.approx(part.total / GIB, rel=1e-4)
+        assert [trace["name"] for trace in segments] == [item["name"] for item in bar["items"]]
+        assert bar["text"] in bar["said"]
+
+
+def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
+    bar = next(bar for bar in checker.verdict(shown(train__batch_size=64))["bars"] if bar["name"] == "gpu")
+    assert bar["tone"] == "good" and "would do" in bar["note"]
+
+
+def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
+    rows = {row["name"]: row for row in checker.verdict(shown(output__price_per_kwh=0.5))["time"]}
+    time = estimate(checker.calls[0], app.check.read_machine(".")).time
+    assert rows["A step"]["text"].startswith("about ") and "tokens/s" in rows["A step"]["text"]
+    assert rows["A step"]["note"] == "estimated from the card's specification"
+    assert rows["The run"]["text"].startswith("500 steps: about ")
+    assert f"{time['energy_kwh']:.2g} kWh" in rows["Electricity"]["text"]
+    assert rows["Electricity"]["text"].endswith("which cost " + (
+        f"about {time['cost']:.2f}" if time["cost"] >= 0.01 else "less than 0.01"))
+    assert "price" in checker.verdict(shown())["time"][-1]["note"]
+
+
+def test_without_steps_or_a_card_the_time_is_said_to_be_unknown(checker):
+    epochs = checker.verdict(shown(train__steps=None, train__epochs=1.0))
+    assert [row["name"] for row in epochs["time"]] == ["A step", "The run"]
+    cpu = checker.verdict(shown(engine__device="cpu"))
+    assert [row["text"] for row in cpu["time"]] == ["not known yet"]
+
+
+def test_a_remedy_says_what_it_does_in_the_words_of_the_form_and_does_it(checker):
+    too_much = shown(train__steps=20_000, output__checkpoint_every=10, output__keep_checkpoints=100)
+    verdict = checker.verdict(too_much)
+    assert verdict["tone"] == "bad" and verdict["help"] and 1 <= len(verdict["remedies"]) <= 3
+    for remedy in verdict["remedies"]:
+        assert not any(name in remedy["text"] for name in too_much)
+        after = checker.verdict(too_much | remedy["changes"])
+        assert after["can_start"] and after["tone"] != "bad"
+
+
+def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
+    verdict = checker.verdict(shown(model__source="Qwen/Qwen2.5-14B"))
+    host = verdict["bars"][0]
+    assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
+    assert host["text"].endswith(" short") and verdict["time"] == []
+    line, = host["figure"]["layout"]["shapes"]
+    assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
+
+
+def test_the_same_draft_is_estimated_once(checker):
+    for _ in range(3):
+        checker.verdict(shown())
+    checker.verdict(shown(train__batch_size=16))
+    assert len(checker.calls) == 2
+
+
+def test_data_that_a_run_would_refuse_are_read_again_when_they_are_asked_for_again(tmp_path):
+    engine = SimpleNamespace(preview=preview, load_tokenizer=load_tokenizer)
+    checker = Checker(SimpleNamespace(runs_dir=tmp_path, engine=engine))
+    rows = tmp_path / "rows.jsonl"
+    given = shown(model__source="assets/starter-model", data__source=str(rows))
+    rows.write_text('{"Frage": "a", "Wohin": "b"}\n' * 3, encoding="utf-8")
+    assert checker.preview(given)["mapping"]["refused"]
+    rows.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
+    found = checker.preview(given)
+    assert not found["mapping"]["refused"]
+    assert found["given"]["data.source"] == str(rows) and "train.steps" not in found["given"]
+
+
+def test_every_known_model_has_a_verdict_without_the_hub(checker):
+    names = [name for name, _ in known_models()]
+    assert len(names) == len(set(names)) > 50
+    assert read_config(shown(model__source=names[-1])).model.source == names[-1]
+    assert checker.verdict(shown(model__source=names[-1]))["size"]
+
+
+def test_the_limit_is_a_line_and_what_is_free_a_segment():
+    items = (Item("Runtime", GIB), Item("<b>", 2 * GIB), Item("Empty", 0))
+    figure = fit_figure(Part(items, 10 * GIB))
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("Runtime", [1]), ("<b>", [2]), ("free", [7])]
+    assert "&lt;b&gt;: 2.00 GiB" in figure["data"][1]["hovertemplate"]
+    assert figure["layout"]["shapes"][0]["x0"] == 10 < figure["layout"]["xaxis"]["range"][1]
+    unknown = fit_figure(Part(items, None))
+    assert unknown["layout"]["shapes"] == [] and len(unknown["data"]) == 2
+
+
+# ------------------------------------------------------------------ the route
+
+
+def post(checker, body, **headers):
+    """The route behind the guard, called as the page calls it; `body` is JSON, or bytes that are none."""
+    async def go():
+        app = Guard(Starlette(routes=_check_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None))
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860") as client:
+            return await client.post("/api/check", content=content, headers={"content-type": "application/json"} | headers)
+
+    return asyncio.run(go())
+
+
+def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_path):
+    draft = shown(train__batch_size=16)
+    answer = post(checker, {"preset": "starter.yaml", "shown": draft})
+    assert answer.status_code == 200 and answer.json() == checker.verdict(draft) and answer.json()["can_start"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
+    assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (None, draft)
+    assert len(checker.calls) == 1, "what was worked out for one is there for the other"
+    other = shown(train__batch_size=8)  # of a page that was opened and not typed into
+    assert post(checker, {"shown": other, "keep": False}).status_code == 200 and checker.draft.recall() == (None, draft)
+
+
+def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
+    said = post(checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}).json()
+    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == ("bad", False, True, True)
+
+
+@pytest.mark.parametrize("body, said", [
+    (b"{", "not a JSON object"), ([], "not a JSON object"), ({}, "shown: name is missing"),
+    ({"shown": 3}, "not an object"), ({"shown": {**shown(), "train.stps": "3"}}, "'train.stps' is not a setting"),
+    ({"shown": {**shown(), "train.steps": 3}}, "train.steps is not a text"),
+    ({"shown": {**shown(), "data.shuffle": "yes"}}, "data.shuffle is not true or false"),
+    ({"shown": {name: value for name, value in shown().items() if name != "data.source"}}, "data.source is missing"),
+    ({"shown": shown(), "preset": ["starter.yaml"]}, "preset is missing; it is a text"),
+])
+def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(checker, tmp_path, body, said):
+    answer = post(checker, body)
+    error = answer.json()["error"]
+    assert answer.status_code == 409 and said in error and "\n" not in error
+    assert not checker.calls and not (tmp_path / DRAFT_FILE).exists()
+
+
+def test_the_guard_stands_before_the_route(checker):
+    body = {"shown": shown()}
+    assert post(checker, body, origin="http://evil.example").status_code == 403
+    assert post(checker, body, host="evil.example").status_code == 400
+    assert post(checker, body, **{"content-type": "text/plain"}).status_code == 415
+    assert not checker.calls

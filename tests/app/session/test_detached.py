@@ -1,0 +1,242 @@
+"""Runs in processes of their own: seen at once, controlled like any run, and told when they end before they began."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from app.session import detached
+from app.session.detached import is_starting, last_lines, settle, start_detached, train_command, why_it_ended
+from app.session.engine_calls import EngineCalls
+from app.session.session import Session
+from engine.config.settings import TrainConfig
+from engine.errors import RunError
+from engine.runs.folder import RunFolder, create_run, open_run
+from engine.runs.following import replay
+from engine.runs.listing import list_runs
+from tests.support.folders import make_config
+from tests.support.routes import wait_for
+from tests.support.sessions import get
+
+CONFIG = TrainConfig.from_dict({"name": "Away", "model": {"source": "m"}, "data": {"source": "d"}})
+SECONDS = 90
+
+
+def as_python(code):
+    """In place of `launch.py train`."""
+    return lambda folder: [sys.executable, "-c", code, str(folder.path)]
+
+
+HOLDS = ("import sys, time; from pathlib import Path; from engine.runs.control import CommandReader; from engine.runs.folder import RunFolder\n"
+         "from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged\n"
+         "from engine.runs.recorder import RunRecorder\n"
+         "folder = RunFolder(Path(sys.argv[1])); time.sleep(1)\n"
+         "with folder.lock():\n"
+         "    recorder, reader = RunRecorder(folder, folder.id), CommandReader(folder)\n"
+         "    recorder.emit(RunStarted(total_steps=9)); recorder.emit(StateChanged('running'))\n"
+         "    while not (commands := reader.read_new()): time.sleep(0.02)\n"
+         "    recorder.emit(ControlReceived(commands[0])); recorder.emit(RunEnded('stopped')); recorder.close()\n")
+
+
+@pytest.fixture
+def session(tmp_path):
+    session = Session(tmp_path / "runs")
+    yield session
+    session.close()
+
+
+def kill(pid):
+    with contextlib.suppress(ProcessLookupError):  # as it should be
+        os.kill(pid, signal.SIGKILL)
+
+
+def state(session, run_id):
+    session._look_again()
+    return next(run.state for run in session.runs() if run.id == run_id)
+
+
+def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, session, request):
+    config = make_config(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
+    run_id = session.start_detached(config)
+    folder = open_run(session.runs_dir, run_id)
+    # Seen at once, long before the process has imported anything.
+    assert state(session, run_id) == "preparing" and session.busy_id == run_id
+    assert get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "preparing"
+    with pytest.raises(RunError, match=f"{run_id} is running in a process of its own"):
+        session.start(CONFIG)
+    with pytest.raises(RunError, match="just starting"):
+        session.delete(run_id)
+    pid = json.loads((folder.path / "detached.json").read_text())["pid"]
+    request.addfinalizer(lambda: kill(pid))
+    wait_for(lambda: list_runs(session.runs_dir)[0].step > 2, SECONDS)
+    assert os.getsid(pid) == pid, "a session of its own: neither Ctrl-C nor a closed terminal ends it"
+    session.close()
+    again = Session(session.runs_dir)
+    assert again.busy_id == run_id and state(again, run_id) in ("running", "saving")
+    again.request(run_id, "stop")
+    wait_for(lambda: state(again, run_id) == "stopped", SECONDS)
+    wait_for(lambda: again.why_not_start() is None, SECONDS)
+    assert "Stopped and saved" in "\n".join(last_lines(folder.path / "stdout.txt"))
+    assert last_lines(folder.path / "stderr.txt") == [], "no progress bar for nobody"
+    events = [record.event.kind for record in replay(folder.events_path)]
+    assert events[0] == "state_changed" and "checkpoint_written" in events
+
+
+def test_the_command_is_the_one_that_people_use(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    command = train_command(folder)
+    assert command[0] == sys.executable and os.path.basename(command[1]) == "launch.py"
+    assert command[2:] == ["train", "--resume", folder.id, "--runs-dir", str(tmp_path)]
+
+
+def test_a_request_waits_for_a_process_that_is_still_starting(session, monkeypatch):
+    monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
+    run_id = session.start_detached(CONFIG)
+    assert not open_run(session.runs_dir, run_id).is_running()
+    session.request(run_id, "stop")
+    wait_for(lambda: state(session, run_id) == "stopped", SECONDS)
+
+
+def test_the_queue_goes_on_when_a_detached_run_ends(session, monkeypatch):
+    started = []
+    monkeypatch.setattr(detached, "train_command", as_python("import time; time.sleep(1)"))
+    session.start_detached(CONFIG)
+    monkeypatch.setattr(session.queue, "_start", lambda config, detached: started.append(config.name))
+    session.queue.add(CONFIG.with_values({"name": "next"}))
+    assert started == []
+    wait_for(lambda: started == ["next"], SECONDS)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(session, monkeypatch, request, stopped):
+    monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
+    with session.queue._change:  # or it might have been started by then
+        session.queue.add(CONFIG)
+        session.queue.set_detached(session.queue.listed()[0].id, True)
+    wait_for(lambda: session.busy_id is not None and not session.queue.listed(), SECONDS)
+    away = open_run(session.runs_dir, session.busy_id)
+    wait_for(away.is_running, SECONDS)
+    pid = json.loads((away.path / "detached.json").read_text())["pid"]
+    request.addfinalizer(lambda: kill(pid))
+    session.queue.add(CONFIG.with_values({"name": "next"}))
+    session.close()
+    again = Session(session.runs_dir)
+    assert again.queue.behind == away.id and not again.queue.is_held
+    started = []
+    monkeypatch.setattr(again.queue, "_start", lambda config, detached: started.append(config.name))
+    if stopped:
+        again.request(away.id, "stop")
+        wait_for(lambda: again.queue.is_held, SECONDS)
+        assert started == []
+    else:
+        kill(pid)
+        wait_for(lambda: started == ["next"], SECONDS)
+    again.close()
+
+
+# ------------------------------------------------------------------ ends before the first record
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("import sys; print('ramstream: train.steps: -1 is too small.', file=sys.stderr); sys.exit(2)",
+     "train.steps: -1 is too small."),
+    ("raise ImportError('libcuda is missing')", r"with exit code 1\. Its last words: .*ImportError: libcuda is missing"),
+    ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL before the run began, as the system does when memory runs out"),
+    ("pass", r"ended before the run began\. It said nothing\."),
+])
+def test_a_process_that_ends_at_once_has_failed_with_its_last_words(session, monkeypatch, code, said):
+    monkeypatch.setattr(detached, "train_command", as_python(code))
+    run_id = session.start_detached(CONFIG)
+    wait_for(lambda: state(session, run_id) == "failed", SECONDS)
+    bar = get(session, f"/api/live/{run_id}").json()["bar"]
+    assert bar["state"] == "failed" and "resume" in bar["actions"]
+    run, = session.runs()
+    assert re.search(said, run.reason) and "\n" not in run.reason
+    wait_for(lambda: session.why_not_start() is None)
+
+
+def test_settings_that_do_not_load_are_told_by_the_real_command(session, monkeypatch):
+    real = detached.train_command
+
+    def broken(folder):
+        (folder.path / "config.yaml").write_text("trian: {}")
+        return real(folder)
+
+    monkeypatch.setattr(detached, "train_command", broken)
+    run_id = session.start_detached(CONFIG)
+    folder = open_run(session.runs_dir, run_id)
+    wait_for(lambda: folder.events_path.exists() and list(replay(folder.events_path)), SECONDS)
+    ended = list(replay(folder.events_path))[-1].event
+    assert ended.state == "failed" and "trian" in ended.reason and "Traceback" not in ended.reason
+
+
+def test_the_next_server_tells_what_the_one_before_could_not(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    (folder.path / "detached.json").write_text(json.dumps({"pid": process.pid, "started": time.time() - 100}))
+    (folder.path / "stderr.txt").write_text("Traceback\n\n  MemoryError\n")
+    process.wait()
+    run, = Session(tmp_path).runs()
+    assert run.state == "failed" and "MemoryError" in run.reason
+
+
+def test_a_process_that_began_is_left_to_its_own_record(tmp_path):
+    folder = create_run(tmp_path, CONFIG)
+    (folder.path / "detached.json").write_text(json.dumps({"pid": 1, "started": 5.0}))
+    folder.events_path.write_text("something\n")
+    settle(folder, 1)
+    assert folder.events_path.read_text() == "something\n" and not is_starting(folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x", "started": 1}', '{"pid": 4}'])
+def test_a_damaged_process_file_is_no_process(tmp_path, content):
+    folder = create_run(tmp_path, CONFIG)
+    (folder.path / "detached.json").write_text(content)
+    assert not is_starting(folder)
+    settle(folder)
+    assert list_runs(tmp_path)[0].state == "failed"
+
+
+def test_a_process_that_cannot_be_started_leaves_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(detached, "train_command", lambda folder: ["/no/such/program"])
+    with pytest.raises(RunError, match="cannot be started"):
+        start_detached(CONFIG, tmp_path)
+    assert list_runs(tmp_path) == []
+
+
+def test_the_password_of_the_app_is_not_handed_on(session, monkeypatch):
+    monkeypatch.setenv("RAMSTREAM_LOGIN", "ada:secret")
+    monkeypatch.setattr(detached, "train_command", as_python("import os; print(os.environ.get('RAMSTREAM_LOGIN'))"))
+    run_id = session.start_detached(CONFIG)
+    wait_for(lambda: last_lines(session.runs_dir / run_id / "stdout.txt") == ["None"], SECONDS)
+    wait_for(lambda: state(session, run_id) == "failed", SECONDS)
+
+
+def test_only_the_end_of_a_long_output_is_read(tmp_path):
+    (tmp_path / "stderr.txt").write_bytes(b"x" * 100_000 + b"\n\xff last\n")
+    assert last_lines(tmp_path / "stderr.txt")[-1] == "\ufffd last"
+    assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith("The process of the run was ended by SIGSEGV")
+    assert RunFolder(tmp_path).id and EngineCalls().start_detached is start_detached
+
+
+def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    ended = threading.Event()
+    monkeypatch.setattr(detached, "train_command", as_python("pass"))
+    with monkeypatch.context() as patched:
+        patched.setattr(detached, "RunRecorder", full)
+        folder = open_run(tmp_path, start_detached(CONFIG, tmp_path, ended.set))
+        assert ended.wait(SECONDS) and folder.path not in detached._awaited
+    settle(folder)
+    assert list_runs(tmp_path)[0].state == "failed"

@@ -1,0 +1,212 @@
+"""Long work: its progress in words, and that it can be ended at each stage without leaving anything half done."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from app.pages.talk import Choice, Talk
+from app.session.jobs import BYTES, Cancelled, Job, Jobs
+from app.session.session import Session
+from app.web.job_routes import job_routes
+from engine.checkpoints.export import export_run
+from engine.errors import RunError
+from engine.runtime.host_store import HostStore
+from engine.talk.talk_sources import checkpoint_of
+from engine.talk.talkers import Sampling, load
+from engine.train.run import start_run
+from tests.app.pages.test_app_talk import FakeTalk
+from tests.support.folders import make_config
+from tests.support.routes import send, wait_for
+
+GIB = 1 << 30
+
+
+def endless(job):
+    while True:
+        job.progress(1, 4, "Working")
+        time.sleep(0.002)
+
+
+def ask(jobs, method, path, body=None):
+    return send(job_routes(jobs), method, path, body)
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+def test_progress_in_words_and_the_time_that_is_left():
+    job = Job(1, "The export of x", unit=BYTES)
+    assert (job.to_dict()["words"], job.to_dict()["left"]) == ("", "")
+    job.progress(GIB, 4 * GIB, "Reading the checkpoint")
+    assert job.to_dict()["words"] == "1.00 GiB of 4.00 GiB" and job.to_dict()["left"] == "", "it has only begun"
+    job._begun -= 20
+    assert 59 <= job.seconds_left() <= 61 and job.to_dict()["left"].startswith("about ")
+    job.progress(0, 2 * GIB, "Writing the model")
+    assert job.seconds_left() is None and job.text == "Writing the model", "another stage has a time of its own"
+    plain = Job(2, "The work")
+    plain.progress(1, 3)
+    assert plain.to_dict()["words"] == "33 %"
+
+
+def test_jobs_are_listed_asked_for_and_cancelled_by_requests():
+    jobs = Jobs()
+    job = jobs.start("The work", endless, about="run-1")
+    wait_for(lambda: job.text)
+    listed, = ask(jobs, "GET", "/api/jobs").json()["jobs"]
+    assert (listed["title"], listed["about"], listed["words"], listed["cancelling"]) == ("The work", "run-1", "25 %", False)
+    assert ask(jobs, "POST", f"/api/jobs/{job.id}/cancel", {}).status_code == 200
+    wait_for(lambda: job.state != "working")
+    found = ask(jobs, "GET", f"/api/jobs/{job.id}").json()
+    assert (found["state"], found["result"], found["error"]) == ("cancelled", "The work was cancelled.", "")
+    assert ask(jobs, "GET", "/api/jobs").json()["jobs"] == []
+    assert ask(jobs, "POST", f"/api/jobs/{job.id}/cancel", {}).json()["state"] == "cancelled", "twice is once"
+    for method, path in (("GET", "/api/jobs/99"), ("POST", "/api/jobs/99/cancel"), ("POST", "/api/jobs/x/cancel")):
+        answer = ask(jobs, method, path, {})
+        assert answer.status_code in (404, 409) and "There is no such job" in answer.json()["error"]
+
+
+def test_a_failure_is_one_sentence_and_the_next_job_may_begin():
+    jobs = Jobs()
+
+    def work(job):
+        raise RunError("There is no room.")
+
+    job = jobs.start("The work", work)
+    wait_for(lambda: job.state == "failed")
+    assert job.to_dict()["error"] == "There is no room."
+    jobs.start("Another", lambda job: "Done.")
+
+
+def test_work_that_gets_no_thread_is_refused_and_the_next_may_begin(monkeypatch):
+    jobs = Jobs()
+
+    def no_thread(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RunError, match="The work cannot be started"):
+            jobs.start("The work", lambda job: "")
+    assert not jobs.working()
+    jobs.close()
+    job = jobs.start("Another", lambda job: "Done.")
+    wait_for(lambda: job.state == "done")
+
+
+def test_a_server_that_ends_cancels_what_is_under_way():
+    jobs, cleaned = Jobs(), threading.Event()
+
+    def work(job):
+        try:
+            endless(job)
+        finally:
+            cleaned.set()
+
+    job = jobs.start("The work", work)
+    jobs.close()
+    assert cleaned.is_set() and job.state == "cancelled"
+
+
+# ---------------------------------------------------------------------- cancelled at each stage
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(folder of runs, run with checkpoints)"""
+    folder = tmp_path_factory.mktemp("jobs")
+    run = start_run(make_config(folder), folder / "runs")
+    assert run.execute().state == "finished"
+    return folder / "runs", run.id
+
+
+def stages_of(run, target):
+    """Every call of an export's progress."""
+    calls = []
+    export_run(run[0], run[1], target, progress=lambda done, total, text: calls.append((text, done, total)))
+    return calls
+
+
+def test_an_export_tells_what_it_reads_and_writes(run, tmp_path):
+    calls = stages_of(run, tmp_path / "model")
+    assert list(dict.fromkeys(text for text, _, _ in calls)) == ["Reading the checkpoint", "Writing the model"]
+    assert all(done <= total for _, done, total in calls) and calls[-1][1] == calls[-1][2] > 0
+
+
+def test_an_export_that_is_cancelled_at_any_moment_leaves_nothing(run, tmp_path):
+    for last in range(len(stages_of(run, tmp_path / "whole"))):
+        calls = iter(range(last))
+
+        def progress(*_):
+            if next(calls, None) is None:
+                raise Cancelled
+
+        place = tmp_path / f"cancelled-{last}"
+        with pytest.raises(Cancelled):
+            export_run(run[0], run[1], place / "deep" / "model", progress=progress)
+        assert not place.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole"]
+
+
+def test_an_export_into_an_empty_folder_leaves_that_folder_when_it_is_cancelled(run, tmp_path):
+    target = tmp_path / "mine"
+    target.mkdir()
+
+    def progress(done, total, text):
+        if text == "Writing the model" and done == total:  # all is written, and not in its place yet
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        export_run(run[0], run[1], target, progress=progress)
+    assert list(tmp_path.iterdir()) == [target] and not any(target.iterdir())
+
+
+def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypatch):
+    closed, close = [], HostStore.close
+
+    def noted(store):
+        close(store)
+        closed.append(store.allocated_bytes)
+
+    monkeypatch.setattr(HostStore, "close", noted)
+    config = make_config(run[0].parent)
+
+    def progress(done, total):
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        load(checkpoint_of(run[0], run[1], config, None, "Its weights"), progress)
+    assert closed == [0]
+
+
+class SlowTalk(FakeTalk):
+    """Loading the second model lasts until it is cancelled."""
+
+    def load(self, source, progress):
+        while self.loaded:
+            progress(1, 4)
+            time.sleep(0.002)
+        return super().load(source, progress)
+
+
+def test_talking_that_is_cancelled_while_it_loads_keeps_no_weights(tmp_path):
+    from engine.runs.folder import create_run
+
+    session, fake = Session(tmp_path / "runs"), SlowTalk()
+    folder = create_run(session.runs_dir, make_config(tmp_path))
+    (folder.checkpoints_path / "step-10").mkdir(parents=True)
+    talk = Talk(session, fake)
+    talk.say(Choice(folder.id, "step-10"), "hello", True, "", Sampling(3))
+    wait_for(lambda: (talk.state()["job"] or {}).get("words") == "25 %")
+    state = talk.state()
+    assert state["loaded"] and state["job"]["text"].startswith("Loading the weights: ")
+    assert state["job_id"] == state["job"]["id"]
+    assert ask(session.jobs, "POST", f"/api/jobs/{state['job_id']}/cancel", {}).status_code == 200
+    wait_for(lambda: not talk.state()["working"])
+    state = talk.state()
+    assert not fake.loaded and not state["loaded"] and state["job"] is None and not state["error"]
+    assert {answer["state"] for answer in state["turns"][0]["answers"].values()} == {"stopped"}
+    assert session.jobs.find(1).state == "cancelled"
+    session.close()

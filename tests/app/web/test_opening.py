@@ -1,0 +1,83 @@
+"""A page that is opened: its head names what its scripts load, and the run that it will show is read already."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import httpx
+import pytest
+
+from app.web.opening import read_ahead
+from app.web.server import PAGE_FILES, plotly_address
+from engine.config.settings import TrainConfig
+from engine.runs.folder import create_run
+from tests.support.served import ADDRESS, served
+from tests.support.synthetic_run import records, run_events, write_events
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    return served(tmp_path_factory.mktemp("runs"))
+
+
+def get(app, path: str) -> httpx.Response:
+    async def ask():
+        transport = httpx.ASGITransport(app.app)
+        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
+            answer = await client.get(path)
+            while any(task.get_coro().__qualname__ == "read_ahead" for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.01)
+            return answer
+
+    return asyncio.run(ask())
+
+
+def recorded(runs, name: str):
+    folder = create_run(runs, TrainConfig.from_dict({"name": name, "model": {"source": "model"}, "data": {"source": "data"}}))
+    write_events(folder.events_path, records(run_events(5, name=name), folder.id))
+    return folder
+
+
+def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
+    links = dict(re.findall(r"<([^>]+)>; rel=([^,]+)", get(app, "/").headers["link"]))
+    assert set(links) == {f"/ramstream/{name}" for name in PAGE_FILES} | {plotly_address()}
+    for address, kind in links.items():
+        answer = get(app, address)
+        assert answer.status_code == 200
+        expected = "modulepreload" if address in {f"/ramstream/{name}" for name in PAGE_FILES} else "preload; as=script"
+        assert kind == ("preload; as=style" if address.endswith(".css") else expected)
+
+
+def test_the_run_that_is_going_to_be_shown_is_read_before_it_is_asked_for(tmp_path):
+    app = served(tmp_path)
+    one = recorded(app.session.runs_dir, "One")
+    assert get(app, "/").status_code == 200  # which opens the latest
+    assert app.session.watch(one.id).snapshot.name == "One"
+    two = recorded(app.session.runs_dir, "Two")
+    assert get(app, f"/?run={two.id}&tab=live").status_code == 200
+    assert app.session.watch(two.id).snapshot.name == "Two"
+
+
+def test_a_server_that_starts_reads_the_run_that_it_would_show(tmp_path):
+    asyncio.run(read_ahead(served(tmp_path / "none").session))
+    session = served(tmp_path / "two").session
+    for name in ("One", "Two"):
+        recorded(session.runs_dir, name)
+    asyncio.run(read_ahead(session))
+    assert list(session._watches) == [session.run_to_open()]
+    assert session.watch(session.run_to_open()).snapshot.step == 5
+
+
+@pytest.mark.parametrize("run", ["none", "..%2F..%2Fetc", "%00", "%ff"])
+def test_a_run_that_is_not_there_is_no_error_of_the_page(app, run):
+    assert get(app, f"/?run={run}").status_code == 200
+
+
+def test_warming_up_waits_for_a_page(tmp_path):
+    app = served(tmp_path)
+    assert not app.session.was_opened.is_set()
+    get(app, "/api/live")
+    assert not app.session.was_opened.is_set()
+    get(app, "/")
+    assert app.session.was_opened.is_set()

@@ -1,0 +1,163 @@
+"""The real server on a real socket, asked by those who speak slowly, too much, or no HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from app.web import connections
+from tests.support.served import served
+
+WAIT_SECONDS = 60
+HEAD = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\n"
+ASKED = b"GET /api/runs HTTP/1.1\r\n" + HEAD + b"\r\n"
+POST = b"POST /api/talk/stop HTTP/1.1\r\n"
+
+
+class Impatient(connections.Connection):
+    head_seconds = 0.5
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    return served(tmp_path_factory.mktemp("runs"), body_timeout_seconds=1.5).app
+
+
+@contextlib.contextmanager
+def serving(app):
+    """The port of a server of `app`."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    server = uvicorn.Server(connections.server_config(app, "127.0.0.1", port, Impatient, timeout_keep_alive=1))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.02)
+    yield port
+    server.should_exit = True
+    thread.join(WAIT_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def port(app):
+    with serving(app) as port:
+        yield port
+
+
+@pytest.fixture
+def line(port):
+    """A connection; afterwards the server still answers others."""
+    with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as line:
+        yield line
+    with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as other:
+        other.sendall(ASKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert heard(other).startswith(b"HTTP/1.1 200")
+
+
+def heard(line):
+    """All that comes until the server closes the connection."""
+    pieces = []
+    with contextlib.suppress(ConnectionError):
+        while piece := line.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def trickled(line, piece=b"x", pause=0.05):
+    """Sends pieces, `pause` seconds apart, until the server has closed the connection; what it had said."""
+    line.setblocking(False)
+    said, end = b"", time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < end:
+        try:
+            line.send(piece)
+            if not (got := line.recv(65536)):
+                return said
+            said += got
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            line.setblocking(True)
+            return said + heard(line)
+        time.sleep(pause)
+    pytest.fail("the connection is still open")
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTT", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+def test_who_does_not_go_on_is_cut_off(line, begin):
+    line.sendall(begin)
+    assert heard(line) == b""
+
+
+def test_a_head_that_trickles_is_cut_off(line):
+    line.sendall(b"GET / HTTP/1.1\r\n")
+    assert trickled(line, b"a: b\r\n") == b""
+
+
+def test_a_second_head_that_trickles_is_cut_off(line):
+    line.sendall(ASKED)
+    assert line.recv(65536).startswith(b"HTTP/1.1 200")
+    line.sendall(b"GET / HTTP/1.1\r\n")
+    assert b"HTTP" not in trickled(line, b"a: b\r\n")
+
+
+def test_a_body_that_trickles_is_given_up(line):
+    line.sendall(POST + HEAD + b"Content-Length: 100000\r\n\r\n")
+    assert trickled(line).startswith(b"HTTP/1.1 408")
+
+
+def test_what_was_refused_is_not_listened_to_for_ever(line):
+    line.sendall(b"POST / HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100000\r\n\r\n")
+    assert trickled(line).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("sent", [
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 300, b"\x00" * 5000, b"hello\r\n\r\n", b"GET\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n",
+    POST + HEAD + b"Content-Length: -1\r\n\r\n", POST + HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    POST + HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
+    b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n"],
+    ids=lambda sent: repr(sent[:30]))
+def test_what_is_no_request_is_refused(line, sent):
+    with contextlib.suppress(ConnectionError):  # it may be cut off while it is still speaking
+        line.sendall(sent)
+    answer = heard(line)
+    assert answer == b"" or answer.split()[1] in (b"400", b"413", b"431"), answer[:200]
+    assert b"Traceback" not in answer
+
+
+def test_a_large_body_in_pieces_is_refused_as_soon_as_it_is_too_large(line):
+    line.sendall(POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    answer = trickled(line, b"2000\r\n" + b"x" * 0x2000 + b"\r\n", pause=0)
+    assert answer.startswith(b"HTTP/1.1 413"), answer[:200]
+
+
+def test_requests_one_behind_the_other_are_each_looked_at(line):
+    foreign = ASKED.replace(b"127.0.0.1", b"evil.example")
+    line.sendall(ASKED + foreign + ASKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    assert [part[:3] for part in heard(line).split(b"HTTP/1.1 ")[1:]] == [b"200", b"400", b"200"]
+
+
+def test_no_more_connections_than_can_be_served(app, monkeypatch):
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
+    with serving(app) as port:
+        def status_beside(others):
+            """Of a request made while so many connections are open and say nothing, which are cut off after a while."""
+            with contextlib.ExitStack() as stack:
+                *_, line = [stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_SECONDS))
+                            for _ in range(others + 1)]
+                line.sendall(ASKED)
+                return line.recv(65536).split()[1]
+
+        for others, status in ((12, b"503"), (0, b"200")):
+            assert any(status_beside(others) == status or time.sleep(0.05) for _ in range(200))

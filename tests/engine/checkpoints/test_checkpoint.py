@@ -1,0 +1,433 @@
+"""Checkpoints: what comes back is what was written, bit for bit; whatever breaks one leaves the one before it whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.checkpoints import checkpoint
+from engine.checkpoints.checkpoint import checkpoint_bytes, write_checkpoint
+from engine.checkpoints.restore import WEIGHT_PLANES, load_checkpoint, load_newest_checkpoint, newest_checkpoint
+from engine.errors import CheckpointError
+from engine.files import body_checksum
+from engine.model.layout import ParameterSpec, lay_out
+from engine.paths import PROGRAM_ROOT
+from engine.runtime.host_store import HostStore
+
+STATE = {"schedule": {"step": 10}, "data": {"row": 320},
+         "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]}}
+
+
+def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
+    def unit(name: str, *shapes: tuple[str, tuple[int, ...]]):
+        return lay_out(name, [ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
+                              for key, shape in shapes])
+
+    return [unit("embed", ("weight", (50, width))),
+            *(unit(f"block.{n}", ("norm", (width,)), ("up", (4 * width, width)), ("down", (width, 4 * width)))
+              for n in range(blocks)),
+            unit("head", ("norm", (width,)))]
+
+
+def planes_of(store) -> list[str]:
+    return [plane for plane in store.planes if plane != "grad"]
+
+
+def fill(store: HostStore, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for unit in store.layouts:
+        for plane in store.planes:
+            array = store.array(unit, plane)
+            array[:] = np.frombuffer(rng.bytes(array.nbytes), array.dtype)
+
+
+def content(store: HostStore) -> dict[tuple[str, str], bytes]:
+    return {(unit, plane): store.array(unit, plane).tobytes() for unit in store.layouts for plane in planes_of(store)}
+
+
+@pytest.fixture
+def new_store():
+    made = []
+
+    def make(dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape) -> HostStore:
+        store = HostStore(layouts(**shape), dtype, threads=1)
+        made.append(store)
+        store.allocate_weights()
+        if not weights_only:
+            store.allocate_states()
+        if seed is not None:
+            fill(store, seed)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """So that planes of a few KiB are written in several pieces, and synced in between."""
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES", 5000)
+
+
+def names(root) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+# ---------------------------------------------------------------------- round trip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_bit_comes_back(tmp_path, new_store, dtype):
+    store, root, told = new_store(dtype, seed=1), tmp_path / "run" / "checkpoints", []
+    info = write_checkpoint(root, 10, store, STATE, keep=2, progress=lambda done, total: told.append((done, total)))
+    written = sum(path.stat().st_size for path in info.path.iterdir())
+    planes = checkpoint_bytes(store.layouts, dtype)
+    assert (info.path, info.step, info.bytes) == (root / "step-10", 10, written)
+    assert checkpoint_bytes(list(store.layouts.values()), dtype) == planes == sum(map(len, content(store).values()))
+    assert planes < written < planes + 10_000
+    assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 100
+    assert names(root) == ["step-10"]
+
+    other, told = new_store(dtype, seed=2), []
+    gradients = other.array("embed", "grad").tobytes()
+    loaded = load_checkpoint(info.path, other, {}, progress=lambda done, total: told.append((done, total)))
+    assert content(other) == content(store) and loaded.state == STATE
+    assert other.array("embed", "grad").tobytes() == gradients
+    assert told[-1] == (planes, planes)
+    found = newest_checkpoint(root)
+    assert (found.path, found.step, found.bytes, found.skipped) == (info.path, 10, written, ())
+    assert found.state == info.state == STATE
+
+
+def test_weights_alone_need_no_moments(tmp_path, new_store):
+    store = new_store(seed=1)
+    info = write_checkpoint(tmp_path, 3, store, {}, keep=1)
+    other = new_store(weights_only=True)
+    assert load_checkpoint(info.path, other, {}, WEIGHT_PLANES).step == 3
+    for unit in store.layouts:
+        for plane in ("weight_high", "weight_low"):
+            assert other.array(unit, plane).tobytes() == store.array(unit, plane).tobytes()
+
+
+def test_buffers_come_back_and_are_checked(tmp_path, new_store):
+    store, bias = new_store(seed=1), torch.tensor([0.5, -1.25, 3.0])
+    info = write_checkpoint(tmp_path, 3, store, {}, keep=2, buffers={"gate.bias": bias})
+    assert info.bytes == sum(path.stat().st_size for path in info.path.iterdir())
+    assert newest_checkpoint(tmp_path).bytes == info.bytes
+    for load in (lambda b: load_checkpoint(info.path, store, b, WEIGHT_PLANES),
+                 lambda b: load_newest_checkpoint(tmp_path, store, b)):
+        into = {"gate.bias": torch.zeros(3)}
+        assert load(into).step == 3 and torch.equal(into["gate.bias"], bias)
+    with pytest.raises(CheckpointError, match="of another model: it has the buffers .'gate.bias'.* and this model none"):
+        load_checkpoint(info.path, store, {})
+    write_checkpoint(tmp_path, 4, store, {}, keep=2, buffers={"gate.bias": bias})
+    file = tmp_path / "step-4" / "buffers.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    found = load_newest_checkpoint(tmp_path, store, {"gate.bias": torch.zeros(3)})
+    assert found.step == 3 and "buffers.safetensors does not match its checksum" in found.skipped[0]
+
+
+def test_there_may_be_none(tmp_path, new_store):
+    for root in (tmp_path, tmp_path / "none"):
+        assert newest_checkpoint(root) is None and load_newest_checkpoint(root, new_store(), {}) is None
+    with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
+        load_checkpoint(tmp_path / "step-4", new_store(), {})
+
+
+def test_state_must_be_json(tmp_path, new_store):
+    for state, error in (({"a": {1, 2}}, TypeError), ({"a": float("nan")}, ValueError)):
+        with pytest.raises(error):
+            write_checkpoint(tmp_path / "c", 1, new_store(), state, keep=1)
+    assert not (tmp_path / "c").exists()
+
+
+# ---------------------------------------------------------------------- damage
+
+
+@pytest.fixture
+def two(tmp_path, new_store):
+    """Checkpoints of steps 1 and 2, and what each holds."""
+    store, held = new_store(seed=1), {}
+    for step in (1, 2):
+        fill(store, step)
+        write_checkpoint(tmp_path, step, store, {"step": step}, keep=5)
+        held[step] = content(store)
+    return tmp_path, held
+
+
+def falls_back(root, held, store, says: str) -> None:
+    info = load_newest_checkpoint(root, store, {})
+    assert info.step == 1 and info.state == {"step": 1} and content(store) == held[1]
+    assert len(info.skipped) == 1 and "step-2" in info.skipped[0] and says in info.skipped[0]
+    with pytest.raises(CheckpointError, match="step-2"):
+        load_checkpoint(root / "step-2", store, {})
+
+
+def test_a_flipped_bit_in_any_file_is_found(two, new_store):
+    root, held = two
+    store = new_store()
+    for path in sorted((root / "step-2").iterdir()):
+        good = path.read_bytes()
+        for place in (0, len(good) // 3, len(good) - 1):
+            bad = bytearray(good)
+            bad[place] ^= 4
+            path.write_bytes(bad)
+            falls_back(root, held, store, "manifest.json" if path.name == "manifest.json" else path.name)
+        path.write_bytes(good)
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+
+
+def test_a_flipped_bit_anywhere_in_the_manifest_is_found(two):
+    root, _ = two
+    path = root / "step-2" / "manifest.json"
+    good = path.read_bytes()
+    for place in range(0, len(good), 7):
+        bad = bytearray(good)
+        bad[place] ^= 1
+        path.write_bytes(bad)
+        assert newest_checkpoint(root).step == 1, bad[max(0, place - 20):place + 20]
+
+
+def test_a_cut_or_missing_or_longer_file_is_found(two, new_store):
+    root, held = two
+    store = new_store()
+    for path in sorted((root / "step-2").iterdir()):
+        good = path.read_bytes()
+        for bad in (good[:-1], good[:len(good) // 2], b"", good + b"\0", None):
+            path.unlink()
+            if bad is not None:
+                path.write_bytes(bad)
+            assert newest_checkpoint(root).step == 1 and len(newest_checkpoint(root).skipped) == 1
+        falls_back(root, held, store, path.name)
+        path.write_bytes(good)
+
+
+def test_when_none_is_left_the_reasons_are_given(two, new_store):
+    root, _ = two
+    (root / "step-2" / "manifest.json").unlink()
+    (root / "step-1" / "manifest.json").write_text("{}")
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+        with pytest.raises(CheckpointError, match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged"):
+            find(root)
+
+
+def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
+    """Going on from an older checkpoint would delete what a later version wrote."""
+    root, _ = two
+    path = root / "step-2" / "manifest.json"
+    whole = json.loads(path.read_text())
+    body = {name: value for name, value in whole.items() if name != "checksum"} | {"format": 2}
+    path.write_text(json.dumps(body | {"checksum": body_checksum(body)}))
+    for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
+        with pytest.raises(CheckpointError, match="format 2, which this version cannot read"):
+            find(root)
+    path.write_text(json.dumps(whole | {"format": 3}))  # a flipped bit, not a later version
+    assert newest_checkpoint(root).step == 1 and "damaged" in newest_checkpoint(root).skipped[0]
+
+
+# ---------------------------------------------------------------------- other models
+
+
+@pytest.mark.parametrize(("shape", "says"), [
+    ({"dtype": "float32"}, "holds bfloat16 planes and this run computes in float32; set model.dtype to bfloat16"),
+    ({"blocks": 4}, "it has 5 units and this model 6; the first difference is block.3"),
+    ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
+    ({"width": 32}, r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here"),
+    ({"prefix": "other"}, "in unit embed, it has model.embed.weight where this model has other.embed.weight"),
+])
+def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store, shape, says):
+    info = write_checkpoint(tmp_path, 1, new_store(seed=1), {}, keep=1)
+    other = new_store(seed=2, **shape)
+    before = content(other)
+    for load in (lambda: load_checkpoint(info.path, other, {}), lambda: load_checkpoint(info.path, other, {}, WEIGHT_PLANES),
+                 lambda: load_newest_checkpoint(tmp_path, other, {})):
+        with pytest.raises(CheckpointError, match=says):
+            load()
+    assert content(other) == before
+
+
+# ---------------------------------------------------------------------- interruption
+
+
+def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
+    root, held = two
+    store, array, calls = new_store(seed=3), HostStore.array, []
+
+    class Killed(BaseException):
+        pass
+
+    full = OSError(errno.ENOSPC, "No space left on device")
+    for failure, raised, says in ((Killed(), Killed, None),
+                                  (full, CheckpointError, "step 3 cannot be written in .* .No space left")):
+        def fail(self, unit, plane):
+            calls.append(unit)
+            if unit == "block.2":
+                raise failure
+            return array(self, unit, plane)
+
+        monkeypatch.setattr(HostStore, "array", fail)
+        with pytest.raises(raised, match=says):
+            write_checkpoint(root, 3, store, {}, keep=1)
+        monkeypatch.setattr(HostStore, "array", array)
+        assert names(root) == ["step-1", "step-2"]
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+
+
+def test_cancelling_from_the_progress_callback(two, new_store):
+    root, _ = two
+
+    def cancel(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(root, 3, new_store(), {}, keep=1, progress=cancel)
+    assert names(root) == ["step-1", "step-2"]
+
+
+def test_one_failing_thread_stops_the_others():
+    meter, reached = checkpoint.Meter(10**6, None), []
+
+    def long() -> None:
+        for count in range(10**6):
+            meter.add(1)
+            reached.append(count)
+
+    def failing() -> None:
+        while not reached:
+            pass
+        raise OSError("disk")
+
+    with pytest.raises(OSError, match="disk"):
+        checkpoint.in_threads([long, failing], meter)
+    assert len(reached) < 10**6
+
+
+KILLED = """
+import os, sys
+from tests.test_checkpoint import HostStore, fill, layouts, write_checkpoint
+store = HostStore(layouts(), "bfloat16", threads=1)
+store.allocate_weights(); store.allocate_states(); fill(store, 7)
+write_checkpoint(sys.argv[1], 3, store, {}, 1,
+                 progress=lambda done, total: os.kill(os.getpid(), 9) if done > total / 2 else None)
+"""
+
+
+def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, new_store):
+    root, held = two
+    process = subprocess.run([sys.executable, "-c", KILLED, root], cwd=PROGRAM_ROOT)
+    assert process.returncode == -signal.SIGKILL
+    assert names(root) == [".step-3.partial", "step-1", "step-2"]
+    store = new_store()
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+    write_checkpoint(root, 4, store, {}, keep=2)
+    assert names(root) == ["step-2", "step-4"]
+
+
+def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monkeypatch):
+    synced, fsync, rename = set(), os.fsync, type(tmp_path).rename
+
+    def noting(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def checking(self, target):
+        if self.name == ".step-1.partial":
+            files = [self, *self.iterdir()]
+            assert len(files) == 7 and {path.stat().st_ino for path in files} <= synced
+            synced.clear()
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(type(tmp_path), "rename", checking)
+    write_checkpoint(tmp_path / "checkpoints", 1, new_store(), {}, keep=1)
+    assert (tmp_path / "checkpoints").stat().st_ino in synced
+
+
+# ---------------------------------------------------------------------- room on the disk
+
+
+def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypatch):
+    root, _ = two
+    store = new_store()
+    needed = checkpoint_bytes(store.layouts, store.dtype)
+    (root / ".step-9.partial").mkdir()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
+    says = rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "
+    with pytest.raises(CheckpointError, match=says):
+        write_checkpoint(root, 3, store, {}, keep=1)
+    assert names(root) == ["step-1", "step-2"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed + 2**21))
+    write_checkpoint(root, 3, store, {}, keep=1)
+    assert names(root) == ["step-3"]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_the_newest_are_kept(tmp_path, new_store, keep):
+    store = new_store()
+    for step in (2, 9, 10, 100):
+        write_checkpoint(tmp_path, step, store, {}, keep=keep)
+    assert names(tmp_path) == sorted(f"step-{step}" for step in (2, 9, 10, 100)[-keep:])
+
+
+def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypatch):
+    root, _ = two
+    rename = type(root).rename
+
+    def failing(self, target):
+        if self.suffix == ".partial":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(type(root), "rename", failing)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        write_checkpoint(root, 3, new_store(), {}, keep=1)
+    assert names(root) == ["step-1", "step-2"]
+
+
+def test_after_a_resume_of_an_older_step_the_later_ones_go(two, new_store):
+    root, _ = two
+    store = new_store(seed=5)
+    write_checkpoint(root, 40, store, {}, keep=5)
+    (root / "step-40" / "manifest.json").unlink()
+    write_checkpoint(root, 5, store, {}, keep=5)
+    assert names(root) == ["step-1", "step-2", "step-5"] and newest_checkpoint(root).step == 5
+
+
+def test_the_same_step_again_replaces_it(two, new_store):
+    root, held = two
+    store = new_store(seed=9)
+    write_checkpoint(root, 2, store, {"again": True}, keep=5)
+    assert names(root) == ["step-1", "step-2"]
+    other = new_store()
+    assert load_newest_checkpoint(root, other, {}).state == {"again": True} and content(other) == content(store) != held[2]
+
+
+def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two, new_store):
+    root, held = two
+    (root / "step-2").rename(root / ".step-2.old")
+    (root / ".step-2.partial").mkdir()
+    store = new_store()
+    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
+    write_checkpoint(root, 3, store, {}, keep=5)
+    assert names(root) == ["step-1", "step-2", "step-3"]
+    assert load_checkpoint(root / "step-2", store, {}).state == {"step": 2}
+
+
+def test_the_folder_cannot_be_made(tmp_path, new_store):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot be written in .*file"):
+        write_checkpoint(tmp_path / "file", 1, new_store(), {}, keep=1)

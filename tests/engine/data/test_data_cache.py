@@ -1,0 +1,319 @@
+"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the bounds say."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from engine.config.data_settings import DataConfig, DataSource
+from engine.data import identity, token_cache, tokenise
+from engine.data.encode import Encoder
+from engine.data.loader import prepare_data
+from engine.errors import DataError
+from tests.support import data_tokenizers as made
+
+
+@pytest.fixture
+def tokenizer():
+    return made.byte_level_tokenizer(made.CHATML)
+
+
+def write(path, count=40, word="hello", start=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": f"q{i} {word}" + " he" * (i % 7), "completion": f"a{i}" if i % 9 else ""}
+            for i in range(start, start + count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def prepared(source, tokenizer, seed=1, **changes):
+    settings = {"source": str(source) if not isinstance(source, tuple) else source, "max_seq_len": 128,
+                "eval_fraction": 0.1, **changes}
+    return prepare_data(DataConfig(**settings), tokenizer, seed)
+
+
+def kept(folder) -> list[str]:
+    return sorted(path.name for path in (folder / "tokens").iterdir())
+
+
+def assert_same(one, two):
+    assert one.fingerprint == two.fingerprint and one.highest_id == two.highest_id
+    assert one.summary | {"cached": None} == two.summary | {"cached": None}
+    assert one.eval_prompts(99) == two.eval_prompts(99)
+    for ours, theirs in ((one.train, two.train), (one.eval, two.eval)):
+        for name in ("ids", "trained", "starts"):
+            assert getattr(ours, name)[:].tolist() == getattr(theirs, name)[:].tolist()
+        assert ours.rows.documents.tolist() == theirs.rows.documents.tolist()
+        assert ours.row_lengths.tolist() == theirs.row_lengths.tolist() and ours.loss_tokens == theirs.loss_tokens
+
+
+def sources(tmp_path):
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    lines = write(tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write(tmp_path / "folder/1.jsonl", 20)
+    write(tmp_path / "folder/2.jsonl", 20, start=20)
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"named": {
+        "file_name": "a.jsonl", "columns": {"prompt": "prompt", "response": "completion"}}}))
+    return [lines, tmp_path / "a.json", tmp_path / "a.parquet", tmp_path / "folder", tmp_path / "saved",
+            f"{tmp_path}/dataset_info.json:named",
+            (DataSource(str(lines), 2.5), DataSource(str(tmp_path / "folder"), 0.5))]
+
+
+def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_bit(tmp_path, tokenizer, monkeypatch):
+    every = sources(tmp_path)
+    first = [prepared(source, tokenizer) for source in every]
+    assert not any(data.summary["cached"] for data in first[:-1])
+
+    def refuse(*arguments, **named):
+        raise AssertionError("something was read or encoded again")
+
+    monkeypatch.setattr(Encoder, "encode", refuse)
+    monkeypatch.setattr(tokenise, "open_source", refuse)
+    for source, before in zip(every, first):
+        told = []
+        settings = DataConfig(source if isinstance(source, tuple) else str(source), max_seq_len=128, eval_fraction=0.1)
+        again = prepare_data(settings, tokenizer, 1, progress=lambda *now: told.append(now))
+        assert_same(before, again)
+        assert again.summary["cached"] and told[-1][2].endswith(" read from the cache")
+    # What only chooses among the tokens makes none.
+    for changes in ({"seed": 2}, {"packing": False}, {"shuffle": False}):
+        assert prepared(every[0], tokenizer, **changes).summary["cached"]
+    assert prepared((DataSource(str(every[0]), 7.0),), tokenizer).summary["train_examples"] == 7 * first[0].summary[
+        "train_examples"]
+
+
+def test_tokens_are_mapped_and_read_only(tmp_path, tokenizer):
+    rows = prepared(write(tmp_path / "a.jsonl"), tokenizer).train
+    for array in (rows.ids, rows.trained, rows.starts):
+        assert isinstance(array.base, np.memmap) and not array.flags.writeable
+
+
+@pytest.mark.parametrize("by_content", [True, False])
+def test_a_changed_file_is_never_served_stale(tmp_path, tokenizer, monkeypatch, by_content):
+    if not by_content:
+        monkeypatch.setattr(identity, "_BYTES_HASHED", 0)
+    path = write(tmp_path / "a.jsonl")
+    before, times = prepared(path, tokenizer), path.stat()
+    write(path, word="jello")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert path.stat().st_size == times.st_size and path.stat().st_mtime_ns == times.st_mtime_ns
+    after = prepared(path, tokenizer)
+    assert not after.summary["cached"] and after.fingerprint != before.fingerprint
+    write(tmp_path / "set/1.jsonl")
+    before = prepared(tmp_path / "set", tokenizer)
+    write(tmp_path / "set/2.jsonl", 3)
+    assert prepared(tmp_path / "set", tokenizer).summary["rows_read"] == before.summary["rows_read"] + 3
+
+
+def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypatch):
+    path = write(tmp_path / "a.jsonl")
+    before = prepared(path, tokenizer)
+    for changes in ({"max_seq_len": 48}, {"train_on": "all"}, {"eval_fraction": 0.2}, {"format": "prompt_completion"}):
+        assert not prepared(path, tokenizer, **changes).summary["cached"]
+    other_template = made.byte_level_tokenizer(made.CHATML.replace("im_start", "im_begin"))
+    for other in (other_template, made.byte_level_tokenizer(made.CHATML, eos=False),
+                  made.sentencepiece_tokenizer(made.CHATML)):
+        assert not prepared(path, other).summary["cached"]
+    used = made.byte_level_tokenizer(made.CHATML)
+    used(["a", "a b"], padding=True, truncation=True, max_length=2)  # leaves its traces in the tokenizer
+    assert prepared(path, used).fingerprint == before.fingerprint and prepared(path, used).summary["cached"]
+    monkeypatch.setattr(identity, "PROGRAM", ["another version"])
+    assert not prepared(path, tokenizer).summary["cached"]
+
+
+def test_a_file_that_changes_while_it_is_read_is_used_once_and_not_kept(tmp_path, tokenizer, own_cache):
+    path = write(tmp_path / "a.jsonl")
+
+    def change(*_):
+        with path.open("a") as file:
+            file.write("\n")
+
+    data = prepare_data(DataConfig(str(path)), tokenizer, 1, progress=change)
+    assert kept(own_cache) == [] and data.train.row(0).documents >= 1
+
+
+def test_a_source_that_does_not_say_what_it_holds_is_not_kept(tokenizer, monkeypatch, own_cache):
+    import datasets
+
+    found = datasets.Dataset.from_list([{"prompt": f"q{i}", "completion": "a"} for i in range(9)])
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    assert [prepared("owner/name", tokenizer).summary["cached"] for _ in range(2)] == [False, True]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found.to_iterable_dataset())
+    data = [prepared("owner/name", tokenizer) for _ in range(2)]
+    assert not data[1].summary["cached"] and len(kept(own_cache)) == 1
+    assert data[0].fingerprint == data[1].fingerprint and data[0].train.row(0).documents >= 1
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(tmp_path, tokenizer, own_cache):
+    path = write(tmp_path / "a.jsonl")
+    code = ("import os, sys; from engine.config.data_settings import DataConfig; from engine.data.loader import prepare_data\n"
+            "from tests import data_tokenizers as made\n"
+            "prepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n"
+            "             made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), 9))")
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = (own_cache / "tokens").iterdir()
+    data = prepared(path, tokenizer)
+    assert not data.summary["cached"] and left.exists()  # it might be a writer that has only just begun
+    os.utime(left, (0, 0))
+    again = prepared(path, tokenizer, max_seq_len=64)
+    assert not left.exists() and len(kept(own_cache)) == 2
+    assert again.fingerprint != data.fingerprint and prepared(path, tokenizer).summary["cached"]
+
+
+def test_the_folder_of_a_writer_at_work_stays(tmp_path, tokenizer, own_cache):
+    path = write(tmp_path / "a.jsonl")
+    with token_cache.TokenWriter("b.jsonl"):
+        (at_work,) = (own_cache / "tokens").iterdir()
+        os.utime(at_work, (0, 0))
+        prepared(path, tokenizer)
+        assert at_work.exists() and len(kept(own_cache)) == 2
+    assert not at_work.exists()
+
+
+def damages(folder):
+    for path in sorted(folder.iterdir()):
+        size = path.stat().st_size
+        yield path, lambda path=path: path.unlink()
+        if size:
+            yield path, lambda path=path, size=size: os.truncate(path, size - 1)
+            for place in (0, size // 2, size - 1):
+                yield path, lambda path=path, place=place: flip(path, place)
+    yield folder, lambda: (folder / "manifest.json").write_text("[]")
+
+
+def flip(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_damaged_tokens_are_made_again(tmp_path, tokenizer, own_cache):
+    path = write(tmp_path / "a.jsonl")
+    sound = prepared(path, tokenizer)
+    (key,) = kept(own_cache)
+    done = 0
+    for file, damage in damages(own_cache / "tokens" / key):
+        assert prepared(path, tokenizer).summary["cached"]
+        damage()
+        data = prepared(path, tokenizer)
+        assert not data.summary["cached"], file
+        assert_same(data, sound)
+        done += 1
+    assert done > 40 and kept(own_cache) == [key]
+
+
+def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_left(tmp_path, tokenizer, own_cache):
+    path = write(tmp_path / "a.jsonl", 400)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
+    try:
+        with pytest.raises(DataError, match=r"^The tokens of a\.jsonl cannot be written in .*_CACHE to a") as caught:
+            prepared(path, tokenizer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value) and kept(own_cache) == []
+    assert prepared(path, tokenizer).summary["rows_read"] == 400
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path, tokenizer, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot be written in .*Not a directory"):
+        prepared(write(tmp_path / "a.jsonl"), tokenizer)
+
+
+@pytest.mark.parametrize("problem", [KeyboardInterrupt, DataError, OSError])
+def test_a_preparation_that_is_stopped_leaves_nothing(tmp_path, tokenizer, own_cache, problem):
+    def stop(*_):
+        raise problem("stop")
+
+    path = write(tmp_path / "a.jsonl")
+    with pytest.raises(problem, match="stop"):
+        prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
+    assert kept(own_cache) == []
+    prepare_data(DataConfig(str(path)), tokenizer, 1)
+    with pytest.raises(problem, match="stop"):  # while it is verified: that it is stopped is no damage
+        prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
+    assert len(kept(own_cache)) == 1
+
+
+# ---------------------------------------------------------------------- several at once, and bounds
+
+
+def test_two_that_write_the_same_tokens_at_once_do_no_harm(tmp_path, own_cache):
+    path = write(tmp_path / "a.jsonl")
+    both, results = threading.Barrier(2, timeout=60), []
+
+    def run():
+        told = iter(range(10))
+        config = DataConfig(str(path), max_seq_len=128, eval_fraction=0.1)
+        results.append(prepare_data(config, made.byte_level_tokenizer(made.CHATML), 1,
+                                    progress=lambda *_: both.wait() if next(told) == 0 else None))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert_same(*results)
+    assert [data.summary["cached"] for data in results] == [False, False] and len(kept(own_cache)) == 1
+    assert prepared(path, made.byte_level_tokenizer(made.CHATML)).summary["cached"]
+
+
+def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(tmp_path, tokenizer, own_cache, monkeypatch):
+    monkeypatch.setattr(token_cache, "_MOST_FOLDERS", 2)
+    (own_cache / "tokens").mkdir()
+    (own_cache / "tokens" / "mine").mkdir()  # not ours to remove
+    (own_cache / "tokens" / "mine" / "manifest.json").write_text("{}")
+    paths = [write(tmp_path / f"{i}.jsonl", word=f"word{i}") for i in range(3)]
+
+    def aged(source, age):
+        before = set(kept(own_cache))
+        data = prepared(source, tokenizer)
+        for name in set(kept(own_cache)) - before:
+            os.utime(own_cache / "tokens" / name / "manifest.json", (age, age))
+        return data
+
+    first = aged(paths[0], 1000)
+    expected = [first.train.row(i).input_ids.tolist() for i in range(len(first.train))]
+    aged(paths[1], 2000)
+    assert prepared(paths[0], tokenizer).summary["cached"]  # used again: now the second is the oldest
+    aged(paths[2], 3000)
+    assert len(kept(own_cache)) == 3 and "mine" in kept(own_cache)
+    assert prepared(paths[0], tokenizer).summary["cached"] and not prepared(paths[1], tokenizer).summary["cached"]
+    monkeypatch.setattr(token_cache, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(token_cache.shutil, "disk_usage", lambda _: type("", (), {"total": 0}))
+    mix = prepared(tuple(DataSource(str(path)) for path in paths), tokenizer)
+    assert len(kept(own_cache)) == 4  # a mix never removes its own parts
+    prepared(paths[2], tokenizer)
+    assert len(kept(own_cache)) == 2
+    assert [first.train.row(i).input_ids.tolist() for i in range(len(first.train))] == expected
+    assert mix.train.row(0).documents >= 1 and len(mix.eval_prompts(3)) == 3
+
+
+def test_the_cache_is_where_the_user_expects_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "own"))
+    assert token_cache.cache_folder() == tmp_path / "own" / "tokens"
+    monkeypatch.delenv("RAMSTREAM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert token_cache.cache_folder() == tmp_path / "xdg" / "ramstream" / "tokens"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert token_cache.cache_folder() == tmp_path / ".cache" / "ramstream" / "tokens"

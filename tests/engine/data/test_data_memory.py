@@ -1,0 +1,75 @@
+"""Memory for a data set does not grow with its tokens: these stay on disk, whether made or found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from engine.fit.report import estimate
+from engine.machine.read_machine import Machine
+from engine.model.find_shape import shape_from_source
+from tests.support.folders import make_config
+
+PREPARE = """
+import json, resource, sys
+from engine.config.data_settings import DataConfig
+from engine.data.rows import batches; from engine.data.loader import prepare_data
+from tests import data_tokenizers as made
+
+data = prepare_data(DataConfig(sys.argv[1], max_seq_len=512), made.byte_level_tokenizer(made.CHATML), 1,
+                    processes=int(sys.argv[2]))
+for step in range(1, 20):
+    batches(data.train, 8, 8, 1, True, step)
+print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "cached": data.summary["cached"],
+                  "tokens": data.train.tokens, "print": data.fingerprint, "rows": len(data.train)}))
+"""
+
+
+def prepared(path, processes=0) -> dict:
+    out = subprocess.run([sys.executable, "-c", PREPARE, str(path), str(processes)], stdout=subprocess.PIPE, check=True)
+    return json.loads(out.stdout)
+
+
+def texts(path, megabytes):
+    """A text longer than a row, again and again: some hundred thousand characters a batch."""
+    with path.open("w") as file:
+        for i in range(megabytes * 50):
+            file.write(json.dumps({"text": f"{i} hello an one two " + "three four, five. " * 1100}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_and_large(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    return texts(folder / "small.jsonl", 3), texts(folder / "large.jsonl", 14)
+
+
+def test_memory_does_not_grow_with_the_tokens(small_and_large):
+    small, large = small_and_large
+    few, many = prepared(small), prepared(large)
+    grown = 5 * (many["tokens"] - few["tokens"])
+    assert grown > 50e6 and not many["cached"]
+    assert many["peak"] - few["peak"] < grown / 4
+    again = prepared(large)
+    assert again["cached"] and again["print"] == many["print"] and again["peak"] - few["peak"] < grown / 4
+
+
+def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
+    small, large = small_and_large
+    few, many = prepared(small, 2), prepared(large, 2)
+    assert many["peak"] - few["peak"] < 5 * (many["tokens"] - few["tokens"]) / 4
+
+
+def test_a_data_set_larger_than_memory_fits(tmp_path):
+    config = make_config(tmp_path, **{"data.source": str(tmp_path / "large.jsonl")})
+    with open(tmp_path / "large.jsonl", "wb") as file:
+        file.truncate(50 << 30)
+    machine = Machine(cpu_name="", cpu_cores=2, ram_total=8 << 30, ram_limit=8 << 30, ram_available=8 << 30,
+                      disk_free=1 << 40)
+    report = estimate(config, machine, shape_from_source(config.model))
+    assert report.verdict == "fits"
+    (data,) = [item for item in report.host.items if item.name == "Tokenised data"]
+    assert data.bytes < (50 << 30) / 10

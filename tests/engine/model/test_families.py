@@ -1,0 +1,218 @@
+"""Law 1 for every decoder-only family that transformers has: streamed training equals plain transformers +
+clip_grad_norm_ + torch.optim.AdamW in float32. What cannot be right is refused by name before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import launch
+from engine.config.settings import ModelConfig
+from engine.errors import ModelError
+from engine.fit.sizes import fixed_items, host_boundary_bytes
+from engine.model.build import build_model, find_layers
+from engine.model.measure_shape import shape_of
+from engine.plan.choices import PlanChoices
+from tests.engine.model.test_packing import LEAK, LEAKING, PACKED
+from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
+from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
+
+ENCODER_DECODER = "is an encoder-decoder model"
+ENCODER = "sees the tokens after each token"
+MULTIMODAL = "also reads images or sound"
+CARRIED = "further input that is trained"
+HANDED_ON = "further result of the block before it"
+SHARED = "shares model.layers.1"
+REFUSED = {
+    **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen",
+                     "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "whisper"), ENCODER_DECODER),
+    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "git",
+                     "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
+                     "xlm-roberta", "xlm-roberta-xl", "xmod"), ENCODER),
+    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "moss_transcribe_diarize"),
+                    MULTIMODAL),
+    **dict.fromkeys(("cpmant", "gemma3n_text", "gemma4_text", "inkling2_text"), CARRIED),
+    **dict.fromkeys(("glm_moe_dsa", "hy_v4", "zaya"), HANDED_ON),
+    **dict.fromkeys(("zamba", "zamba2"), SHARED),
+    **dict.fromkeys(("mllama", "phi4_multimodal"), "did not run its blocks"),
+    **dict.fromkeys(("deepseek_v4", "xlnet"), "instead of one state a token"),
+    **dict.fromkeys(("blt", "hrm_text"), "from being trained"),
+    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "reformer"), "does not run under the capture"),
+    "fuyu": "parameters that take no part",
+    "recurrent_gemma": "keeps state in its blocks",
+    "xlm": "changes the hidden state between block 0 and block 1",
+}
+"""Every family that is refused, and why."""
+
+NEVER_TIED = ("bailing_hybrid", "inkling_text", "kimi_linear", "moshi", "nemotron_h", "xlstm")
+"""Families whose code has no way to tie the head to the embedding."""
+
+AMPLIFIES = ("gemma4_unified_text",)
+"""Attention that is not scaled turns the rounding of one step into far more in the next: plain training starts each
+step from the streamed weights, once they are compared."""
+
+STEPS = 5
+TIED_STEPS = 2
+"""What differs is the one gradient that embedding and head add up, and the weights that come of it."""
+RATE = 1e-3
+SUPPORTED = [family for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in REFUSED]
+
+
+def law_one(config, resync: bool = False, tokens: int = 10, rows: int = 2, steps: int = STEPS) -> None:
+    """Train `config` streamed and plainly, two micro-batches a step: losses, gradients and parameters agree. `resync`:
+    plain training goes on from the streamed weights after each step."""
+    plain = plain_model(config)
+    run = streamed(plain, PlanChoices(micro_batches=2), tokens=rows * tokens, config=config)
+    try:
+        assert run.model.tied == config.get_text_config().tie_word_embeddings
+        names = {s.full_name: (u.name, s, o) for u in run.model.units
+                 for s, o in zip(u.layout.parameters, u.layout.offsets)}
+        parameters = dict(plain.named_parameters())
+        assert set(names) == set(parameters)
+        decayed = {name for name, (_, spec, _) in names.items() if spec.decay}
+        optimizer = torch.optim.AdamW(
+            [{"params": [p for n, p in parameters.items() if n in decayed], "weight_decay": 0.1},
+             {"params": [p for n, p in parameters.items() if n not in decayed], "weight_decay": 0.0}],
+            lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+        for step in range(1, steps + 1):
+            batches = random_batches(2, rows, tokens, seed=step)
+            homes = []
+            run.engine.train_step(step, batches, RATE, homes.append)
+            run.engine.drain()
+            loss = plain_loss(plain, batches)
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
+            assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
+            assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
+            for name, parameter in parameters.items():
+                unit, spec, offset = names[name]
+                mine = run.store.tensor(unit, "grad")[offset:offset + spec.numel].view(spec.shape)
+                true = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
+                error = (mine - true).norm() / norm
+                # After the first step the two sets of weights differ by rounding, which training amplifies.
+                assert error < (1e-6 if step == 1 else 2e-5), \
+                    f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
+                if parameter.grad is not None:
+                    parameter.grad.mul_(min(1.0, 1.0 / (float(norm) + 1e-6)))
+            optimizer.step()
+            optimizer.zero_grad()
+            if resync or step == steps:
+                for name, parameter in parameters.items():
+                    unit, spec, _ = names[name]
+                    master = run.store.master(unit, spec.name)
+                    torch.testing.assert_close(master, parameter.detach(), rtol=1e-4, atol=2e-5,
+                                               msg=lambda m: f"{name}: {m}")
+                    parameter.data.copy_(master)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("family, tied", [pytest.param(family, tied, id=f"{family}-{'tied' if tied else 'untied'}")
+                                          for family in SUPPORTED for tied in (False, True)
+                                          if not (tied and family in NEVER_TIED)])
+def test_streamed_training_equals_plain_training(family, tied):
+    law_one(tiny_family_config(family, tied=tied), family in AMPLIFIES, steps=TIED_STEPS if tied else STEPS)
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_what_is_allocated_is_what_was_said(family):
+    """Law 5, to the byte: planes and boundaries on the host, buffers on the device."""
+    config, rows, tokens = tiny_family_config(family), 2, 10
+    choices = PlanChoices(micro_batches=2, host_boundaries=True, resident_blocks=1)
+    run = streamed(plain_model(config), choices, tokens=rows * tokens, config=config)
+    try:
+        shape = shape_of(run.model)
+        assert run.store.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
+        planes = [run.store.tensor(unit.name, plane) for unit in run.model.units for plane in run.store.planes]
+        assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
+        assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, rows * tokens)
+        said = fixed_items(shape, choices, rows * tokens * shape.hidden_size)
+        assert run.engine.state.fixed_bytes() == sum(item.bytes for item in said)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize("family", SUPPORTED)
+def test_no_token_is_seen_before_its_turn(family):
+    plain = plain_model(tiny_family_config(family)).eval()
+    ids = torch.arange(3, 15).unsqueeze(0)
+    other = ids.clone()
+    other[0, -1] = VOCAB - 1
+    with torch.no_grad():
+        before, after = (plain(input_ids=i, use_cache=False).logits[0] for i in (ids, other))
+    torch.testing.assert_close(before[:-1], after[:-1], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(before[-1], after[-1])
+
+
+@pytest.mark.parametrize("family", sorted(REFUSED))
+def test_what_cannot_be_right_is_refused_by_name(family):
+    with pytest.raises(ModelError, match=re.escape(REFUSED[family])) as refusal:
+        build_model(tiny_family_config(family), ModelConfig(source="tiny", dtype="float32"))
+    assert "\n" not in str(refusal.value) and str(refusal.value).endswith(".")
+
+
+@pytest.mark.parametrize("name, value", [("output_router_logits", True), ("layerdrop", 0.1),
+                                         ("z_loss_coefficient", 1e-4)])
+def test_what_is_not_streamed_is_refused_until_it_is_switched_off(name, value):
+    family = {"output_router_logits": "mixtral", "layerdrop": "opt", "z_loss_coefficient": "bamba"}[name]
+    with pytest.raises(ModelError, match=name):
+        build_model(tiny_family_config(family, **{name: value}), ModelConfig(source="tiny", dtype="float32"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "bloom", "phi", "granite", "qwen3_moe", "opt", "biogpt"])
+def test_dropout_draws_the_same_numbers_in_the_recompute(family):
+    """Each block starts from a seed of its own; plain training given the same seeds has the same gradients."""
+    config = tiny_family_config(family, dropout=0.2)
+    plain = plain_model(config)
+    run = streamed(plain, PlanChoices(micro_batches=2))
+    batches, homes = random_batches(2, seed=1), []
+    run.engine.train_step(1, batches, RATE, homes.append)
+    run.engine.drain()
+    micro_batch = 0
+
+    def seed(position: int) -> None:
+        torch.manual_seed(hash((0, 1, position, micro_batch)) & 0x7FFFFFFF)
+
+    for position, layer in enumerate(find_layers(plain, config), start=1):
+        layer.register_forward_pre_hook(lambda *_, position=position: seed(position))
+    loss, total = torch.zeros(()), sum(b.loss_tokens for b in batches)
+    for micro_batch, batch in enumerate(batches):
+        seed(0)
+        logits = plain(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits
+        labels = torch.from_numpy(batch.labels).reshape(-1)
+        loss = loss + F.cross_entropy(logits.reshape(-1, VOCAB), labels, reduction="sum") / total
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9)
+    assert homes[0].loss == pytest.approx(loss.item(), rel=2e-5)
+    assert abs(homes[0].loss - plain_loss(plain.eval(), batches).item()) > 1e-4
+    for unit in run.model.units:
+        for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
+            mine = run.store.tensor(unit.name, "grad")[offset:offset + spec.numel].view(spec.shape)
+            assert (mine - plain.get_parameter(spec.full_name).grad).norm() / norm < 1e-6, spec.full_name
+    run.close()
+
+
+@pytest.mark.parametrize("family, code", [("jamba", 0), ("gemma4_text", 2)])
+def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys):
+    tiny_family_config(family).save_pretrained(tmp_path)
+    assert launch.main(["check", "--model", str(tmp_path / "config.json")]) == code
+    out, err = capsys.readouterr()
+    if code:
+        assert REFUSED[family] in err and err.count("\n") == 1
+    else:
+        assert family in out and not err
+
+
+def test_the_readme_has_the_table_of_today():
+    """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""
+    assert set(PACKED) | set(LEAKING) == set(SUPPORTED) and not set(PACKED) & set(LEAKING)
+    found = {family: verdict(family) if family in REFUSED else Verdict(unpacked="" if family in PACKED else LEAK)
+             for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
+    assert inside == table(found), "run python -m tests.families and put its output into README.md"

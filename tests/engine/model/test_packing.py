@@ -1,0 +1,208 @@
+"""Packed documents do not see each other: loss and gradients of a packed row equal those of the documents alone, or the
+test at load finds that they do not and packing is off, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from engine.config.settings import ModelConfig
+from engine.model.attention import Documents, Pattern, _by_group
+from engine.model.build import build_model
+from engine.model.layout import DOCUMENTS
+from engine.model.packing_trial import Packing, packing_of
+from engine.model.skeleton import tensors_in
+from engine.plan.choices import PlanChoices
+from tests.support.families import tiny_family_config
+from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
+
+LENGTHS = ((9, 4, 11), (1, 20, 3))
+"""Tokens of the documents of each row."""
+PACKED = (
+    "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
+    "cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "dots1",
+    "emu3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3_text",
+    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo",
+    "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
+    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3",
+    "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "llama4", "llama4_text", "longcat_flash", "mellum",
+    "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral",
+    "modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi",
+    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm",
+    "starcoder2", "vaultgemma", "youtu")
+LEAKING = (
+    "axk2", "bailing_hybrid", "bamba", "bloom", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "falcon",
+    "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3",
+    "mamba", "mamba2", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "openai-gpt", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "rwkv", "trocr", "xglm", "xlstm")
+"""Families in which one document of a row reaches another."""
+LEAK = "documents that share a row see each other"
+
+
+def packed_and_apart(rows_of=LENGTHS) -> tuple[list[Batch], list[Batch]]:
+    generator = np.random.default_rng(5)
+    rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in rows_of]
+    apart = [Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1) for row in rows for d in row]
+    ids = np.stack([np.concatenate(row) for row in rows])
+    labels = np.stack([np.concatenate([np.append(d[1:], -100) for d in row]) for row in rows])
+    positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in rows_of])
+    return [Batch(ids, labels, positions, ids.size, sum(b.loss_tokens for b in apart))], apart
+
+
+def gradients(plain, batches: list[Batch], choices: PlanChoices | None = None, config=None) -> tuple[float, torch.Tensor]:
+    run = streamed(plain, choices or PlanChoices(micro_batches=len(batches)), max_grad_norm=None, tokens=48, config=config)
+    homes = []
+    run.engine.train_step(1, batches, 0.0, homes.append)
+    run.engine.drain()
+    flat = torch.cat([run.store.tensor(unit.name, "grad").clone() for unit in run.model.units])
+    run.close()
+    return homes[0].loss, flat
+
+
+def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_packed_documents_do_not_leak(family):
+    config = tiny_family_config(family)
+    plain = plain_model(config)
+    packed, apart = packed_and_apart()
+    loss, flat = gradients(plain, packed, config=config)
+    loss_apart, flat_apart = gradients(plain, apart, config=config)
+    assert loss == pytest.approx(loss_apart, rel=1e-5)
+    assert difference(flat, flat_apart) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "gpt_oss", "llama4_text"])
+def test_the_comparison_can_tell(family):
+    """Without positions that restart, the documents see each other."""
+    plain = plain_model(tiny_family_config(family))
+    packed, apart = packed_and_apart()
+    leaking = [dataclasses.replace(packed[0], position_ids=None)]
+    assert difference(gradients(plain, leaking)[1], gradients(plain, apart)[1]) > 1e-3
+
+
+@pytest.mark.parametrize("family", LEAKING)
+def test_a_family_that_leaks_is_found(family):
+    packing = packing_of(tiny_family_config(family))
+    assert not packing.safe and packing.problem == LEAK
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "phi3", "qwen3_moe"])
+def test_configurations_of_real_size_are_told_by_a_small_model(family):
+    packing = packing_of(CONFIG_MAPPING[family]())
+    assert packing.safe and packing.attention == DOCUMENTS
+
+
+def test_a_part_that_the_small_model_lacks_is_not_believed():
+    class Recurrence(torch.nn.Module):
+        """Stands for a layer that no layer of the small model was like."""
+
+    assert Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential()).safe
+    told = Packing(DOCUMENTS, "", frozenset({"Sequential"})).of(torch.nn.Sequential(Recurrence()))
+    assert not told.safe and "Recurrence" in told.problem
+
+
+ROPES = {
+    "longrope": ("phi3", dict(max_position_embeddings=4096, original_max_position_embeddings=32,
+                              rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
+                                               "long_factor": [4.0] * 4, "original_max_position_embeddings": 32})),
+    "dynamic": ("llama", dict(max_position_embeddings=32,
+                              rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0})),
+}
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope):
+    """Documents of 40 and 3 tokens depend on each other beyond a limit of 32, those of rows of 32 do not."""
+    family, changes = ROPES[rope]
+    config = tiny_config(family, **changes)
+    packing = packing_of(config)
+    assert packing.safe and packing.longest == 32
+    assert packing.problem_of(32) == "" and "beyond 32 tokens" in packing.problem_of(33)
+    plain = plain_model(config)
+    for lengths, leaks in (((3, 40), True), ((3, 29), False)):
+        packed, apart = packed_and_apart((lengths,))
+        assert (difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5) == leaks
+
+
+def test_positions_become_documents_on_the_host():
+    documents = Documents.of(packed_and_apart()[0][0].position_ids, torch.from_numpy)
+    assert documents.lengths == LENGTHS and documents.longest == 20 and not documents.whole
+    assert documents.starts(None).tolist() == [0, 9, 13, 24, 25, 45, 48]
+    assert documents.starts(8).tolist() == [0, 8, 9, 13, 21, 24, 25, 33, 41, 45, 48]
+    assert Documents.whole_rows(3, 5, torch.from_numpy).starts(None).tolist() == [0, 5, 10, 15]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "llama4_text", "gpt_oss"])
+def test_no_tokens_by_tokens_mask_is_made(family):
+    model = build_model(tiny_family_config(family), ModelConfig(source=family, dtype="float32"))
+    batch = packed_and_apart()[0][0]
+    positions = torch.from_numpy(batch.position_ids)
+    for given_positions in (None, positions):
+        with torch.no_grad():
+            captured = model.skeleton.capture(torch.zeros_like(positions), given_positions)
+        for arguments in captured.arguments:
+            found = tensors_in(arguments.args) + tensors_in(arguments.kwargs)
+            assert not any(list(tensor.shape).count(positions.shape[1]) > 1 for _, tensor in found)
+            assert given_positions is None or isinstance(arguments.kwargs["attention_mask"], Pattern)
+
+
+@pytest.mark.parametrize("family, dropout", [("gemma3_text", 0.0), ("gpt2", 0.2)])
+def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
+    plain = plain_model(tiny_family_config(family, dropout=dropout))
+    packed, _ = packed_and_apart()
+    expected = gradients(plain, packed)
+    depth = plain.config.num_hidden_layers
+    for choices in (PlanChoices(resident_blocks=depth, kept_blocks=depth), PlanChoices(slots=1, host_boundaries=True)):
+        loss, flat = gradients(plain, packed, choices)
+        assert loss == expected[0] and torch.equal(flat, expected[1])
+
+
+@pytest.mark.parametrize("window, chunk", [(None, None), (3, None), (None, 4)])
+def test_a_mask_for_short_rows_is_what_the_documents_see(window, chunk):
+    documents = Documents(tuple(LENGTHS), torch.from_numpy)
+    mask = documents.mask(window, chunk, torch.float32)
+    expected = torch.full((2, 1, 24, 24), -torch.inf)
+    for row, lengths in enumerate(LENGTHS):
+        start = 0
+        for length in lengths:
+            for query in range(length):
+                for key in range(query + 1):
+                    if (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk):
+                        expected[row, 0, start + query, start + key] = 0.0
+            start += length
+    assert torch.equal(mask, expected)
+    assert documents.mask(window, chunk, torch.float32) is mask
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_queries_that_share_keys_give_the_same_group_by_group(masked):
+    """As a GPU computes them in float32: heads in their order, and the gradients of shared keys summed."""
+    generator = torch.Generator().manual_seed(3)
+    query, key, value = (torch.randn(2, heads, 11, 8, generator=generator, requires_grad=True) for heads in (6, 2, 2))
+    dense = torch.zeros(11, 11).masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf) if masked else None
+    found = _by_group(query, key, value, dense, not masked, dropout=0.0, scaling=0.3)
+    wanted = F.scaled_dot_product_attention(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True,
+                                            scale=0.3).transpose(1, 2)
+    weights = torch.randn(wanted.shape, generator=generator)
+    torch.testing.assert_close(found, wanted)
+    for ours, theirs in zip(*(torch.autograd.grad((out * weights).sum(), (query, key, value)) for out in (found, wanted))):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "llama4_text"])
+def test_short_rows_are_the_same_under_a_mask_as_document_by_document(family, monkeypatch):
+    plain = plain_model(tiny_config(family)) if family != "llama4_text" else plain_model(tiny_family_config(family))
+    packed, _ = packed_and_apart()
+    at_once, flat = gradients(plain, packed)
+    monkeypatch.setattr("engine.model.attention._MASKED_AT_ONCE", 0)
+    apart, flat_apart = gradients(plain, packed)
+    assert at_once == pytest.approx(apart, rel=1e-5)
+    assert (flat - flat_apart).abs().max() < 1e-4 * flat_apart.abs().max()

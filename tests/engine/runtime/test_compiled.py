@@ -1,0 +1,309 @@
+"""Blocks, the loss and the optimizer compiled: the same bits by any plan, next to the results of eager ones, and no more is
+kept than the planner counts on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import shutil
+
+import pytest
+import torch
+
+from engine.config.settings import ModelConfig
+from engine.model import activations, attention
+from engine.model.activations import count_activations
+from engine.model.build import build_model
+from engine.model.layout import DOCUMENTS
+from engine.model.library import transformers
+from engine.model.skeleton import BlockArguments, tensors_in
+from engine.runtime import compiled, loss
+from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler
+from engine.runtime.loss import chunked_loss
+from tests.engine.model.test_packing import packed_and_apart
+from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
+from tests.engine.runtime.test_device_homes import at_home, states
+from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
+
+COMPILED = dataclasses.replace(BASE, compiled=True)
+SAME_BITS = {
+    "one slot": dict(slots=1),
+    "two kept": dict(kept_blocks=2),
+    "all kept, one slot": dict(kept_blocks=3, slots=1),
+    "all resident, one kept": dict(resident_blocks=3, kept_blocks=1),
+    "host boundaries": dict(host_boundaries=True),
+    "rounds": dict(rounds=2, gradient_sum="device"),
+    "rounds, all kept": dict(rounds=2, gradient_sum="device", kept_blocks=3),
+}
+
+
+# ---------------------------------------------------------------------- results
+
+@needs_compiler
+def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
+    expected = planes_after(COMPILED)
+    for name, changes in SAME_BITS.items():
+        assert_same_bits(planes_after(dataclasses.replace(COMPILED, **changes)), expected)
+    for ours, theirs in zip(expected, planes_after(BASE)):
+        assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+@needs_compiler
+def test_blocks_really_are_compiled():
+    run = streamed(plain_model(tiny_config("llama")), COMPILED)
+    run.engine.train_step(1, random_batches(2), 1e-3)
+    run.engine.drain()
+    blocks = run.engine.state.compiled.values()
+    assert all(block.problem == "" for block in blocks) and any(block.seconds > 0 for block in blocks)
+    run.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype):
+    """Over units whose decayed part ends inside a piece, of several sizes."""
+    expected = states(planes_after(COMPILED, dtype=dtype, steps=1), dtype)
+    first = states(planes_after(BASE, dtype=dtype, steps=0), dtype)
+    for homes in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
+        found = states(planes_after(dataclasses.replace(at_home(homes, 2), compiled=True), dtype=dtype, steps=1), dtype)
+        for ours, theirs, before in zip(found, expected, first):
+            for name, values in ours.items():
+                assert (values - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), (homes, name)
+            assert not torch.equal(ours["master"], before["master"])
+
+
+def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
+    """Which documents share a row changes from step to step."""
+    monkeypatch.setattr(compiled.torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda function: lambda_of(function))
+    counted, graphs = torch._dynamo.utils.counters, []
+    run = streamed(plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48)
+    shared = [((9, 4, 11), (1, 20, 3)), ((12, 12), (2, 2, 20)), ((24,), (1, 2, 3, 18)), ((1,) * 24, (23, 1))]
+    for step, lengths in enumerate(shared):
+        run.engine.train_step(step + 1, packed_and_apart(lengths)[0], 1e-3)
+        run.engine.drain()
+        graphs.append(counted["stats"]["unique_graphs"])
+    assert all(block.problem == "" for block in run.engine.state.compiled.values())
+    run.close()
+    assert graphs[0] > 0 and len(set(graphs)) == 1, graphs
+
+
+def lambda_of(function):
+    """`function` as a compiled one, which is what it is."""
+    call = CompiledFunction.__new__(CompiledFunction)
+    call._function = call._compiled = function
+    call.problem, call.ran = "", False
+    return call
+
+
+class _Breaks(torch.autograd.Function):
+    """What stands for a backward that cannot be compiled."""
+
+    @staticmethod
+    def forward(ctx, out):
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no such kernel")
+
+
+@pytest.mark.parametrize("kept", [0, 3], ids=["recomputed", "kept"])
+def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
+    """The first micro-batch finds out, and what others have kept is computed again."""
+    made = []
+
+    class Broken(CompiledBlock):
+        def __init__(self, block):
+            made.append(self)
+            self._block, self.problem, self.seconds = block, "", 0.0
+            self._compiled = lambda hidden, *args, **kwargs: _Breaks.apply(block(hidden, *args, **kwargs))
+
+    monkeypatch.setattr("engine.runtime.device_state.CompiledBlock", Broken)
+    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda function: lambda_of(function))
+    choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
+    for ours, theirs in zip(planes_after(choices), planes_after(BASE)):  # positions are padded, so sums differ in their bits
+        assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
+    assert made and all(block.problem == "no such kernel" for block in made)
+
+
+def test_a_block_that_cannot_be_compiled_runs_as_it_is(monkeypatch):
+    calls = []
+
+    def refuse(block):
+        def call(*args):
+            calls.append(1)
+            raise RuntimeError("no such operator\nand a long story")
+        return call
+
+    monkeypatch.setattr(compiled.torch, "compile", refuse)
+    block = torch.nn.Linear(3, 3)
+    tried, given = CompiledBlock(block), torch.randn(2, 3)
+    for _ in range(2):
+        assert torch.equal(tried(given), block(given))
+    assert tried.problem == "no such operator" and len(calls) == 1 and tried.seconds == 0
+
+    def full(block):
+        def call(*args):
+            raise torch.OutOfMemoryError("full")
+        return call
+
+    monkeypatch.setattr(compiled.torch, "compile", full)
+    with pytest.raises(torch.OutOfMemoryError):  # which is no reason to try again with what takes more
+        CompiledBlock(block)(given)
+
+
+# ---------------------------------------------------------------------- the loss
+
+@pytest.fixture
+def tail():
+    """A skeleton whose head is filled, and its parameters."""
+    run = streamed(plain_model(tiny_config("qwen3", max_position_embeddings=1024)), BASE)
+    for unit in ("embed", "head"):
+        plane = run.store.tensor(unit, "weight_high")
+        run.engine.state.slots[unit][:plane.numel()].copy_(plane)
+    yield run.model.skeleton, run.engine.state.outer_parameters["head"]
+    run.close()
+
+
+@pytest.mark.parametrize("positions", [1, 127, 128, 129, 300, 384, 385, 641])
+@pytest.mark.parametrize("chunk", [7, 128, 256, 8192])
+def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, positions, chunk):
+    skeleton, parameters = tail
+    generator = torch.Generator().manual_seed(positions)
+    hidden = torch.randn(2, 350, 32, generator=generator)
+    index = torch.randperm(700, generator=generator)[:positions].sort().values
+    labels = torch.randint(0, 97, (positions,), generator=generator)
+    shapes = []
+
+    def watched(function, dynamic=False):
+        def call(logits, targets):
+            shapes.append(len(logits))
+            assert len(logits) == len(targets)
+            return function(logits, targets)
+        call.problem = ""
+        return call
+
+    monkeypatch.setattr(loss, "compiled_function", watched)
+
+    def run(compile_it: bool):
+        sums = [torch.zeros_like(p) for p in parameters]
+
+        def accumulate(gradients):
+            for total, gradient in zip(sums, gradients):
+                total += gradient
+
+        found, gradient = chunked_loss(skeleton, hidden, index, labels, 0.01, chunk, parameters, accumulate, compile_it)
+        return [found, gradient, *sums]
+
+    plain = run(False)
+    assert not shapes
+    for ours, theirs in zip(run(True), plain):
+        torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    step = -(-chunk // loss.SHAPES)
+    *full, last = shapes
+    assert set(full) <= {chunk} and (last == chunk or last % step == 0 and last < chunk)
+    assert len(shapes) == -(-positions // chunk) and sum(shapes) - positions < step
+    nowhere = torch.ones(700, dtype=torch.bool)
+    nowhere[index] = False
+    assert not plain[1].view(700, 32)[nowhere].any()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(monkeypatch, tail, where):
+    skeleton, parameters = tail
+    hidden, index, labels = torch.randn(1, 64, 32), torch.arange(64), torch.randint(0, 97, (64,))
+    sizes = []
+
+    def refused(logits, targets):
+        if where == "forward":
+            raise RuntimeError("no such kernel")
+        return _Breaks.apply(loss.cross_entropy(logits, targets))
+
+    function = lambda_of(loss.cross_entropy)
+    function._compiled = refused
+    monkeypatch.setattr(loss, "compiled_function", lambda _: function)
+    logits_of = skeleton.logits
+    monkeypatch.setattr(skeleton, "logits", lambda piece: (sizes.append(len(piece)), logits_of(piece))[1])
+
+    def run(compile_it: bool):
+        return chunked_loss(skeleton, hidden, index, labels, 0.01, 32, parameters, lambda gradients: None, compile_it)
+
+    plain = run(False)
+    for _ in range(2):
+        sizes.clear()
+        for ours, theirs in zip(run(True), plain):
+            torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
+    assert function.problem == "no such kernel" and max(sizes) == 32 // loss.UNCOMPILED
+
+
+def test_a_micro_batch_without_loss_has_none(monkeypatch, tail):
+    skeleton, parameters = tail
+    nothing = torch.zeros(0, dtype=torch.long)
+    for compile_it in (False, True):
+        total, gradient = chunked_loss(skeleton, torch.randn(1, 5, 32), nothing, nothing, 1.0, 4, parameters,
+                                       lambda gradients: pytest.fail("there are none"), compile_it)
+        assert total == 0 and not gradient.any()
+
+
+# ---------------------------------------------------------------------- what is kept
+
+def kept_of_compiled(model, length: int) -> int:
+    """Bytes that autograd keeps of a first block that torch really partitions, on the meta device."""
+    unit = model.blocks[0]
+    with torch.no_grad():
+        captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
+    block = copy.deepcopy(unit.block, {id(model.config): model.config}).to("meta")
+    block.__dict__.pop("forward", None)
+    block.train()
+    given = captured.arguments[0]
+    given = BlockArguments(activations._on_meta(given.args), activations._on_meta(given.kwargs), given.hidden_keyword)
+    own = {activations._storage(t) for t in [*block.parameters(), *block.buffers(),
+                                             *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs))]}
+    kept = {}
+
+    def keep(tensor):
+        if activations._storage(tensor) not in own:
+            kept[activations._storage(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch._dynamo.reset()
+    run = torch.compile(block, backend="aot_eager_decomp_partition", dynamic=False)
+    entering = captured.hidden.to("meta").requires_grad_()
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        out = given.call(run, entering)
+    assert out.requires_grad
+    return sum(kept.values())
+
+
+@pytest.fixture
+def attention_of_a_gpu():
+    """On the meta device, and left out of what is compiled."""
+    set_up_compiler()
+    interface = transformers().AttentionInterface
+
+    def attend(module, query, key, value, mask, **given):
+        out = activations._KeepsInputs.apply(query, key, value, None, activations._Origins())
+        return out.transpose(1, 2).contiguous(), None
+
+    interface.register(DOCUMENTS, torch.compiler.disable(attend))
+    yield
+    interface.register(DOCUMENTS, torch.compiler.disable(attention.attention))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+def test_compiled_activations_are_what_a_compiled_block_keeps(family, request):
+    changes = dict(hidden_size=128, intermediate_size=704, num_attention_heads=4) | (
+        {"head_dim": 32} if family == "qwen3" else {})
+    model = build_model(tiny_config(family, **changes), ModelConfig(source="x", dtype="bfloat16"))
+    counted = count_activations(model)
+    assert len(counted) == 3 and all(c.compiled == counted[0].compiled for c in counted)
+    request.getfixturevalue("attention_of_a_gpu")
+    short, long = kept_of_compiled(model, 32), kept_of_compiled(model, 64)
+    per_token = (long - short) / 32
+    assert counted[0].compiled.per_token == pytest.approx(per_token) and counted[0].compiled.per_pair == 0
+    assert counted[0].compiled.per_token < 0.6 * counted[0].plain.per_token

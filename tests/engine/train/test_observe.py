@@ -1,0 +1,69 @@
+"""What the curves need of the record: norms of units, the data's share of waiting, the machine's limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engine.plan.ops import COMPUTE, H2D, Op, Span
+from engine.runs.events import MemorySampled, Record, RunStarted, StepFinished, UnitNorms
+from engine.runs.following import replay
+from engine.runs.snapshot import RunSnapshot
+from engine.train.observe import data_wait
+from engine.train.run import start_run
+from tests.support.folders import make_config
+
+
+def compute(start, end, lane=COMPUTE):
+    return Span(Op(0, "forward", lane, "block 0"), start, end)
+
+
+def test_rows_are_waited_for_only_while_compute_has_nothing_else():
+    before, after = [compute(0, 5), compute(5, 6, H2D)], [compute(8, 9, H2D), compute(10, 11)]
+    assert data_wait(after, before, 4, 7) == 2  # from the end of the step before
+    assert data_wait(after, before, 1, 4) == 0  # meanwhile it computed
+    assert data_wait(after, before, 7, 12) == 3  # until this one begins
+    assert data_wait(after, None, 4, 7) == data_wait([], before, 4, 7) == 0
+
+
+def test_the_record_has_norms_of_units_in_sampled_steps(tmp_path):
+    run = start_run(make_config(tmp_path), tmp_path / "runs")
+    run.execute()
+    events = [record.event for record in replay(run.folder.events_path)]
+    steps = {event.step: event for event in events if isinstance(event, StepFinished)}
+    norms = [event for event in events if isinstance(event, UnitNorms)]
+    started = next(event for event in events if isinstance(event, RunStarted))
+    assert [event.step for event in norms] == run.recorder.snapshot.timeline_steps
+    for event in norms:
+        assert len(event.norms) == len(started.units)
+        assert math.hypot(*event.norms) == pytest.approx(steps[event.step].grad_norm, rel=1e-3)
+    for step in steps.values():
+        assert 0 <= step.data_seconds <= step.exposed["other"] + 1e-6
+    memory = next(event for event in events if isinstance(event, MemorySampled))
+    assert memory.host_total >= memory.host_rss > 0 and memory.power == 0
+
+
+def fold(*timed):
+    snapshot = RunSnapshot()
+    for seq, (time, event) in enumerate(timed, 1):
+        snapshot.apply(Record("r", seq, time, event))
+    return snapshot
+
+
+def test_energy_counts_while_a_session_trains_and_keeps_what_was_spent():
+    snapshot = fold((0.0, RunStarted(total_steps=9)), (3600.0, MemorySampled(1, power=400.0)),
+                    (7200.0, MemorySampled(2, power=600.0)), (90_000.0, RunStarted(total_steps=9, resumed_step=1)),
+                    (93_600.0, MemorySampled(2, power=100.0)), (97_200.0, MemorySampled(3, power=300.0)))
+    assert list(snapshot.memory.energy) == [0, 500, 700] and snapshot.energy == 700
+
+
+def test_norms_are_kept_by_unit_whatever_a_record_names():
+    snapshot = fold((1.0, RunStarted(units=["a", "b"])), (2.0, UnitNorms(1, [1.0])), (3.0, UnitNorms(2, [2.0, 3.0])),
+                    (4.0, UnitNorms(3, [])))
+    assert {unit: list(values) for unit, values in snapshot.norms.norms.items()} == {0: [1, 2, 0], 1: [0, 3, 0]}
+    assert list(snapshot.norms.step) == [1, 2, 3]
+    with pytest.raises(TypeError):
+        Record.from_json({"kind": "unit_norms", "run_id": "r", "seq": 1, "time": 1.0, "norms": [1.0, "x"]})
+    again = fold((1.0, RunStarted(units=["a"])), (2.0, UnitNorms(5, [1.0])), (3.0, RunStarted(resumed_step=2)))
+    assert not len(again.norms)

@@ -1,0 +1,24 @@
+"""Asking a run's newest checkpoint one thing, the way Talk does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.runs.folder import open_run
+from engine.talk.talk_sources import checkpoint_of
+from engine.talk.talkers import Sampling, load
+
+
+def ask_run(runs_dir: Path, run_id: str, prompt: str, max_new_tokens: int = 64,
+            on_text: Callable[[str], None] = lambda text: None) -> str:
+    """The greedy answer; `on_text` gets what there is of it, token by token."""
+    talker = load(checkpoint_of(runs_dir, run_id, open_run(runs_dir, run_id).config, None, "newest"))
+    try:
+        ids: list[int] = []
+        for token in talker.answer([{"role": "user", "content": prompt}], Sampling(max_new_tokens)):
+            ids.append(token)
+            on_text(talker.voice.text(ids))
+        return talker.voice.text(ids).strip()
+    finally:
+        talker.close()

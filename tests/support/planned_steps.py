@@ -1,0 +1,44 @@
+"""Timelines as a run on a GPU records them: a plan's ops, simulated, each a little longer or shorter than predicted."""
+
+from __future__ import annotations
+
+import random
+
+from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import COMPUTE, D2H, H2D, Op, Span, StepPlan
+from engine.plan.simulate import Simulated, simulate
+from engine.plan.waits import as_records, waits_as_records, waits_of
+from engine.runs.events import PlanSimulated, StepTimeline
+
+
+def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPlan:
+    choices = PlanChoices(micro_batches=micro_batches, rounds=rounds, gradient_sum="vertical" if rounds == 1 else "device")
+    names = [f"block {k}" for k in range(blocks)]
+    return build_step_plan(names, False, choices, dict.fromkeys(["embed", *names, "head"], 1_000_000))
+
+
+def seconds_of(op: Op) -> float:
+    """A block takes 2 ms forward and 5 ms backward, and its transfer 3 ms."""
+    if op.lane == COMPUTE:
+        return {"forward": 0.002, "backward": 0.005, "loss": 0.004, "reduce": 0.0006}.get(op.kind, 0.0005)
+    return {H2D: 0.003, D2H: 0.003}.get(op.lane, 0.004 if op.kind == "update" else 0.0)
+
+
+def simulated(plan: StepPlan) -> PlanSimulated:
+    found = simulate(plan, seconds_of)
+    return PlanSimulated(found.seconds, as_records(_spans(plan, found)))
+
+
+def measured(plan: StepPlan, step: int) -> StepTimeline:
+    """Step `step`; each step has lengths of its own, the same ones each time."""
+    rng = random.Random(step)
+    lengths = {op.index: seconds_of(op) * rng.uniform(0.9, 1.25) for op in plan.ops}
+    found = simulate(plan, lambda op: lengths[op.index])
+    spans = _spans(plan, found)
+    before = [Span(span.op, span.start - found.seconds, span.end - found.seconds) for span in spans]
+    return StepTimeline(step, as_records(spans), waits_as_records(waits_of(spans, before, inline=False), spans))
+
+
+def _spans(plan: StepPlan, found: Simulated) -> list[Span]:
+    return [Span(op, start, end) for op, start, end in zip(plan.ops, found.starts, found.ends)]

@@ -1,0 +1,33 @@
+"""The app as it is served, in this process: the page, our routes, Gradio's and the guard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.pages.checker import Checker
+from app.pages.page import build_page
+from app.pages.theme import css_variables, make_theme
+from app.session.session import Session
+from app.web.guard import GuardPolicy
+from app.web.login import Login
+from app.web.server import build_app
+
+ADDRESS = "http://127.0.0.1:7860"
+
+
+@dataclass(frozen=True)
+class Served:
+    app: Any
+    session: Session
+
+
+def served(runs: Path, login: Login | None = None, **limits: Any) -> Served:
+    """`limits` are those of the guard's policy."""
+    session = Session(runs)
+    checker = Checker(session)
+    hosts = GuardPolicy.for_bind("127.0.0.1", login).hosts
+    policy = GuardPolicy(hosts, login=login, **limits)
+    return Served(build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables()),
+                  session)

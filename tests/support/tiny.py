@@ -1,0 +1,135 @@
+"""Tiny random models of every family under test, and the plain torch training they are compared with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from engine.config.settings import ModelConfig
+from engine.model.build import build_model
+from engine.model.units import StreamedModel
+from engine.plan.choices import PlanChoices
+from engine.runtime.backend import Backend
+from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.generate import Sampler
+from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_store import HostStore
+from engine.runtime.streaming_engine import StreamingEngine
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "olmo2", "mixtral",
+            "qwen3_moe")
+VOCAB = 97
+
+
+def tiny_config(family: str, **changes):
+    """A configuration with three blocks of width 32."""
+    values = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+                  num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    if family == "gpt2":
+        values = dict(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2,
+                      resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    if family in ("gemma2", "gemma3_text", "qwen3", "qwen3_moe"):
+        values["head_dim"] = 8
+    if family in ("gemma2", "gemma3_text"):
+        values["sliding_window"] = 8
+    if family == "mixtral":
+        values.update(num_local_experts=4, num_experts_per_tok=2)
+    if family == "qwen3_moe":
+        values.update(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+    return CONFIG_MAPPING[family](**(values | changes))
+
+
+@dataclass
+class Batch:
+    """One micro-batch as the data side makes it."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray | None
+    tokens: int
+    loss_tokens: int
+
+
+def random_batches(count: int, rows: int = 2, length: int = 12, seed: int = 0, masked: float = 0.3) -> list[Batch]:
+    """Micro-batches of random tokens; labels are the next token, some of them without loss."""
+    generator = np.random.default_rng(seed)
+    batches = []
+    for _ in range(count):
+        ids = generator.integers(3, VOCAB, (rows, length))
+        labels = np.full((rows, length), -100)
+        labels[:, :-1] = ids[:, 1:]
+        labels[generator.random((rows, length)) < masked] = -100
+        batches.append(Batch(ids, labels, None, ids.size, int((labels >= 0).sum())))
+    return batches
+
+
+def plain_model(config, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():  # norms at exactly one and biases at exactly zero would hide mistakes
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.train()
+
+
+def plain_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
+    total = sum(b.loss_tokens for b in batches)
+    loss = torch.zeros(())
+    for batch in batches:
+        positions = {} if batch.position_ids is None else {"position_ids": torch.from_numpy(batch.position_ids)}
+        logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False, **positions).logits.float()
+        labels = torch.from_numpy(batch.labels).reshape(-1)
+        loss = loss + F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
+    return loss
+
+
+def pour(plain: torch.nn.Module, model: StreamedModel, store: HostStore) -> None:
+    parameters = dict(plain.named_parameters())
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            store.write(unit.name, spec.name, parameters[spec.full_name])
+
+
+@dataclass
+class Streamed:
+    """An engine over planes poured from a plain model."""
+
+    model: StreamedModel
+    store: HostStore
+    engine: StreamingEngine
+    backend: Backend
+    adamw: HostAdamW
+
+    @functools.cached_property
+    def sampler(self) -> Sampler:
+        return Sampler(self.engine)
+
+    def close(self) -> None:
+        self.engine.drain()
+        self.engine.close()
+        self.adamw.close()
+        self.store.close()
+        self.backend.close()
+
+
+def streamed(plain: torch.nn.Module, choices: PlanChoices, *, backend: Backend | None = None, dtype: str = "float32",
+             tokens: int = 24, eps: float = 1e-5, weight_decay: float = 0.1, loss_chunk: int = 7,
+             max_grad_norm: float | None = 1.0, seed: int = 0, config=None) -> Streamed:
+    """The same model, streamed. `config`: where the model was made from a part of it."""
+    backend = backend or CpuBackend()
+    model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
+    on_device = backend.device.type != "cpu"
+    store = HostStore(model.layouts, dtype, backend.register if on_device else None,
+                      backend.unregister if on_device else None, threads=2)
+    store.allocate_weights()
+    pour(plain, model, store)
+    store.allocate_states()
+    adamw = HostAdamW(store, 0.9, 0.999, eps, weight_decay, threads=2)
+    engine = StreamingEngine(model, store, backend, choices, tokens, adamw, loss_chunk, max_grad_norm, seed)
+    return Streamed(model, store, engine, backend, adamw)
