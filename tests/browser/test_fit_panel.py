@@ -22,7 +22,7 @@ import sys
 import app.check
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
-app.check.read_machine = lambda folder: machine
+app.pages.checker.read_machine = lambda folder: machine
 from app.main import serve
 serve(port=int(sys.argv[1]), runs_dir=sys.argv[2], open_browser=False)
 """
