@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE, UPDATES
+from engine.plan.ops import UPDATE_LANES, Lane
 
 MAX_SPANS = 1500
 MAX_PHASES = 240
-LANES = (H2D, STATES_IN, COMPUTE, UPDATE, D2H, STATES_OUT, HOST)
+LANES = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
 """From top to bottom: what comes in, what the device does with it, what goes out, and the host."""
 
 PHASES = {"embed": "Forward", "forward": "Forward", "loss": "Loss", "recompute": "Backward", "backward": "Backward",
@@ -31,7 +31,7 @@ def within(pieces: list[dict[str, Any]], window: Window | None) -> list[dict[str
 def lane_names(spans: list[dict[str, Any]]) -> list[str]:
     """The lanes of a step: those of optimizers on the device where they have spans, the others always."""
     used = {span["lane"] for span in spans}
-    return [lane for lane in LANES if lane in used or lane not in UPDATES]
+    return [lane for lane in LANES if lane in used or lane not in UPDATE_LANES]
 
 
 def lanes_of(spans: list[dict[str, Any]], limit: int = MAX_SPANS, names: list[str] | None = None
@@ -100,7 +100,7 @@ class Phase:
 def phases_of(spans: list[dict[str, Any]], limit: int = MAX_PHASES) -> list[Phase]:
     """The phases of a step by its COMPUTE spans, in order of time and without gaps. Of more than `limit`, the shortest are left
     out. Empty without COMPUTE spans of a known phase."""
-    compute = sorted((span for span in spans if span["lane"] == COMPUTE), key=lambda span: span["start"])
+    compute = sorted((span for span in spans if span["lane"] == Lane.COMPUTE), key=lambda span: span["start"])
     turns: list[tuple[str, float]] = []
     for span in compute:
         name = PHASES.get(span["op"])

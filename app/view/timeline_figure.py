@@ -11,7 +11,7 @@ import numpy as np
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, Figure, escaped, rounded, say_empty
 from app.view.spans import Phase, Window, gaps_of, lane_names, lanes_of, longest, phases_of, within
 from app.words import in_share, in_short_time
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE
+from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 
 OP_GROUPS = {
@@ -41,8 +41,8 @@ OP_WORDS = {"prefetch": "weights in", "offload": "gradients out", "update": "opt
             "offload_states": "optimizer states out", "home": "everything updated is home",
             "lend": "memory of activations for states", "reclaim": "memory of states for activations"}
 
-LANE_WORDS = {H2D: "H2D", STATES_IN: "States in", COMPUTE: "Compute", UPDATE: "Update", D2H: "D2H",
-              STATES_OUT: "States out", HOST: "Host"}
+LANE_WORDS = {Lane.H2D: "H2D", Lane.STATES_IN: "States in", Lane.COMPUTE: "Compute", Lane.UPDATE: "Update", Lane.D2H: "D2H",
+              Lane.STATES_OUT: "States out", Lane.HOST: "Host"}
 PHASE_COLOURS = {"Forward": GREEN, "Loss": GREY, "Backward": VIOLET, "Updates": PINK}
 
 SECOND_TONE = 0.74
@@ -75,7 +75,7 @@ def timeline_figure(timeline: StepTimeline | None, simulated: PlanSimulated | No
     length = max((span["end"] for span in every), default=0.0)
     batches = 1 + max((span["micro_batch"] for span in every if span.get("micro_batch") is not None), default=0)
     data = [_lane_bars(lane, own, batches) for lane, own in lanes.items()]
-    data += _wait_bars(waits) if all_waits else [_unknown_waits(gaps_of(lanes[COMPUTE], length, window))]
+    data += _wait_bars(waits) if all_waits else [_unknown_waits(gaps_of(lanes[Lane.COMPUTE], length, window))]
     rows, ghost = [LANE_WORDS[lane] for lane in reversed(lanes)], _ghost(simulated, list(lanes), window) if every else []
     layout = {
         "barmode": "overlay", "bargap": 0.2, "showlegend": False, "hovermode": "closest",
@@ -124,7 +124,7 @@ def timeline_said(timeline: StepTimeline | None) -> str:
     if timeline is None or not timeline.spans:
         return ""
     length = max(span["end"] for span in timeline.spans)
-    busy = sum(span["end"] - span["start"] for span in timeline.spans if span["lane"] == COMPUTE)
+    busy = sum(span["end"] - span["start"] for span in timeline.spans if span["lane"] == Lane.COMPUTE)
     said = f"step {timeline.step:,}, {_in_words(length)}, compute busy {in_share(min(1.0, busy / length) if length else 0.0)}"
     waits = [f"{_in_words(seconds)} for {WAITS.get(cause, WAITS['other'])[1]}" for cause, seconds in _waited(timeline).items()]
     return said + (f", waiting {', '.join(waits)}" if waits else "")
@@ -188,7 +188,7 @@ def _wait_bars(waits: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for wait in longest(waits, MAX_WAITS):
         cause = wait.get("cause", "other")
         by_cause[cause if cause in WAITS else "other"].append(wait)
-    return [_bars(f"waiting: {cause}", LANE_WORDS[COMPUTE], [wait["start"] for wait in own], [wait["end"] for wait in own],
+    return [_bars(f"waiting: {cause}", LANE_WORDS[Lane.COMPUTE], [wait["start"] for wait in own], [wait["end"] for wait in own],
                   width=0.72, marker={"color": WAIT_COLOUR, "line": {"width": 0},
                                       "pattern": {"shape": "/", "fgcolor": WAITS[cause][0], "size": 6, "solidity": 0.5}},
                   hovertemplate=f"Compute waits for {WAITS[cause][1]}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>")
@@ -197,7 +197,7 @@ def _wait_bars(waits: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
     """Of a record that does not say for what COMPUTE waited."""
-    return _bars("waiting", LANE_WORDS[COMPUTE], [start for start, _ in gaps], [end for _, end in gaps], width=0.5,
+    return _bars("waiting", LANE_WORDS[Lane.COMPUTE], [start for start, _ in gaps], [end for _, end in gaps], width=0.5,
                  marker={"color": WAIT_COLOUR, "line": {"width": 0}}, hovertemplate="waiting for %{x:.3~g} ms<extra></extra>")
 
 

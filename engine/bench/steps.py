@@ -17,17 +17,17 @@ from engine.data.rows import IGNORED, MicroBatch
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, Span
-from engine.plan.waits import as_records, exposed_seconds, overlap_seconds
+from engine.plan.ops import Lane, Span
+from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.runtime.backend import Backend
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
-from engine.runtime.streaming_engine import Home, StreamingEngine
+from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
 
 STEPS_KEPT = 256
 """The last steps of a training, of which all spans are in memory until it ends."""
 
-PAIRS = ((H2D, COMPUTE), (D2H, COMPUTE), (H2D, D2H), (HOST, COMPUTE))
+PAIRS = ((Lane.H2D, Lane.COMPUTE), (Lane.D2H, Lane.COMPUTE), (Lane.H2D, Lane.D2H), (Lane.HOST, Lane.COMPUTE))
 
 
 def random_rows(sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0) -> list[MicroBatch]:
@@ -77,7 +77,7 @@ class Planes:
 
 @dataclass
 class StepFigures:
-    """One step, home to home."""
+    """One step, from the end of the last update before it to the end of its own."""
 
     step: int
     loss: float
@@ -128,28 +128,28 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
     figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
     began = mark = time.perf_counter()
-    homes: deque[tuple[Home, float, int]] = deque(maxlen=STEPS_KEPT)
+    applied_steps: deque[tuple[AppliedStep, float, int]] = deque(maxlen=STEPS_KEPT)
 
-    def on_home(home: Home) -> None:
+    def on_applied(applied: AppliedStep) -> None:
         # No more than this: figures of thousands of spans would take the interpreter from the thread that launches.
         nonlocal mark
         now = time.perf_counter()
-        homes.append((home, now - mark, backend.memory()["retries"]))
+        applied_steps.append((applied, now - mark, backend.memory()["retries"]))
         mark = now
 
     try:
         number = first
         while number < first + steps or time.perf_counter() - began < seconds:
             before = time.thread_time()
-            engine.train_step(number, batches, rate, on_home)
+            engine.train_step(number, batches, rate, on_applied)
             figures.launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
-        figures.timeline = as_records([span for home, *_ in list(homes)[-2:] for span in home.spans])
+        figures.timeline = as_records([span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans])
         tokens_per_step, previous = sum(b.tokens for b in batches), None
-        for home, took, retries in homes:
-            figures.steps.append(_step_figures(home, previous, took, retries, tokens_per_step, planes))
-            previous = home.spans
+        for applied, took, retries in applied_steps:
+            figures.steps.append(_step_figures(applied, previous, took, retries, tokens_per_step, planes))
+            previous = applied.spans
     finally:
         memory = backend.memory()
         figures.peak, figures.reserved = memory["peak"], memory["peak_reserved"]
@@ -157,15 +157,15 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     return figures
 
 
-def _step_figures(home: Home, previous: list[Span] | None, took: float, retries: int, tokens: int,
+def _step_figures(applied: AppliedStep, previous: list[Span] | None, took: float, retries: int, tokens: int,
                   planes: Planes) -> StepFigures:
     return StepFigures(
-        home.step, home.loss, home.grad_norm, took, 6 * planes.model.active_parameters * tokens / took / 1e12,
-        exposed_seconds(home.spans, previous, inline=planes.backend.device.type == "cpu"),
+        applied.step, applied.loss, applied.grad_norm, took, 6 * planes.model.active_parameters * tokens / took / 1e12,
+        seconds_by_cause(waits_of(applied.spans, previous, inline=planes.backend.device.type == "cpu")),
         # The updates of the step before run under this one's forward.
-        overlaps([*(s for s in previous or () if s.op.lane == HOST), *home.spans]),
-        {lane: overlap_seconds(home.spans, lane, lane) for lane in LANES}, seconds_by_kind(home.spans),
-        longest_gaps(home.spans, previous), retries, rates(home.spans, planes))
+        overlaps([*(s for s in previous or () if s.op.lane == Lane.HOST), *applied.spans]),
+        {lane: overlap_seconds(applied.spans, lane, lane) for lane in Lane}, seconds_by_kind(applied.spans),
+        longest_gaps(applied.spans, previous), retries, rates(applied.spans, planes))
 
 
 # ---------------------------------------------------------------------- what spans say
@@ -176,7 +176,7 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
     edges = sorted([(s.start, s.op.lane, 1) for s in spans] + [(s.end, s.op.lane, -1) for s in spans])
     running, last, together = defaultdict(int), 0.0, 0.0
     for moment, lane, change in edges:
-        if all(running[name] for name in (H2D, COMPUTE, D2H)):
+        if all(running[name] for name in (Lane.H2D, Lane.COMPUTE, Lane.D2H)):
             together += moment - last
         running[lane] += change
         last = moment
@@ -185,8 +185,8 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
 
 def longest_gaps(spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12) -> list[tuple[str, float]]:
     """Between two ops of COMPUTE, the last op of the step before among them, in the order of their length."""
-    own = [s for s in spans if s.op.lane == COMPUTE]
-    last = [max((s for s in previous if s.op.lane == COMPUTE), key=lambda s: s.end)] if previous else []
+    own = [s for s in spans if s.op.lane == Lane.COMPUTE]
+    last = [max((s for s in previous if s.op.lane == Lane.COMPUTE), key=lambda s: s.end)] if previous else []
     pairs = zip([*last, *own], [*last, *own][1:])
     gaps = [(after.op.label, after.start - before.end) for before, after in pairs]
     return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.open_for_sampling import open_saved
 from engine.errors import RunError
 from engine.files import disk_free
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
@@ -32,8 +33,6 @@ def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.P
                checkpoint: int | None = None, progress: Progress | None = None) -> CheckpointInfo:
     """Write the model of a run's checkpoint (the newest that verifies by default) to `folder`, which must not hold
     anything yet; the checkpoint that it was. What `progress` raises gives up, and leaves nothing."""
-    from engine.checkpoints.open_for_sampling import open_saved
-
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")

@@ -24,7 +24,8 @@ from engine.machine.rates import TYPICAL, Rates
 from engine.machine.read_machine import compiler_problem
 from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import EMBED
+from engine.plan.buffers import EMBED
+from engine.plan.ops import GradientSum
 from engine.words import GIB
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
@@ -61,7 +62,7 @@ class Chosen:
     def rounding(self) -> dict[str, Any]:
         """The choices that results depend on, by rounding: a resumed run gives them to `choose` again."""
         return {"micro_batch_size": self.micro_batch_size, "loss_chunk": self.loss_chunk,
-                "gradient_sum": self.choices.gradient_sum, "rounds": self.choices.rounds,
+                "gradient_sum": self.choices.gradient_sum.value, "rounds": self.choices.rounds,
                 "compiled": self.choices.compiled, "device_homes": list(self.choices.device_homes)}
 
     @property
@@ -149,7 +150,7 @@ class _Planner:
             if self.sizer.fits(size, lean):
                 # A sum that is rounded once a round is only taken where it is asked for.
                 fitting += [(size, choices) for choices in self._filled(size, lean)
-                            if not (exact and choices.gradient_sum == "host")]
+                            if not (exact and choices.gradient_sum == GradientSum.HOST)]
                 if self.sizer.device == "cpu":
                     break
         found = self._timed([way for way in fitting if self._host_bytes(*way) <= self.host_room] or fitting)
@@ -266,8 +267,15 @@ class _Planner:
             host_boundaries=e.save_level == "boundary_host" or (
                 e.save_level in (AUTO, "all") and self.sizer.device == "cuda"),
             update_buffers=1 if homes else 0, device_homes=homes,
-            gradient_sum=self.sizer.rounding.get("gradient_sum") or ("vertical" if rounds == 1 else "host"),
+            gradient_sum=self._gradient_sum(rounds),
             compiled=self.sizer.compiled)
+
+    def _gradient_sum(self, rounds: int) -> GradientSum:
+        """As it was, in a run that goes on; else the way that takes least device memory."""
+        kept = self.sizer.rounding.get("gradient_sum")
+        if kept:
+            return GradientSum(kept)
+        return GradientSum.VERTICAL if rounds == 1 else GradientSum.HOST
 
     def _filled(self, size: int, lean: PlanChoices) -> Iterator[PlanChoices]:
         """Use the memory that is left: fp32 sums first, then boundaries on the device or, where the host has room, more
@@ -275,7 +283,7 @@ class _Planner:
         e, sizer = self.config.engine, self.sizer
         blocks, choices = len(sizer.shape.blocks), lean
         if choices.rounds > 1 and not sizer.rounding:
-            choices = self._most(size, choices, [{"gradient_sum": "device"}], sizer.comfortable)
+            choices = self._most(size, choices, [{"gradient_sum": GradientSum.DEVICE}], sizer.comfortable)
         places = [choices]
         if e.save_level != "boundary_host":
             on_device = self._most(size, choices, [{"host_boundaries": False}], sizer.comfortable)
@@ -288,7 +296,7 @@ class _Planner:
         numbers = (1 if lean.device_homes else 0, *(UPDATE_BUFFERS[-1:] if self.quick else UPDATE_BUFFERS))
         if not lean.device_homes and (given or sizer.device == "cpu"):
             numbers = (0,)
-        elif choices.gradient_sum == "device" and sizer.buffers_over_sums() > UPDATE_BUFFERS[-1]:
+        elif choices.gradient_sum == GradientSum.DEVICE and sizer.buffers_over_sums() > UPDATE_BUFFERS[-1]:
             numbers = (*numbers, sizer.buffers_over_sums())
         for place, buffers in itertools.product(places, numbers):
             # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.

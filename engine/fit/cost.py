@@ -11,14 +11,16 @@ from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import EMBED, HEAD, Op, StepPlan
+from engine.plan.buffers import EMBED, HEAD
+from engine.plan.ops import (Backward, DeviceUpdate, Embed, EmbedBackward, FetchBoundary, FetchGrad, Forward, GradientSum, Loss,
+                             Offload, OfPiece, Op, OpKind, Prefetch, Reduce, StepPlan, StoreBoundary, Summary, Update)
 
 BUS_SHARE = 0.9
 """Of the bus to the device, what the copies of states reach: their parts make room for prefetches."""
 GRADIENT_BYTES = 27
 """Of the device's memory, in the time that a backward takes for each parameter beside what grows with its tokens: the
 gradient is written, read and added to an fp32 sum (measured: docs/performance.md)."""
-BLOCK_CALLS = {"forward": 320, "backward": 200}
+BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
 """Operations in whose time one block is launched, about; in backward torch launches most of it from C++."""
 HALF_SPEED_TOKENS = 300
 """Tokens at which matrix products of a block reach half of their speed on a GPU, about."""
@@ -35,38 +37,38 @@ def op_seconds(plan: StepPlan, shape: ModelShape, rates: Rates, rows: int, row_l
     """
     sizes = {unit.name: unit for unit in shape.units}
     cost = Cost(shape, rates, rows, row_length, plan.compiled, varlen)
-    summary = next((op.index for op in plan.ops if op.kind == "summary"), 0)
+    summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
     adamw = host_rate(rates, bool(plan.device_homes))
 
     def seconds(op: Op) -> float:
-        match op.kind:
-            case "prefetch" | "fetch_grad":
+        match op:
+            case Prefetch() | FetchGrad():
                 return sizes[op.unit].numel * shape.item_bytes / rates.h2d
-            case "offload":
+            case Offload():
                 return sizes[op.unit].numel * shape.item_bytes / rates.d2h
-            case "fetch_states" | "offload_states" | "offload_weights" | "fetch_gradient":
-                return cost.carried(op.kind, op.piece[1] - op.piece[0], early=op.index < summary)
-            case "device_update":
-                return (op.piece[1] - op.piece[0]) * 2 * cost.state_bytes / rates.device_memory
-            case "store_boundary":
+            case DeviceUpdate(piece=(start, stop)):
+                return (stop - start) * 2 * cost.state_bytes / rates.device_memory
+            case OfPiece(piece=(start, stop)):
+                return cost.carried(op.kind, stop - start, early=op.index < summary)
+            case StoreBoundary():
                 return cost.hidden_bytes / rates.d2h
-            case "fetch_boundary":
+            case FetchBoundary():
                 return cost.hidden_bytes / rates.h2d
-            case "update":
+            case Update():
                 return sizes[op.unit].numel / adamw
-            case "forward":
+            case Forward():
                 return cost.forward(op.unit)
-            case "backward":
+            case Backward():
                 again = 0.0 if op.unit in plan.kept_units else cost.forward(op.unit)
                 return again + cost.backward(op.unit) + cost.gradient(op.unit, GRADIENT_BYTES)
-            case "loss":
-                return cost.loss(loss_share, op.grad is not None)
-            case "embed":
-                return max(2 * cost.hidden_bytes / rates.device_memory, cost.launch("forward"))
-            case "embed_backward":
+            case Loss():
+                return cost.loss(loss_share)
+            case Embed():
+                return max(2 * cost.hidden_bytes / rates.device_memory, cost.launch(OpKind.FORWARD))
+            case EmbedBackward():
                 return max(4 * cost.hidden_bytes / rates.device_memory + cost.gradient(EMBED, 8 + shape.item_bytes),
-                           cost.launch("backward"))
-            case "reduce":
+                           cost.launch(OpKind.BACKWARD))
+            case Reduce():
                 return cost.gradient(op.unit, 8 + shape.item_bytes)
         return 0.0
 
@@ -78,12 +80,12 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     for updates, as `choose_homes` has it."""
     shape, rates = cost.shape, cost.rates
     again = cost.first_forwards[len(shape.blocks) - choices.kept_blocks]
-    compute = choices.micro_batches * (cost.passes + again + cost.loss(1.0, True))
+    compute = choices.micro_batches * (cost.passes + again + cost.loss(1.0))
     streamed = sum(unit.numel for unit in shape.blocks[:len(shape.blocks) - choices.resident_blocks])
     carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
     if choices.host_boundaries:
         carried += choices.micro_batches * (len(shape.blocks) - choices.kept_blocks) * cost.hidden_bytes
-    gradients = choices.rounds if choices.gradient_sum == "host" else 1
+    gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * shape.plane_numel * shape.item_bytes
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
@@ -109,16 +111,16 @@ class Cost:
         if varlen:
             features = self.tokens * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
             self._unpacking = features * PACKED_BYTES / 3 / rates.device_memory
-        self._forward = {unit.name: max(self._pass(unit, 1.0, 1.0), self.launch("forward")) for unit in shape.blocks}
+        self._forward = {unit.name: max(self._pass(unit, 1.0, 1.0), self.launch(OpKind.FORWARD)) for unit in shape.blocks}
         # Attention multiplies five times in backward and twice in forward.
-        self._backward = {unit.name: max(self._pass(unit, 2.0, 2.5), self.launch("backward")) for unit in shape.blocks}
+        self._backward = {unit.name: max(self._pass(unit, 2.0, 2.5), self.launch(OpKind.BACKWARD)) for unit in shape.blocks}
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
         """Of the first blocks, by their number."""
         self.passes = sum(self._forward.values()) + sum(self._backward.values()) + sum(
             self.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         """Forward and backward of all blocks."""
 
-    def launch(self, kind: str) -> float:
+    def launch(self, kind: OpKind) -> float:
         """Seconds that the calls of a block take: a GPU may be done with what they ask for before they are through."""
         return BLOCK_CALLS[kind] * self.rates.call
 
@@ -143,17 +145,17 @@ class Cost:
         """Of a parameter: everything that its optimizer needs."""
         return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
 
-    def carried(self, kind: str, numel: int, early: bool = False) -> float:
+    def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
         """Copies of states, which share the bus with others. early: while nothing is updated yet."""
         item = PLANE_ITEM_BYTES[self.shape.dtype]
         weight, grad = item["weight_high"], item["grad"]
         h2d = BUS_SHARE * (self.rates.h2d if early else self.rates.h2d_busy)
         match kind:
-            case "fetch_states":
+            case OpKind.FETCH_STATES:
                 return numel * (self.state_bytes - grad) / h2d
-            case "fetch_gradient":
+            case OpKind.FETCH_GRADIENT:
                 return numel * grad / h2d
-            case "offload_weights":
+            case OpKind.OFFLOAD_WEIGHTS:
                 return numel * weight / self.rates.d2h_busy
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
@@ -161,14 +163,15 @@ class Cost:
         """Of a unit's fp32 sum and its rounding: bytes touched per element."""
         return self._sizes[unit].numel * touches / self.rates.device_memory
 
-    def loss(self, share: float, training: bool) -> float:
+    def loss(self, share: float) -> float:
+        """Forward and backward of the head; share: of the tokens, those that carry loss."""
         shape, positions = self.shape, self.tokens * share
         tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
         logit_bytes = shape.compiled_logit_bytes if self.compiled else shape.logit_bytes
-        work = (positions * tail * (6 if training else 2) / self.rates.matmul
+        work = (positions * tail * 6 / self.rates.matmul
                 + positions * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
-                + (self.gradient(HEAD, 8) if training else 0.0))
-        return max(work, self.launch("forward"))
+                + self.gradient(HEAD, 8))
+        return max(work, self.launch(OpKind.FORWARD))
 
 
 # ---------------------------------------------------------------------- FLOPs

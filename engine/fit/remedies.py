@@ -8,6 +8,7 @@ from typing import Any
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.needs import FITS, PART_WORDS, TIGHT_VERDICT, Needs, least_needs
+from engine.plan.ops import GradientSum
 from engine.words import in_gib
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
@@ -113,7 +114,7 @@ def _fewer_rows(config: TrainConfig, rows: int) -> dict[str, Any]:
 def _outcome(needs: Needs, names: tuple[str, ...]) -> str:
     outcome = ", ".join(f"{in_gib(part.total)} of {in_gib(part.limit)} {PART_WORDS[name]}"
                         for name, part in needs.parts.items() if name in names)
-    if needs.chosen.choices.gradient_sum == "host" and needs.shape.dtype == "bfloat16":
+    if needs.chosen.choices.gradient_sum == GradientSum.HOST and needs.shape.dtype == "bfloat16":
         outcome += " (gradients are rounded to bf16 once a round)"
     return outcome
 

@@ -11,6 +11,7 @@ from engine.config.settings import TrainConfig
 from engine.model.layout import PLANE_ITEM_BYTES, Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.choices import PlanChoices
+from engine.plan.ops import GradientSum
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
@@ -56,7 +57,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
     outer = (shape.embed.numel, shape.head.numel)
     slots = min(c.slots, len(streamed))
     streamed_slot = max((unit.numel for unit in streamed), default=0)
-    if c.gradient_sum == "device":
+    if c.gradient_sum == GradientSum.DEVICE:
         sums, sums_note = sum(outer) + sum(unit.numel for unit in blocks), "every unit, summed over the rounds"
     elif shape.tied:
         sums, sums_note = sum(outer) + largest, "embed, head and the largest block"
@@ -64,7 +65,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         sums, sums_note = max(outer) + largest, "embed or head, and the largest block"
     own = c.update_buffers - c.spare_buffers if c.device_homes else 0
     pieces = own * largest * sum(PLANE_ITEM_BYTES[shape.dtype].values())
-    if c.gradient_sum == "device":  # they share the memory of the blocks' sums
+    if c.gradient_sum == GradientSum.DEVICE:  # they share the memory of the blocks' sums
         pieces = max(0, pieces - 4 * sum(unit.numel for unit in blocks))
     rings = 2 * c.boundary_rings if c.host_boundaries else 0
     return (

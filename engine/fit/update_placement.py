@@ -9,7 +9,8 @@ from engine.fit.cost import Cost, host_rate
 from engine.model.shape import UnitShape
 from engine.plan.choices import PlanChoices
 from engine.plan.device_updates import LEAD
-from engine.plan.ops import EMBED, HEAD
+from engine.plan.buffers import EMBED, HEAD
+from engine.plan.ops import GradientSum, OpKind
 
 
 def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], float]:
@@ -74,7 +75,7 @@ class _Homes:
         free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
         done, end, size = 0, 0, self._piece * self._cost.state_bytes
         for own in range(buffers - len(free)):
-            while choices.gradient_sum == "device" and end < (own + 1) * size and done < len(blocks):
+            while choices.gradient_sum == GradientSum.DEVICE and end < (own + 1) * size and done < len(blocks):
                 end += 4 * blocks[done].numel
                 done += 1
             free.append(ends[done - 1] if done else -math.inf)
@@ -92,17 +93,17 @@ class _Homes:
             free = self._free[number] if earlier < 0 else lanes.freed[earlier]
             lanes.inward = max(lanes.inward, free)
             early = lanes.inward < 0
-            lanes.inward += cost.carried("fetch_states", size, early)
+            lanes.inward += cost.carried(OpKind.FETCH_STATES, size, early)
             if unit.name not in self._staged:
-                lanes.inward += cost.carried("fetch_gradient", size, early)
+                lanes.inward += cost.carried(OpKind.FETCH_GRADIENT, size, early)
             updated = max(0.0, lanes.inward) + size * 2 * cost.state_bytes / self._rates.device_memory
             lanes.updated.append(updated)
-            lanes.owed.append(cost.carried("offload_states", size))
+            lanes.owed.append(cost.carried(OpKind.OFFLOAD_STATES, size))
             if placed:
-                lanes.owed[-1] += cost.carried("offload_weights", size)
+                lanes.owed[-1] += cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
                 ready = max(ready, updated)
             else:
-                lanes.outward = max(lanes.outward, updated) + cost.carried("offload_weights", size)
+                lanes.outward = max(lanes.outward, updated) + cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
                 ready = max(ready, lanes.outward)
             if earlier < 0:
                 lanes.weights_sent = lanes.outward

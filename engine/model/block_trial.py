@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine.errors import ModelError
 from engine.model.skeleton import BlockArguments, parameters_reached, tensors_in
-
-if TYPE_CHECKING:
-    from engine.model.units import Unit
+from engine.model.units import Unit
 
 
 class HollowProducts(TorchFunctionMode):

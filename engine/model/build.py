@@ -22,7 +22,7 @@ from engine.model.packing_trial import packing_of
 from engine.model.pretrained_files import _first_line
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
-from engine.plan.ops import EMBED, HEAD
+from engine.plan.buffers import EMBED, HEAD
 
 
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.model.activations import Counted, argument_numel, count_activations
 from engine.model.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
 from engine.model.shape import ModelShape, UnitShape
 from engine.model.units import StreamedModel
@@ -15,8 +16,6 @@ outputs (within 6 % for Llama, Qwen and Mixtral; up to 35 % too few for blocks w
 
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
     """Summary of a built model; `source` is only carried along."""
-    from engine.model.activations import Counted, argument_numel, count_activations
-
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
     attention = getattr(model.skeleton.model.config, "_attn_implementation", None) or "eager"

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.model.layout import Activations
 from engine.model.shape import ModelShape, UnitShape
-from engine.plan.ops import EMBED, HEAD
+from engine.plan.buffers import EMBED, HEAD
 
 MODEL_FIELDS = ("model_type", "attention", "tied", "packs", "hidden_size", "vocab_size", "active_parameters",
                 "max_position_embeddings", "learned_positions", "sliding_window", "mask_kinds", "argument_numel",

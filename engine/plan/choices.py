@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.plan.ops import GradientSum
+
 
 @dataclass(frozen=True)
 class PlanChoices:
@@ -26,8 +28,8 @@ class PlanChoices:
     """Boundaries wait on the host, not on the device."""
     boundary_rings: int = 3
     """Device buffers, each way, through which host boundaries pass."""
-    gradient_sum: str = "vertical"
-    """`vertical` needs rounds = 1; else `device` or `host` (see StepPlan)."""
+    gradient_sum: GradientSum = GradientSum.VERTICAL
+    """`VERTICAL` exactly where rounds = 1."""
     compiled: bool = False
     """Blocks and the loss run as kernels that torch compiles."""
     device_homes: tuple[str, ...] = ()
@@ -40,4 +42,4 @@ class PlanChoices:
     """Of so many blocks, counted from the last, which must be among those that keep them."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"gradient_sum": self.gradient_sum.value}

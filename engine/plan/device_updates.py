@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
-from engine.plan.builder import PlanBuilder
-from engine.plan.ops import COMPUTE, EMBED, HEAD, STATES_IN, STATES_OUT, UPDATE
+from engine.plan.assign_slots import slot_of
+from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
+from engine.plan.choices import PlanChoices
+from engine.plan.derive_waits import Draft
+from engine.plan.ops import (DeviceUpdate, FetchGradient, FetchStates, GradientSum, Lend, OffloadStates, OffloadWeights, OfPiece,
+                             Reclaim)
 
 Piece = tuple[str, int]
 """A unit and which of its pieces."""
@@ -20,46 +25,49 @@ Piece = tuple[str, int]
 LEAD = 2
 """Pieces whose states leave their buffers before the weights of the first piece that is fetched into one of these."""
 
+_STEP = "step"
+_LENDABLE = Buffer(BufferKind.LENDABLE)
+_ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT)
+
 
 class DeviceUpdates:
-    """Writes the ops of `homes`, the units at home on the device, into a plan.
+    """Writes the ops of units whose home is on the device, into `drafts`.
 
     blocks: all, in forward order. slots: of the blocks that are still in one when a step ends, their own or not. numel:
-    elements of each unit's planes. state_bytes: of all planes, for an element. share_sums: the buffers lie over fp32 sums
-    of blocks, which are of no use between the end of a step and the first backward of the next. gradient: the resource that
-    holds a unit's gradient on the host, and its tag. spare: so many of the buffers, the first, exist only while the
-    activations of the last `spare_blocks` blocks do not.
+    elements of each unit's planes. state_bytes: of all planes, for an element. gradient: the plane that holds a unit's
+    gradient on the host, and what is in it.
+
+    With fp32 sums on the device the update buffers lie over the sums of blocks, which are of no use between the end of a step
+    and the first backward of the next. The first `choices.spare_buffers` buffers exist only while the activations of the last
+    `choices.spare_blocks` blocks do not.
     """
 
-    def __init__(self, builder: PlanBuilder, blocks: list[str], slots: Mapping[str, str], homes: Collection[str],
-                 buffers: int, numel: Mapping[str, int], state_bytes: int, share_sums: bool,
-                 gradient: Callable[[str], dict[str, str]], spare: int = 0, spare_blocks: int = 0):
-        self._builder, self._homes, self._gradient = builder, homes, gradient
-        self._slots = {EMBED: EMBED, HEAD: HEAD} | dict(slots)
-        self.piece_numel = max(numel[block] for block in blocks) if homes else 0
-        self.buffers = [f"states {k}" for k in range(buffers)] if homes else []
+    def __init__(self, blocks: list[str], slots: Mapping[str, Buffer], choices: PlanChoices, numel: Mapping[str, int],
+                 state_bytes: int, gradient: Callable[[str], dict[Buffer, Content]], drafts: list[Draft]):
+        self._homes, self._gradient, self._drafts = frozenset(choices.device_homes), gradient, drafts
+        self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)} | dict(slots)
+        self.piece_numel = max(numel[block] for block in blocks) if self._homes else 0
+        self.buffers = [Buffer(BufferKind.UPDATE, number=k) for k in range(choices.update_buffers if self._homes else 0)]
         self._bounds = {unit: [(start, min(start + self.piece_numel, numel[unit]))
-                               for start in range(0, numel[unit], self.piece_numel)] for unit in homes}
-        self._pieces = [(unit, k) for unit in (EMBED, *blocks, HEAD) if unit in homes
+                               for start in range(0, numel[unit], self.piece_numel)] for unit in self._homes}
+        self._pieces = [(unit, k) for unit in (EMBED, *blocks, HEAD) if unit in self._homes
                         for k in range(len(self._bounds[unit]))]
+        spare = choices.spare_buffers
         self.spare = self.buffers[:spare]
         own = self.buffers[spare:]
         # What is fetched later finds no room in a spare buffer: that would be needed again before it was sent back.
         self._buffer = {piece: self.buffers[k] if k < spare else own[(k - spare) % len(own)]
                         for k, piece in enumerate(self._pieces)}
-        self.lenders = blocks[len(blocks) - spare_blocks:] if self.spare else []
+        self.lenders = blocks[len(blocks) - choices.spare_blocks:] if self.spare else []
         # No other gradient takes their place in the staging buffers before the step ends.
-        self._staged = {EMBED, *blocks[:2]}
+        self._may_stay_staged = {EMBED, *blocks[:2]}
         self.arena: list[str] = []
-        self._sums_of: dict[str, list[str]] = {}
-        if homes and share_sums:
+        self._sums_of: dict[Buffer, list[str]] = {}
+        if self._homes and choices.gradient_sum == GradientSum.DEVICE:
             self._share_sums(blocks, numel, self.piece_numel * state_bytes)
-        self.start_step()
-
-    def start_step(self) -> None:
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
-        self._staging: dict[str, str] = {}
+        self._staging: dict[str, Buffer] = {}
         self._lent = False
 
     def _share_sums(self, blocks: list[str], numel: Mapping[str, int], buffer_bytes: int) -> None:
@@ -76,37 +84,40 @@ class DeviceUpdates:
 
     # ------------------------------------------------------------------ what the other ops must know
 
-    def placed(self, unit: str) -> str | None:
+    def placed(self, unit: str) -> Buffer | None:
         """The slot in which the unit is updated, because it is still there when the step ends."""
         return self._slots.get(unit) if unit in self._homes else None
 
-    def planes(self, unit: str) -> dict[str, str]:
+    def planes(self, unit: str) -> dict[Buffer, Content]:
         """The weights on the host: pieces of a unit come home one by one."""
         if unit in self._homes:
-            return {f"plane:weight {unit} {k}": "ready" for k in range(len(self._bounds[unit]))}
-        return {f"plane:weight {unit}": "ready"}
+            return {Buffer(BufferKind.WEIGHTS, unit, piece=k): READY for k in range(len(self._bounds[unit]))}
+        return {Buffer(BufferKind.WEIGHTS, unit): READY}
 
-    def slot(self, unit: str, slot: str) -> dict[str, str]:
+    def weights(self, unit: str, slot: Buffer) -> dict[Buffer, Content]:
         """The weights in a slot."""
-        pieces = len(self._bounds[unit]) if self.placed(unit) else 1
-        return {self._slot_part(slot, k, pieces): unit for k in range(pieces)}
+        content = Content(ContentKind.WEIGHTS, unit)
+        if self.placed(unit) is None:
+            return {slot: content}
+        pieces = len(self._bounds[unit])
+        return {_part(slot, k, pieces): content for k in range(pieces)}
 
-    @staticmethod
-    def _slot_part(slot: str, piece: int, pieces: int) -> str:
-        """The resource: pieces of one unit are written to its slot one by one."""
-        return f"slot:{slot}" if pieces == 1 else f"slot:{slot} {piece}"
-
-    def sums_under(self, block: str) -> dict[str, str]:
+    def arena_of(self, block: str) -> dict[Buffer, Content]:
         """Parts of the arena that the block's sum lies in, while sums are in them."""
-        return {f"sums {buffer}": "sums" for buffer, blocks in self._sums_of.items() if block in blocks}
+        return {_arena(buffer): Content(ContentKind.SUM) for buffer, blocks in self._sums_of.items() if block in blocks}
 
-    def room(self, block: str) -> dict[str, str]:
-        """The memory of the block's activations, while they are there."""
-        return {"room": "activations"} if block in self.lenders else {}
+    def activations_of(self, block: str) -> dict[Buffer, Content]:
+        """The memory of the block's activations that is lent at other times, while they are there."""
+        return {_LENDABLE: _ACTIVATIONS} if block in self.lenders else {}
 
-    def keep_staged(self, unit: str, staging: str) -> bool:
+    def all_planes(self) -> dict[Buffer, Content]:
+        """What is ready when all pieces are applied."""
+        return {Buffer(kind, unit, piece=k): READY for unit, k in self._pieces
+                for kind in (BufferKind.WEIGHTS, BufferKind.STATES)}
+
+    def keep_staged(self, unit: str, staging: Buffer) -> bool:
         """Whether the unit's complete gradient is updated from its staging buffer, and so need not leave the device."""
-        if unit in self._homes and unit in self._staged:
+        if unit in self._homes and unit in self._may_stay_staged:
             self._staging[unit] = staging
             return True
         return False
@@ -116,10 +127,11 @@ class DeviceUpdates:
     def lend(self) -> None:
         """Activations of the lenders are no longer there."""
         self._lent = True
-        self._builder.emit("lend", COMPUTE, "step", writes={"room": "lent"})
+        self._drafts.append(Draft(Lend, _STEP, {}, {_LENDABLE: _LENT}, {}))
 
     def reclaim(self) -> None:
-        self._builder.emit("reclaim", COMPUTE, "step", writes={"room": "activations"})
+        """Their memory is needed for activations again."""
+        self._drafts.append(Draft(Reclaim, _STEP, {}, {_LENDABLE: _ACTIVATIONS}, {}))
 
     def fetch_first(self, finished: Collection[str]) -> None:
         """Fetch what there are free buffers for. finished: blocks whose gradients are complete."""
@@ -149,7 +161,7 @@ class DeviceUpdates:
             self._update(piece)
         for piece in (*lent, *others):
             if self.placed(piece[0]) is None:
-                self._send(piece, "weight")
+                self._send_weights(piece)
         lead, needed = min(LEAD, len(self.buffers) - len(self.spare)), others[:len(rest)]
         between = [piece for pair in itertools.zip_longest(needed, lent) for piece in pair if piece is not None]
         sent = late = 0
@@ -162,43 +174,40 @@ class DeviceUpdates:
             for following in rest[late:max(late, free)]:
                 self._update(following)
                 if self.placed(following[0]) is None:
-                    self._send(following, "weight")
+                    self._send_weights(following)
                 late += 1
 
     def _send_all(self, piece: Piece) -> None:
         """What was not sent yet; of a unit that is placed, no prefetch waits for the weights."""
         if self.placed(piece[0]) is not None:
-            self._send(piece, "weight")
-        self._send(piece, "states")
+            self._send_weights(piece)
+        self._send(OffloadStates, piece, BufferKind.STATES)
 
-    def home(self) -> dict[str, str]:
-        """What is ready when all pieces are home."""
-        return {f"plane:{what} {unit} {k}": "ready" for unit, k in self._pieces for what in ("weight", "states")}
-
-    def _emit(self, kind: str, lane: str, piece: Piece, reads: dict[str, str], writes: dict[str, str], **attributes) -> None:
+    def _emit(self, type_: type[OfPiece], piece: Piece, reads: dict[Buffer, Content], writes: dict[Buffer, Content],
+              **fields: Any) -> None:
         unit, k = piece
-        self._builder.emit(kind, lane, unit, reads=reads, writes=writes, piece=self._bounds[unit][k],
-                           states=self._buffer[piece], **attributes)
+        self._drafts.append(Draft(type_, unit, reads, writes,
+                                  {"piece": self._bounds[unit][k], "buffer": self._buffer[piece]} | fields))
 
-    def _over(self, buffer: str) -> dict[str, str]:
+    def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
         """The buffer's part of the arena, while states are in it."""
-        return {f"sums {buffer}": "states"} if self._sums_of.get(buffer) else {}
+        return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
 
-    def _room(self, buffer: str) -> dict[str, str]:
-        return {"room": "lent"} if buffer in self.spare else {}
+    def _lent_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
+        return {_LENDABLE: _LENT} if buffer in self.spare else {}
 
     def _fetch(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._fetched.add(piece)
-        planes = {f"plane:{what} {unit} {k}": "ready" for what in ("weight", "states")}
-        self._emit("fetch_states", STATES_IN, piece, planes | self._room(buffer),
-                   {buffer: f"{unit} {k} fetched"} | self._over(buffer))
+        planes = {Buffer(kind, unit, piece=k): READY for kind in (BufferKind.WEIGHTS, BufferKind.STATES)}
+        self._emit(FetchStates, piece, planes | self._lent_memory(buffer),
+                   {buffer: Content(ContentKind.FETCHED, unit, piece=k)} | self._states_in_arena(buffer))
 
     def _fetch_gradient(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
         self._with_gradient.add(piece)
         if unit not in self._staging:
-            self._emit("fetch_gradient", STATES_IN, piece, self._gradient(unit), {f"gradient of {buffer}": f"{unit} {k}"})
+            self._emit(FetchGradient, piece, self._gradient(unit), {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=k)})
 
     def _update(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
@@ -206,16 +215,38 @@ class DeviceUpdates:
             self._fetch(piece)
         if piece not in self._with_gradient:
             self._fetch_gradient(piece)
-        reads = {buffer: f"{unit} {k} fetched", "summary": "ready"} | self._room(buffer)
+        reads = {buffer: Content(ContentKind.FETCHED, unit, piece=k), Buffer(BufferKind.SUMMARY): READY}
+        reads |= self._lent_memory(buffer)
         staging = self._staging.get(unit)
-        reads |= {staging: f"{unit} sum"} if staging is not None else {f"gradient of {buffer}": f"{unit} {k}"}
-        writes, slot = {buffer: f"{unit} {k} updated"}, self.placed(unit)
+        if staging is not None:
+            reads[staging] = Content(ContentKind.SUM, unit)
+        else:
+            reads[_gradient_in(buffer)] = Content(ContentKind.SUM, unit, piece=k)
+        writes, slot = {buffer: Content(ContentKind.UPDATED, unit, piece=k)}, self.placed(unit)
         if slot is not None:
-            writes[self._slot_part(slot, k, len(self._bounds[unit]))] = unit
-        self._emit("device_update", UPDATE, piece, reads, writes, staging=staging, slot=slot)
+            writes[_part(slot, k, len(self._bounds[unit]))] = Content(ContentKind.WEIGHTS, unit)
+        self._emit(DeviceUpdate, piece, reads, writes, staging=staging, slot=slot)
 
-    def _send(self, piece: Piece, what: str) -> None:
+    def _send_weights(self, piece: Piece) -> None:
+        self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
+
+    def _send(self, type_: type[OfPiece], piece: Piece, kind: BufferKind) -> None:
         (unit, k), buffer = piece, self._buffer[piece]
-        self._emit("offload_weights" if what == "weight" else "offload_states", STATES_OUT, piece,
-                   {buffer: f"{unit} {k} updated"} | self._over(buffer) | self._room(buffer),
-                   {f"plane:{what} {unit} {k}": "ready"})
+        updated = {buffer: Content(ContentKind.UPDATED, unit, piece=k)}
+        self._emit(type_, piece, updated | self._states_in_arena(buffer) | self._lent_memory(buffer),
+                   {Buffer(kind, unit, piece=k): READY})
+
+
+def _part(slot: Buffer, piece: int, pieces: int) -> Buffer:
+    """Pieces of one unit are written to its slot one by one."""
+    return slot if pieces == 1 else slot._replace(piece=piece)
+
+
+def _arena(buffer: Buffer) -> Buffer:
+    """The part of the arena that an update buffer lies over."""
+    return Buffer(BufferKind.ARENA, number=buffer.number)
+
+
+def _gradient_in(buffer: Buffer) -> Buffer:
+    """The part of an update buffer that a gradient is fetched to."""
+    return Buffer(BufferKind.UPDATE_GRADIENT, number=buffer.number)

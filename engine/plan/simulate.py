@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.plan.ops import COMPUTE, LANES, Op, StepPlan
+from engine.plan.ops import Lane, Op, StepPlan
 
 _STEPS = 4
 """Steps in a row after which the time of one no longer depends on the first."""
@@ -21,7 +21,7 @@ class Simulated:
 
     seconds: float
     """From one step's home to the next one's."""
-    busy: dict[str, float]
+    busy: dict[Lane, float]
     """Seconds of work by lane."""
     starts: tuple[float, ...]
     """When each op begins, in seconds from the first op of its step, in plan order."""
@@ -30,19 +30,19 @@ class Simulated:
     @property
     def exposed(self) -> float:
         """Seconds in which COMPUTE had nothing to do."""
-        return max(0.0, self.seconds - self.busy[COMPUTE])
+        return max(0.0, self.seconds - self.busy[Lane.COMPUTE])
 
 
 def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False) -> Simulated:
     """`seconds_of`: how long an op runs on its lane. inline: all lanes are one thread, as on the CPU."""
     durations = [seconds_of(op) for op in plan.ops]
-    free = dict.fromkeys(LANES, 0.0)
+    free = dict.fromkeys(Lane, 0.0)
     previous: Sequence[float] = ()
     homes, starts, ends = [0.0], [], []
     for _ in range(_STEPS):
         starts, ends = [], []
         for op, duration in zip(plan.ops, durations):
-            lane = COMPUTE if inline else op.lane
+            lane = Lane.COMPUTE if inline else op.lane
             start = max([free[lane], *(ends[k] for k in op.waits)]
                         + ([previous[k] for k in op.waits_previous] if previous else []))
             starts.append(start)
@@ -50,6 +50,6 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
             free[lane] = start + duration
         homes.append(max(ends))
         previous = ends
-    busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in LANES}
+    busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in Lane}
     begin = min(starts, default=0.0)
     return Simulated(homes[-1] - homes[-2], busy, tuple(start - begin for start in starts), tuple(end - begin for end in ends))

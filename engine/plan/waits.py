@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, UPDATES, Span
+from engine.plan.ops import UPDATE_LANES, Lane, OfMicroBatch, Span
 
-CAUSES = {H2D: "h2d", D2H: "d2h", HOST: "optimizer"} | dict.fromkeys(UPDATES, "optimizer")
+CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromkeys(UPDATE_LANES, "optimizer")
 OTHER = "other"
 
 
@@ -26,12 +26,6 @@ class Wait:
     start: float
     end: float
     cause: str
-
-
-def exposed_seconds(spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool,
-                    seconds: float = math.inf) -> dict[str, float]:
-    """Seconds that COMPUTE waited in one step, by cause; as for `waits_of`."""
-    return seconds_by_cause(waits_of(spans, previous, inline, seconds))
 
 
 def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
@@ -51,12 +45,12 @@ def waits_of(spans: Sequence[Span], previous: Sequence[Span] | None, inline: boo
     """
     earlier = None if previous is None else _Step(previous, None)
     step = _Step(spans, earlier)
-    others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != COMPUTE), key=lambda s: s.start) if inline else []
-    last_end = max((s.end for s in previous if s.op.lane == COMPUTE), default=None) if previous else None
-    begin = max((s.end for s in spans if s.op.lane == COMPUTE), default=math.inf) - seconds
+    others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != Lane.COMPUTE), key=lambda s: s.start) if inline else []
+    last_end = max((s.end for s in previous if s.op.lane == Lane.COMPUTE), default=None) if previous else None
+    begin = max((s.end for s in spans if s.op.lane == Lane.COMPUTE), default=math.inf) - seconds
     waits: list[Wait] = []
     for span in spans:
-        if span.op.lane != COMPUTE:
+        if span.op.lane != Lane.COMPUTE:
             continue
         if last_end is not None and span.start > max(begin, last_end):
             gap_begin = max(begin, last_end)
@@ -137,7 +131,8 @@ def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wai
 def as_records(spans: Sequence[Span]) -> list[dict[str, Any]]:
     """Spans as the record keeps them, in plan order, in seconds from the first, to the microsecond."""
     begin = min(span.start for span in spans)
-    return [{"unit": s.op.unit, "op": s.op.kind, "lane": s.op.lane, "micro_batch": s.op.micro_batch,
+    return [{"unit": s.op.unit, "op": s.op.kind.value, "lane": s.op.lane.value,
+             "micro_batch": s.op.micro_batch if isinstance(s.op, OfMicroBatch) else None,
              "start": round(s.start - begin, 6), "end": round(s.end - begin, 6)} for s in spans]
 
 
@@ -149,9 +144,9 @@ def waits_as_records(waits: Sequence[Wait], spans: Sequence[Span]) -> list[dict[
     return [record for record in records if record["end"] > record["start"]]
 
 
-def overlap_seconds(spans: Sequence[Span], lane: str, other: str) -> float:
+def overlap_seconds(spans: Sequence[Span], lane: Lane, other: Lane) -> float:
     """Seconds in which both lanes were at work."""
-    def merged(name: str) -> list[tuple[float, float]]:
+    def merged(name: Lane) -> list[tuple[float, float]]:
         result: list[tuple[float, float]] = []
         for start, end in sorted((s.start, s.end) for s in spans if s.op.lane == name):
             if result and start <= result[-1][1]:

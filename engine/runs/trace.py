@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, STATES_IN, STATES_OUT, UPDATE
+from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.folder import open_run
 from engine.runs.timeline_index import SampledSteps
 
-ROWS = (H2D, STATES_IN, COMPUTE, "COMPUTE waits", UPDATE, D2H, STATES_OUT, HOST)
+ROWS = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, "COMPUTE waits", Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
 """From top to bottom; a row is a thread of the trace, numbered from 1."""
 MEASURED, PREDICTED = 1, 2
 """Processes of the trace."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from engine.plan.ops import Op
+from engine.plan.ops import Lane
 
 
 class Ticket(Protocol):
@@ -25,8 +25,8 @@ class Backend(Protocol):
     device: torch.device
     device_name: str
 
-    def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
-        """Run `work` on the lane of `op` after `waits`. Raises what an earlier op raised, once it is known."""
+    def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
+        """Run `work` on `lane` after `waits`. Raises what an earlier op raised, once it is known."""
 
     def finish_step(self, callback: Callable[[], None]) -> None:
         """Call `callback` on the HOST lane after all its ops submitted so far."""

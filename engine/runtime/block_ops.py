@@ -8,71 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from engine.errors import CacheError, NonFiniteError
-from engine.model.attention import Documents
 from engine.model.layout import UnitLayout
-from engine.model.skeleton import BlockArguments, Capture
+from engine.model.skeleton import Capture
 from engine.model.units import StreamedModel
-from engine.plan.ops import COMPUTE, EMBED, HEAD, Op, StepPlan
+from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
+from engine.plan.ops import (Applied, Backward, Clip, DeviceUpdate, Embed, EmbedBackward, FetchBoundary, FetchGrad, FetchGradient,
+                             FetchStates, Forward, Lane, Lend, Loss, Offload, OffloadStates, OffloadWeights, OfMicroBatch, OfPiece,
+                             Op, OpKind, Prefetch, Reclaim, Reduce, StepPlan, StoreBoundary, Summary, Update)
 from engine.runtime.backend import Backend
 from engine.runtime.device_adamw import clip_of, update
 from engine.runtime.device_state import DeviceState
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.loss import chunked_loss
-
-
-@dataclass
-class DeviceBatch:
-    """One micro-batch on the device: token ids [batch, tokens], positions or None, and where loss is."""
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor | None
-    loss_index: torch.Tensor
-    """Flat positions that carry loss, int64 [n]."""
-    labels: torch.Tensor
-    """Their target tokens, int64 [n]."""
-    documents: Documents | None = None
-    """Those of `position_ids`, as the host knows them."""
-
-
-@dataclass
-class StepContext:
-    """State of one step while its ops run."""
-
-    number: int
-    """Optimizer step, from 1; 0 for passes without gradients."""
-    batches: list[DeviceBatch]
-    loss_scale: float
-    """1 / (tokens of the whole step that carry loss)."""
-    learning_rate: float = 0.0
-    max_grad_norm: float | None = None
-    seed: int = 0
-    training: bool = True
-    logits_at: list[torch.Tensor] | None = None
-    """For sampling: flat positions whose logits are wanted, by micro-batch; no loss is computed then."""
-    logits: dict[int, torch.Tensor] = field(default_factory=dict)
-    caches: list[Any] | None = None
-    """For sampling: each micro-batch's key-value cache, None where the model is to make one, which is put here."""
-    scalars: torch.Tensor | None = None
-    """`HostAdamW.scalars` on the device, where an optimizer runs there."""
-    failure: str | None = None
-    """What a pass with caches could not do."""
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
-    saved: dict[tuple[str, int], tuple] = field(default_factory=dict)
-    shapes: dict[int, torch.Size] = field(default_factory=dict)
-    """Shape of each micro-batch's hidden state."""
-    loss: float = math.nan
-    grad_norm: float = math.nan
-    unit_norms: list[float] = field(default_factory=list)
-    """Of each unit's gradient, as the model orders them."""
-    clip_factor: float = 1.0
+from engine.runtime.step import StepResult, StepUnderWay
 
 
 class BlockOps:
@@ -88,93 +42,93 @@ class BlockOps:
         self.block_positions = {unit.name: k for k, unit in enumerate(model.blocks)}
         self.summary = backend.host_buffer(len(model.units) + 1, torch.float32)
 
-    def work(self, op: Op, step: StepContext) -> Callable[[], None]:
-        method = getattr(self, f"_{op.kind}")
-        if step.caches is not None and op.lane == COMPUTE:
-            return lambda: self._attempt(method, op, step)
-        return lambda: method(op, step)
+    def work(self, op: Op, step: StepUnderWay) -> Callable[[], None]:
+        """What the backend runs on the lane of `op`."""
+        do = WORK[op.kind]
+        if step.inputs.caches is not None and op.lane == Lane.COMPUTE:
+            return lambda: self._attempt(do, op, step)
+        return lambda: do(self, op, step)
 
-    @staticmethod
-    def _attempt(method: Callable[[Op, StepContext], None], op: Op, step: StepContext) -> None:
+    def _attempt(self, do: Work, op: Op, step: StepUnderWay) -> None:
         """A failed op breaks its lane for good, and a run must not end for a cache that its model cannot use: the
         rest of the pass is left out and the caller is told."""
         if step.failure is None:
             try:
-                method(op, step)
+                do(self, op, step)
             except Exception as error:
                 # Words only: the error's frames would keep the caches alive, in a cycle with this step.
-                step.failure = str(error) or type(error).__name__
+                step.give_up(str(error) or type(error).__name__)
 
     # ------------------------------------------------------------------ H2D and D2H
 
-    def _prefetch(self, op: Op, step: StepContext) -> None:
+    def _prefetch(self, op: Prefetch, step: StepUnderWay) -> None:
         plane = self.store.tensor(op.unit, "weight_high")
         # By way of `data`, which has a version of its own: kept blocks saved views of this slot, and find the same weights
         # in it again when their backward comes. That it is so is what the plan's tags prove.
         self.state.slots[op.slot].data[:plane.numel()].copy_(plane, non_blocking=True)
 
-    def _store_boundary(self, op: Op, step: StepContext) -> None:
+    def _store_boundary(self, op: StoreBoundary, step: StepUnderWay) -> None:
         host = self.host_boundaries[op.unit, op.micro_batch]
         numel = step.shapes[op.micro_batch].numel()
         host[:numel].copy_(self.state.rings[op.ring][:numel], non_blocking=True)
 
-    def _fetch_boundary(self, op: Op, step: StepContext) -> None:
+    def _fetch_boundary(self, op: FetchBoundary, step: StepUnderWay) -> None:
         host = self.host_boundaries[op.unit, op.micro_batch]
         numel = step.shapes[op.micro_batch].numel()
         self.state.rings[op.ring][:numel].copy_(host[:numel], non_blocking=True)
 
-    def _fetch_grad(self, op: Op, step: StepContext) -> None:
+    def _fetch_grad(self, op: FetchGrad, step: StepUnderWay) -> None:
         plane = self.store.tensor(op.unit, "grad")
         self.state.stagings[op.staging][:plane.numel()].copy_(plane, non_blocking=True)
 
-    def _offload(self, op: Op, step: StepContext) -> None:
+    def _offload(self, op: Offload, step: StepUnderWay) -> None:
         plane = self.store.tensor(op.unit, "grad")
         plane.copy_(self.state.stagings[op.staging][:plane.numel()], non_blocking=True)
 
     # ------------------------------------------------------------------ COMPUTE
 
-    def _seed(self, op: Op, step: StepContext) -> None:
+    def _seed(self, op: OfMicroBatch, step: StepUnderWay) -> None:
         """Dropout draws the same numbers in a recompute and after a resume: the seed is a function of where we are. The
         generator is the process's own, so a pass without dropout, perhaps beside another engine's training, leaves it
         alone."""
-        if not step.training:
+        if not step.inputs.training:
             return
         position = self.positions[op.unit]
-        self.backend.seed(hash((step.seed, step.number, position, op.micro_batch)) & 0x7FFFFFFF)
+        self.backend.seed(hash((step.inputs.seed, step.inputs.number, position, op.micro_batch)) & 0x7FFFFFFF)
 
-    def _capture(self, op: Op, step: StepContext) -> Capture:
+    def _capture(self, op: Embed | EmbedBackward, step: StepUnderWay) -> Capture:
         self._seed(op, step)
-        batch = step.batches[op.micro_batch]
-        if step.caches is None:
+        batch = step.inputs.batches[op.micro_batch]
+        if step.inputs.caches is None:
             return self.model.skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
-        captured = self.model.skeleton.capture(batch.input_ids, batch.position_ids, True, step.caches[op.micro_batch])
+        captured = self.model.skeleton.capture(batch.input_ids, batch.position_ids, True, step.inputs.caches[op.micro_batch])
         caches = self.model.skeleton.caches(captured)
         if len(caches) != 1:
             raise CacheError(f"{self.model.config.model_type} gives its blocks {len(caches)} caches, not one.")
-        step.caches[op.micro_batch] = caches[0]
+        step.inputs.caches[op.micro_batch] = caches[0]
         return captured
 
-    def _embed(self, op: Op, step: StepContext) -> None:
+    def _embed(self, op: Embed, step: StepUnderWay) -> None:
         with torch.no_grad():
             captured = self._capture(op, step)
         step.hidden[op.micro_batch] = captured.hidden
         step.shapes[op.micro_batch] = captured.hidden.shape
         step.arguments[op.micro_batch] = captured.arguments
 
-    def _run(self, op: Op, step: StepContext, hidden: torch.Tensor) -> torch.Tensor:
+    def _run(self, op: Forward | Backward, step: StepUnderWay, hidden: torch.Tensor) -> torch.Tensor:
         self._seed(op, step)
         unit = self.units[op.unit]
         arguments = step.arguments[op.micro_batch][self.block_positions[op.unit]]
         block = self.state.template(op.slot, unit)
         # Shapes of sampling change with every token: compiling would take longer than it saves.
-        if self.plan.compiled and step.training:
+        if self.plan.compiled and step.inputs.training:
             block = self.state.compiled[op.slot, unit.kind]
         return arguments.call(block, hidden)
 
-    def _forward(self, op: Op, step: StepContext) -> None:
+    def _forward(self, op: Forward, step: StepUnderWay) -> None:
         hidden = step.hidden[op.micro_batch]
         kept = op.unit in self.plan.kept_units
-        if step.training and (kept or self.plan.compiled):
+        if step.inputs.training and (kept or self.plan.compiled):
             # A compiled block that is recomputed also runs this way, and what autograd keeps is let go of at once: without
             # gradients it would be compiled otherwise, and its results would differ in their last bits.
             leaf = hidden.detach().requires_grad_()
@@ -190,21 +144,21 @@ class BlockOps:
         with torch.no_grad():
             step.hidden[op.micro_batch] = self._run(op, step, hidden)
 
-    def _keep_boundary(self, op: Op, step: StepContext, hidden: torch.Tensor) -> None:
+    def _keep_boundary(self, op: Forward, step: StepUnderWay, hidden: torch.Tensor) -> None:
         if op.ring is not None:
             self.state.rings[op.ring][:hidden.numel()].copy_(hidden.reshape(-1))
-        elif step.training:
+        elif step.inputs.training:
             step.saved[op.unit, op.micro_batch] = (hidden,)
 
-    def _loss(self, op: Op, step: StepContext) -> None:
+    def _loss(self, op: Loss, step: StepUnderWay) -> None:
         hidden = step.hidden[op.micro_batch]
-        if step.logits_at is not None:
-            flat = hidden.reshape(-1, hidden.shape[-1]).index_select(0, step.logits_at[op.micro_batch])
+        if step.inputs.logits_at is not None:
+            flat = hidden.reshape(-1, hidden.shape[-1]).index_select(0, step.inputs.logits_at[op.micro_batch])
             with torch.no_grad():
                 step.logits[op.micro_batch] = self.model.skeleton.logits(flat).float()
             del step.hidden[op.micro_batch]
             return
-        batch = step.batches[op.micro_batch]
+        batch = step.inputs.batches[op.micro_batch]
         outer = self.state.outer_parameters
         owners = [HEAD, EMBED] if self.model.tied else [HEAD]
         if op.first:
@@ -221,8 +175,8 @@ class BlockOps:
                 start += count
 
         parameters = [p for owner in owners for p in outer[owner]]
-        loss, gradient = chunked_loss(self.model.skeleton, hidden, batch.loss_index, batch.labels, step.loss_scale,
-                                      self.loss_chunk, parameters, accumulate if step.training else None,
+        loss, gradient = chunked_loss(self.model.skeleton, hidden, batch.loss_index, batch.labels, step.inputs.loss_scale,
+                                      self.loss_chunk, parameters, accumulate if step.inputs.training else None,
                                       self.plan.compiled)
         self.state.norms[-1] += loss
         if gradient is None:
@@ -230,7 +184,7 @@ class BlockOps:
         else:
             step.hidden[op.micro_batch] = gradient
 
-    def _backward(self, op: Op, step: StepContext) -> None:
+    def _backward(self, op: Backward, step: StepUnderWay) -> None:
         unit = self.units[op.unit]
         key = (op.unit, op.micro_batch)
         if op.unit in self.plan.kept_units:
@@ -259,13 +213,13 @@ class BlockOps:
         step.hidden[op.micro_batch] = hidden_gradient
         self._sum(unit.layout, self._grad(op.unit, op, op.unit), gradients, op.first)
 
-    def _gradients(self, op: Op, step: StepContext, leaf: torch.Tensor,
+    def _gradients(self, op: Backward, step: StepUnderWay, leaf: torch.Tensor,
                    out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Of a block's input and parameters."""
         parameters = self.state.parameters(op.slot, self.units[op.unit])
         return torch.autograd.grad(out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True)
 
-    def _embed_backward(self, op: Op, step: StepContext) -> None:
+    def _embed_backward(self, op: EmbedBackward, step: StepUnderWay) -> None:
         unit = self.units[EMBED]
         with torch.enable_grad():
             captured = self._capture(op, step)
@@ -274,10 +228,10 @@ class BlockOps:
         del step.arguments[op.micro_batch]
         self._sum(unit.layout, self._grad(EMBED, op, EMBED), gradients, op.first)
 
-    def _grad(self, owner: str, op: Op, unit: str) -> torch.Tensor:
+    def _grad(self, owner: str, op: Loss | Backward | EmbedBackward, unit: str) -> torch.Tensor:
         """The owner's part of its fp32 gradient buffer. A tied loss op also sums into the embed unit's buffer."""
-        name = op.grad if owner == unit else f"grad {owner}"
-        return self.state.grads[name][:self.units[owner].layout.numel]
+        buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
+        return self.state.grads[buffer][:self.units[owner].layout.numel]
 
     def _sum(self, layout: UnitLayout, buffer: torch.Tensor, gradients: Sequence[torch.Tensor | None], first: bool) -> None:
         """Add to the sum, or begin it."""
@@ -295,76 +249,106 @@ class BlockOps:
             if gradient is not None:
                 buffer[offset:offset + spec.numel].view(spec.shape).add_(gradient)
 
-    def _reduce(self, op: Op, step: StepContext) -> None:
+    def _reduce(self, op: Reduce, step: StepUnderWay) -> None:
         numel = self.units[op.unit].layout.numel
         grad, staging = self.state.grads[op.grad][:numel], self.state.stagings[op.staging][:numel]
-        if not op.first:
+        if op.adds:
             grad.add_(staging)
         if op.last:
             self.state.norms[self.positions[op.unit]] = torch.linalg.vector_norm(grad).square()
         staging.copy_(grad)
 
-    def _summary(self, op: Op, step: StepContext) -> None:
-        self.state.clip.copy_(clip_of(self.state.norms, step.max_grad_norm))
+    def _summary(self, op: Summary, step: StepUnderWay) -> None:
+        self.state.clip.copy_(clip_of(self.state.norms, step.inputs.max_grad_norm))
         self.summary.copy_(self.state.norms, non_blocking=True)
 
-    def _lend(self, op: Op, step: StepContext) -> None:
+    def _lend(self, op: Lend, step: StepUnderWay) -> None:
         self.state.lend()
 
-    def _reclaim(self, op: Op, step: StepContext) -> None:
+    def _reclaim(self, op: Reclaim, step: StepUnderWay) -> None:
         self.state.reclaim()
 
     # ------------------------------------------------------------------ UPDATE
 
-    def _fetch_states(self, op: Op, step: StepContext) -> None:
+    def _fetch_states(self, op: FetchStates, step: StepUnderWay) -> None:
         self._copy_states(op, [plane for plane in self.store.planes if plane != "grad"], to_device=True)
 
-    def _fetch_gradient(self, op: Op, step: StepContext) -> None:
+    def _fetch_gradient(self, op: FetchGradient, step: StepUnderWay) -> None:
         start, stop = op.piece
         plane = self.store.tensor(op.unit, "grad")[start:stop]
-        self.backend.copy_in_parts(self.state.states[op.states]["grad"][:stop - start], plane)
+        self.backend.copy_in_parts(self.state.states[op.buffer]["grad"][:stop - start], plane)
 
-    def _device_update(self, op: Op, step: StepContext) -> None:
+    def _device_update(self, op: DeviceUpdate, step: StepUnderWay) -> None:
         start, stop = op.piece
-        planes = {name: plane[:stop - start] for name, plane in self.state.states[op.states].items()}
+        planes = {name: plane[:stop - start] for name, plane in self.state.states[op.buffer].items()}
         grad = planes.pop("grad")
         if op.staging is not None:
             grad = self.state.stagings[op.staging][start:stop]
         decayed = min(max(0, self.units[op.unit].layout.decay_numel - start), stop - start)
-        update(planes, grad, self.state.clip, step.scalars, decayed, self.plan.compiled)
+        update(planes, grad, self.state.clip, step.inputs.scalars, decayed, self.plan.compiled)
         if op.slot is not None:
             self.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
 
-    def _offload_weights(self, op: Op, step: StepContext) -> None:
+    def _offload_weights(self, op: OffloadWeights, step: StepUnderWay) -> None:
         self._copy_states(op, ["weight_high"], to_device=False)
 
-    def _offload_states(self, op: Op, step: StepContext) -> None:
+    def _offload_states(self, op: OffloadStates, step: StepUnderWay) -> None:
         self._copy_states(op, [plane for plane in self.store.planes if plane not in ("weight_high", "grad")],
                           to_device=False)
 
-    def _copy_states(self, op: Op, names: Sequence[str], to_device: bool) -> None:
+    def _copy_states(self, op: OfPiece, names: Sequence[str], to_device: bool) -> None:
         start, stop = op.piece
         for name in names:
-            pair = self.state.states[op.states][name][:stop - start], self.store.tensor(op.unit, name)[start:stop]
+            pair = self.state.states[op.buffer][name][:stop - start], self.store.tensor(op.unit, name)[start:stop]
             target, source = pair if to_device else pair[::-1]
             self.backend.copy_in_parts(target, source)
 
     # ------------------------------------------------------------------ HOST
 
-    def _home(self, op: Op, step: StepContext) -> None:
+    def _applied(self, op: Applied, step: StepUnderWay) -> None:
         """Everything that it waits for is done."""
 
-    def _clip(self, op: Op, step: StepContext) -> None:
-        *squares, step.loss = self.summary.tolist()
-        step.grad_norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
-        step.unit_norms = [math.sqrt(square) for square in squares]
-        for what, value in (("loss", step.loss), ("gradient norm", step.grad_norm)):
+    def _clip(self, op: Clip, step: StepUnderWay) -> None:
+        *squares, loss = self.summary.tolist()
+        grad_norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
+        for what, value in (("loss", loss), ("gradient norm", grad_norm)):
             if not math.isfinite(value):
-                raise NonFiniteError(f"The {what} of step {step.number} is not a finite number, so the run stopped "
+                raise NonFiniteError(f"The {what} of step {step.inputs.number} is not a finite number, so the run stopped "
                                      "before applying that step; look at the data, or start a new run with a lower "
                                      "train.learning_rate.")
-        if step.max_grad_norm is not None:
-            step.clip_factor = min(1.0, step.max_grad_norm / (step.grad_norm + 1e-6))
+        most = step.inputs.max_grad_norm
+        factor = 1.0 if most is None else min(1.0, most / (grad_norm + 1e-6))
+        step.finish(StepResult(loss, grad_norm, [math.sqrt(square) for square in squares], factor))
 
-    def _update(self, op: Op, step: StepContext) -> None:
-        self.adamw.update(op.unit, step.number, step.learning_rate, step.clip_factor)
+    def _update(self, op: Update, step: StepUnderWay) -> None:
+        self.adamw.update(op.unit, step.inputs.number, step.inputs.learning_rate, step.result.clip_factor)
+
+
+Work = Callable[[BlockOps, Any, StepUnderWay], None]
+"""What is done for one op of a step."""
+
+WORK: dict[OpKind, Work] = {
+    OpKind.PREFETCH: BlockOps._prefetch,
+    OpKind.STORE_BOUNDARY: BlockOps._store_boundary,
+    OpKind.FETCH_BOUNDARY: BlockOps._fetch_boundary,
+    OpKind.FETCH_GRAD: BlockOps._fetch_grad,
+    OpKind.OFFLOAD: BlockOps._offload,
+    OpKind.EMBED: BlockOps._embed,
+    OpKind.FORWARD: BlockOps._forward,
+    OpKind.LOSS: BlockOps._loss,
+    OpKind.BACKWARD: BlockOps._backward,
+    OpKind.EMBED_BACKWARD: BlockOps._embed_backward,
+    OpKind.REDUCE: BlockOps._reduce,
+    OpKind.SUMMARY: BlockOps._summary,
+    OpKind.LEND: BlockOps._lend,
+    OpKind.RECLAIM: BlockOps._reclaim,
+    OpKind.FETCH_STATES: BlockOps._fetch_states,
+    OpKind.FETCH_GRADIENT: BlockOps._fetch_gradient,
+    OpKind.DEVICE_UPDATE: BlockOps._device_update,
+    OpKind.OFFLOAD_WEIGHTS: BlockOps._offload_weights,
+    OpKind.OFFLOAD_STATES: BlockOps._offload_states,
+    OpKind.APPLIED: BlockOps._applied,
+    OpKind.CLIP: BlockOps._clip,
+    OpKind.UPDATE: BlockOps._update,
+}
+"""The work of every kind of op."""

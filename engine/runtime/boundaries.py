@@ -7,15 +7,15 @@ import weakref
 
 import torch
 
-from engine.plan.ops import StepPlan
+from engine.plan.ops import StepPlan, StoreBoundary
 from engine.runtime.backend import Backend
 
 
-class _HostBoundaries:
+class HostBoundaries:
     """One exact-size registered host buffer for every boundary that the plan stores on the host."""
 
     def __init__(self, plan: StepPlan, blocks: list[str], numel: int, dtype: torch.dtype, backend: Backend):
-        keys = [(op.unit, op.micro_batch) for op in plan.ops if op.kind == "store_boundary"]
+        keys = [(op.unit, op.micro_batch) for op in plan.ops if isinstance(op, StoreBoundary)]
         item = torch.empty(0, dtype=dtype).element_size()
         self.nbytes = len(keys) * numel * item
         self.tensors: dict[tuple[str, int], torch.Tensor] = {}

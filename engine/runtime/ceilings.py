@@ -17,7 +17,7 @@ from engine.runtime.eager_overhead import eager_rates
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.attention import Documents, Pattern, attention
 from engine.model.layout import ParameterSpec, lay_out
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, Op
+from engine.plan.ops import Lane
 from engine.runtime.backend import Backend
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_kernels import Workers, default_threads, kernel, ranges
@@ -92,10 +92,10 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
             grad.copy_(staging, non_blocking=True)
 
         say("the bus")
-        one_way = [_rates(backend, {lane: (work, 2 * numel)}, seconds)[lane] for lane, work in ((H2D, h2d), (D2H, d2h))]
-        both = _rates(backend, {H2D: (h2d, 2 * numel), D2H: (d2h, 2 * numel)}, seconds)
+        one_way = [_rates(backend, {lane: (work, 2 * numel)}, seconds)[lane] for lane, work in ((Lane.H2D, h2d), (Lane.D2H, d2h))]
+        both = _rates(backend, {Lane.H2D: (h2d, 2 * numel), Lane.D2H: (d2h, 2 * numel)}, seconds)
         say("the device")
-        moved = _rates(backend, {COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[COMPUTE]
+        moved = _rates(backend, {Lane.COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[Lane.COMPUTE]
         product = _matmul(backend, 3 * seconds)
         forward, backward = _attention(backend, seconds)
         overhead, call, passes, packed = 0.0, 0.0, moved, _both(forward, backward)
@@ -109,12 +109,12 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
         copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
         adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
         busy = _all_at_once(backend, store, adamw[threads[-1]], seconds,
-                            {H2D: (h2d, both[H2D]), D2H: (d2h, both[D2H])})
+                            {Lane.H2D: (h2d, both[Lane.H2D]), Lane.D2H: (d2h, both[Lane.D2H])})
         if device.type != "cpu":
             call = _call_seconds(backend, store, adamw[threads[-1]], seconds)
         sweep = None if for_plans else _sweep(backend, store, threads[-1], seconds)
-    return Ceilings(*one_way, both[H2D], both[D2H], product, moved, forward, backward, copies, adamw, busy[HOST], busy[H2D],
-                    busy[D2H], sweep, passes, overhead, call, packed)
+    return Ceilings(*one_way, both[Lane.H2D], both[Lane.D2H], product, moved, forward, backward, copies, adamw, busy[Lane.HOST],
+                    busy[Lane.H2D], busy[Lane.D2H], sweep, passes, overhead, call, packed)
 
 
 def one_thread_rates(backend: Backend, seconds: float) -> Rates:
@@ -147,7 +147,7 @@ def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
         store.close()
 
 
-def _rates(backend: Backend, lanes: dict[str, tuple[Callable[[], Any], float]], seconds: float) -> dict[str, float]:
+def _rates(backend: Backend, lanes: dict[Lane, tuple[Callable[[], Any], float]], seconds: float) -> dict[Lane, float]:
     """Units of work a second on each lane, all lanes at once; each has (work, units of work of one call)."""
     once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})  # also warms up
     once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})
@@ -156,13 +156,13 @@ def _rates(backend: Backend, lanes: dict[str, tuple[Callable[[], Any], float]], 
     return {lane: calls[lane] * amount / took[lane] for lane, (_, amount) in lanes.items()}
 
 
-def _timed(backend: Backend, lanes: dict[str, tuple[Callable[[], Any], int]]) -> dict[str, float]:
+def _timed(backend: Backend, lanes: dict[Lane, tuple[Callable[[], Any], int]]) -> dict[Lane, float]:
     """Seconds of work on each lane, for (work, calls). Calls of the lanes are submitted in turn."""
-    tickets: dict[str, list] = {lane: [] for lane in lanes}
+    tickets: dict[Lane, list] = {lane: [] for lane in lanes}
     for turn in range(max(calls for _, calls in lanes.values())):
         for lane, (work, calls) in lanes.items():
             if turn < calls:
-                tickets[lane].append(backend.submit(Op(turn, "measure", lane, UNIT), (), work))
+                tickets[lane].append(backend.submit(lane, (), work))
     backend.drain()
     return {lane: sum(end - start for start, end in (ticket.span() for ticket in own)) for lane, own in tickets.items()}
 
@@ -173,8 +173,8 @@ def _matmul(backend: Backend, seconds: float) -> float:
     left = torch.randn(rows, inner, device=backend.device).to(dtype)
     right = torch.randn(inner, columns, device=backend.device).to(dtype)
     out = torch.empty(rows, columns, dtype=dtype, device=backend.device)
-    return _rates(backend, {COMPUTE: (lambda: torch.matmul(left, right, out=out), 2.0 * rows * inner * columns)},
-                  seconds)[COMPUTE]
+    return _rates(backend, {Lane.COMPUTE: (lambda: torch.matmul(left, right, out=out), 2.0 * rows * inner * columns)},
+                  seconds)[Lane.COMPUTE]
 
 
 _plain_attention = functools.partial(F.scaled_dot_product_attention, is_causal=True)
@@ -189,13 +189,13 @@ def _attention(backend: Backend, seconds: float,
                          for _ in range(3))
     pairs = rows * heads * tokens * tokens * width / 2
     with torch.no_grad():
-        forward = _rates(backend, {COMPUTE: (
-            lambda: attend(query, key, value), 4 * pairs)}, seconds)[COMPUTE]
+        forward = _rates(backend, {Lane.COMPUTE: (
+            lambda: attend(query, key, value), 4 * pairs)}, seconds)[Lane.COMPUTE]
     with torch.enable_grad():
         out = attend(query, key, value)
     ones = torch.ones_like(out)
-    backward = _rates(backend, {COMPUTE: (
-        lambda: torch.autograd.grad(out, (query, key, value), ones, retain_graph=True), 10 * pairs)}, seconds)[COMPUTE]
+    backward = _rates(backend, {Lane.COMPUTE: (
+        lambda: torch.autograd.grad(out, (query, key, value), ones, retain_graph=True), 10 * pairs)}, seconds)[Lane.COMPUTE]
     return forward, backward
 
 
@@ -225,14 +225,14 @@ def _call_seconds(backend: Backend, store: HostStore, alone: float, seconds: flo
     adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01)
     try:
         launch()
-        once = _timed(backend, {COMPUTE: (launch, 8)})[COMPUTE] / 8
+        once = _timed(backend, {Lane.COMPUTE: (launch, 8)})[Lane.COMPUTE] / 8
         count = max(8, round(seconds / 4 / once))
         # The updates go on longer than the launches, however much these are held up.
-        took = _timed(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), max(2, round(seconds * alone / numel))),
-                                COMPUTE: (launch, count)})
+        took = _timed(backend, {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), max(2, round(seconds * alone / numel))),
+                                Lane.COMPUTE: (launch, count)})
     finally:
         adamw.close()
-    return took[COMPUTE] / (count * CALLS)
+    return took[Lane.COMPUTE] / (count * CALLS)
 
 
 def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
@@ -243,8 +243,8 @@ def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float)
         target[start:stop] = source[start:stop]
 
     try:
-        return _rates(backend, {HOST: (lambda: workers.run(copy, ranges(0, source.size)), 8.0 * source.size)},
-                      seconds)[HOST]
+        return _rates(backend, {Lane.HOST: (lambda: workers.run(copy, ranges(0, source.size)), 8.0 * source.size)},
+                      seconds)[Lane.HOST]
     finally:
         workers.close()
 
@@ -253,13 +253,13 @@ def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float) -> 
     """Parameters a second."""
     adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads), store.layouts[UNIT].numel
     try:
-        return _rates(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), numel)}, seconds)[HOST]
+        return _rates(backend, {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), numel)}, seconds)[Lane.HOST]
     finally:
         adamw.close()
 
 
 def _all_at_once(backend: Backend, store: HostStore, alone: float, seconds: float,
-                 copies: dict[str, tuple[Callable[[], Any], float]]) -> dict[str, float]:
+                 copies: dict[Lane, tuple[Callable[[], Any], float]]) -> dict[str, float]:
     """AdamW, `alone` parameters a second by itself, beside copies of a plane both ways, of `copies[lane][1]` bytes a second
     without it: the rate of each while all three run."""
     adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01), store.layouts[UNIT].numel
@@ -267,16 +267,16 @@ def _all_at_once(backend: Backend, store: HostStore, alone: float, seconds: floa
     # Copies that last longer than the updates: some more than half of their speed is left to both.
     counts = {lane: max(2, round(2 * seconds * rate / (2 * numel))) for lane, (_, rate) in copies.items()}
     try:
-        took = _timed(backend, {HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), calls)}
+        took = _timed(backend, {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), calls)}
                       | {lane: (work, counts[lane]) for lane, (work, _) in copies.items()})
     finally:
         adamw.close()
-    found = {HOST: calls * numel / took[HOST]}
+    found = {Lane.HOST: calls * numel / took[Lane.HOST]}
     for lane, (_, rate) in copies.items():
-        after = max(0.0, took[lane] - took[HOST])
+        after = max(0.0, took[lane] - took[Lane.HOST])
         beside = counts[lane] * 2 * numel - rate * after
         # Where copies were over first, or timers are too coarse to tell, the whole time counts.
-        found[lane] = beside / took[HOST] if after and 0 < beside < rate * took[HOST] else \
+        found[lane] = beside / took[Lane.HOST] if after and 0 < beside < rate * took[Lane.HOST] else \
             counts[lane] * 2 * numel / took[lane]
     return found
 
@@ -286,6 +286,6 @@ def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> 
     planes = [store.array(UNIT, name) for name in ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")]
     touch, workers, numel = kernel("touch"), Workers(threads, "sweep"), store.layouts[UNIT].numel
     try:
-        return _rates(backend, {HOST: (lambda: workers.share(touch, numel, *planes), numel)}, seconds)[HOST]
+        return _rates(backend, {Lane.HOST: (lambda: workers.share(touch, numel, *planes), numel)}, seconds)[Lane.HOST]
     finally:
         workers.close()

@@ -10,7 +10,7 @@ import torch
 
 from engine.machine.cgroups import sample_host_memory
 from engine.machine.rates import SMALL_PRODUCT
-from engine.plan.ops import Op
+from engine.plan.ops import Lane
 from engine.runtime.backend import Ticket
 
 
@@ -36,7 +36,7 @@ class CpuBackend:
         faster. A function of the plan, since more threads round otherwise."""
         torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
 
-    def submit(self, op: Op, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
+    def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
         start = time.perf_counter()
         work()
         return DoneTicket(start, time.perf_counter())

@@ -18,23 +18,26 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
-from engine.plan.ops import COMPUTE, HOST, LANES, UPDATES, Op
-
-# Growing segments leave no gaps when micro-batch shapes vary, and states find room where activations were; read when CUDA
-# starts, and a user's own settings stay.
-_settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-if "expandable_segments" not in _settings:
-    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(filter(None, (_settings, "expandable_segments:True")))
-# A queue of the hardware for each of our streams; the default is 8.
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
+from engine.plan.ops import UPDATE_LANES, Lane
 
 SWITCH_SECONDS = 0.0005
 PART_BYTES = 128 << 20
 """Of copies in parts: two milliseconds each."""
 
 
+def _set_up_cuda() -> None:
+    """Settings that are read when CUDA starts; a user's own stay."""
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    if "expandable_segments" not in settings:
+        # Growing segments leave no gaps when micro-batch shapes vary, and states find room where activations were.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(filter(None, (settings, "expandable_segments:True")))
+    # A queue of the hardware for each of our streams; the default is 8.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
 def cuda_available() -> bool:
+    """Whether torch sees a GPU that it can use."""
+    _set_up_cuda()  # to ask already starts CUDA
     return torch.cuda.is_available()
 
 
@@ -79,16 +82,17 @@ class CudaBackend:
     """Runs each lane as soon as its waits allow. See `engine.runtime.backend.Backend` for the contract."""
 
     def __init__(self, index: int = 0):
+        _set_up_cuda()
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self._streams = {lane: torch.cuda.Stream(self.device) for lane in LANES if lane not in (COMPUTE, HOST)}
-        self._streams[COMPUTE] = torch.cuda.default_stream(self.device)
-        self._queues: dict[str, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in LANES if lane != COMPUTE}
+        self._streams = {lane: torch.cuda.Stream(self.device) for lane in Lane if lane not in (Lane.COMPUTE, Lane.HOST)}
+        self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
+        self._queues: dict[Lane, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in Lane if lane != Lane.COMPUTE}
         self._error: BaseException | None = None
         self._limit = torch.cuda.get_device_properties(self.device).total_memory
         # Threads that launch take turns with those of the optimizer: five milliseconds, Python's own, are too long a turn.
         sys.setswitchinterval(SWITCH_SECONDS)
-        self._broken: dict[str, BaseException] = {}
+        self._broken: dict[Lane, BaseException] = {}
         self._set_anchor()
         self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
                          for lane in self._queues]
@@ -97,19 +101,19 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ lanes
 
-    def submit(self, op: Op, waits: Sequence[_Ticket], work: Callable[[], None]) -> _Ticket:
+    def submit(self, lane: Lane, waits: Sequence[_Ticket], work: Callable[[], None]) -> _Ticket:
         if self._error is not None:
             raise self._error
-        ticket = _HostTicket(self) if op.lane == HOST else _DeviceTicket(self)
-        if op.lane == COMPUTE:
-            self._launch(op.lane, ticket, waits, work)
+        ticket = _HostTicket(self) if lane == Lane.HOST else _DeviceTicket(self)
+        if lane == Lane.COMPUTE:
+            self._launch(lane, ticket, waits, work)
             if ticket.error is not None:
                 raise ticket.error
         else:
-            self._queues[op.lane].put((ticket, waits, work))
+            self._queues[lane].put((ticket, waits, work))
         return ticket
 
-    def _require(self, lane: str, waits: Sequence[_Ticket]) -> None:
+    def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
         """Raise what broke an op that this one needs. Lane order is a wait too, so that no update follows a failed
         clip; lanes that need nothing of the failure go on, so that the step before still comes home."""
         if lane in self._broken:
@@ -117,13 +121,13 @@ class CudaBackend:
         for wait in waits:
             wait.require()
 
-    def _launch(self, lane: str, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
+    def _launch(self, lane: Lane, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
         stream = self._streams[lane]
         try:
             self._require(lane, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
-                    if lane in UPDATES:  # nothing is issued before it can run
+                    if lane in UPDATE_LANES:  # nothing is issued before it can run
                         wait.end.synchronize()
                     stream.wait_event(wait.end)
             with torch.cuda.stream(stream):
@@ -136,7 +140,7 @@ class CudaBackend:
 
     def _run_on_host(self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
         try:
-            self._require(HOST, waits)
+            self._require(Lane.HOST, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
                     self._synchronize(wait)
@@ -144,10 +148,10 @@ class CudaBackend:
             work()
             ticket.end = time.perf_counter()
         except BaseException as error:
-            self._fail(HOST, ticket, error)
+            self._fail(Lane.HOST, ticket, error)
         ticket.issued.set()
 
-    def _fail(self, lane: str, ticket: _Ticket, error: BaseException) -> None:
+    def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
             error = GpuMemoryError(f"{memory['allocated'] / 2**30:.1f} GiB in use of {memory['total'] / 2**30:.1f}")
@@ -156,14 +160,14 @@ class CudaBackend:
         if self._error is None:
             self._error = error
 
-    def _serve(self, lane: str) -> None:
+    def _serve(self, lane: Lane) -> None:
         torch.cuda.set_device(self.device)
         while True:
             item = self._queues[lane].get()
             if item is None:
                 return
             ticket, waits, work = item
-            if lane == HOST:
+            if lane == Lane.HOST:
                 self._run_on_host(ticket, waits, work)
             else:
                 self._launch(lane, ticket, waits, work)
@@ -185,12 +189,12 @@ class CudaBackend:
             callback()
             self.anchor = self._next_anchor
 
-        self._queues[HOST].put((_HostTicket(self), (), finish))
+        self._queues[Lane.HOST].put((_HostTicket(self), (), finish))
 
     def drain(self) -> None:
         marks = []
         for lane in self._queues:
-            mark = _HostTicket(self) if lane == HOST else _DeviceTicket(self)
+            mark = _HostTicket(self) if lane == Lane.HOST else _DeviceTicket(self)
             self._queues[lane].put((mark, (), lambda: None))
             marks.append(mark)
         for mark in marks:
@@ -205,7 +209,7 @@ class CudaBackend:
 
     def _set_anchor(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
-        event.record(self._streams[COMPUTE])
+        event.record(self._streams[Lane.COMPUTE])
         event.synchronize()
         self.anchor = self._next_anchor = (event, time.perf_counter())
 

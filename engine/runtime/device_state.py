@@ -12,7 +12,9 @@ from torch import nn
 
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
-from engine.plan.ops import EMBED, HEAD, StepPlan
+from engine.plan.assign_slots import slot_of
+from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
+from engine.plan.ops import StepPlan
 from engine.runtime.compiled import CompiledBlock
 
 
@@ -27,11 +29,11 @@ class DeviceState:
         self.model, self.device = model, device
         self.dtype, self._compiles = TORCH_DTYPES[model.dtype], plan.compiled
         self._units = {unit.name: unit for unit in model.units}
-        self.slots = {name: self._flat(units, self.dtype) for name, units in plan.slots.items()}
+        self.slots = {name: self._zeros(units, self.dtype) for name, units in plan.slots.items()}
         buffer_bytes = plan.piece_numel * sum(PLANE_ITEM_BYTES[model.dtype].values())
         sums = {name: max(self._units[unit].layout.numel for unit in units) for name, units in plan.grads.items()}
         self._shared = set(plan.arena)
-        shared = [f"grad {unit}" for unit in plan.arena]
+        shared = [Buffer(BufferKind.SUM, unit) for unit in plan.arena]
         self._spare, self._piece_numel = plan.spare_buffers, plan.piece_numel
         own = len(plan.update_buffers) - len(self._spare)
         self._arena = torch.zeros(max(4 * sum(sums[name] for name in shared), own * buffer_bytes),
@@ -42,7 +44,7 @@ class DeviceState:
             start += 4 * sums[name]
         self.grads |= {name: torch.zeros(numel, dtype=torch.float32, device=device)
                        for name, numel in sums.items() if name not in self.grads}
-        self.stagings = {name: self._flat(units, self.dtype) for name, units in plan.stagings.items()}
+        self.stagings = {name: self._zeros(units, self.dtype) for name, units in plan.stagings.items()}
         self.rings = {name: torch.empty(boundary_numel, dtype=self.dtype, device=device) for name in plan.rings}
         self.states = {buffer: self._states(self._arena[k * buffer_bytes:(k + 1) * buffer_bytes], plan.piece_numel)
                        for k, buffer in enumerate(plan.update_buffers[len(self._spare):])}
@@ -52,9 +54,9 @@ class DeviceState:
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
         """Squared gradient norm of each unit, and the loss last."""
         self._training: bool | None = None
-        self._templates: dict[tuple[str, int], nn.Module] = {}
-        self._parameters: dict[tuple[str, int], list[nn.Parameter]] = {}
-        self.compiled: dict[tuple[str, int], CompiledBlock] = {}
+        self._templates: dict[tuple[Buffer, int], nn.Module] = {}
+        self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
+        self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
         """The templates compiled, where the plan says so."""
         self._place_skeleton()
         for slot, units in plan.slots.items():
@@ -88,7 +90,7 @@ class DeviceState:
         for buffer in self._spare:
             self.states.pop(buffer, None)
 
-    def _flat(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+    def _zeros(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
         numel = max(self._units[unit].layout.numel for unit in units)
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
@@ -104,7 +106,7 @@ class DeviceState:
         self.outer_parameters: dict[str, list[nn.Parameter]] = {}
         for name in (EMBED, HEAD):
             unit = self._units[name]
-            parameters = self._views(name, unit)
+            parameters = self._views(slot_of(name), unit)
             for spec, parameter in zip(unit.layout.parameters, parameters):
                 for module, attribute in unit.bindings[spec.name]:
                     module._parameters[attribute] = parameter
@@ -112,12 +114,12 @@ class DeviceState:
         for unit in self.model.blocks:
             unit.buffers = {name: buffer.to(self.device) for name, buffer in unit.buffers.items()}
 
-    def _views(self, slot: str, unit: Unit) -> list[nn.Parameter]:
+    def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         flat = self.slots[slot]
         return [nn.Parameter(flat[offset:offset + spec.numel].view(spec.shape))
                 for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)]
 
-    def _make_template(self, slot: str, unit: Unit) -> None:
+    def _make_template(self, slot: Buffer, unit: Unit) -> None:
         config = getattr(unit.block, "config", None) or self.model.config
         template = copy.deepcopy(unit.block, {id(config): config})
         template.__dict__.pop("forward", None)
@@ -131,7 +133,7 @@ class DeviceState:
             self.compiled[slot, unit.kind] = CompiledBlock(template)
         self._parameters[slot, unit.kind] = parameters
 
-    def template(self, slot: str, unit: Unit) -> nn.Module:
+    def template(self, slot: Buffer, unit: Unit) -> nn.Module:
         """The block module over `slot`, with this unit's buffers and layer numbers bound."""
         template = self._templates[slot, unit.kind]
         for name, buffer in unit.buffers.items():
@@ -141,7 +143,7 @@ class DeviceState:
             template.get_submodule(name).layer_idx = index
         return template
 
-    def parameters(self, slot: str, unit: Unit) -> list[nn.Parameter]:
+    def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Parameters of the unit's template over `slot`, in layout order."""
         return self._parameters[slot, unit.kind]
 
@@ -162,7 +164,7 @@ class DeviceState:
 
     def fixed_bytes(self) -> int:
         """Bytes of all buffers held here."""
-        own = [grad for name, grad in self.grads.items() if name.removeprefix("grad ") not in self._shared]
+        own = [grad for buffer, grad in self.grads.items() if buffer.unit not in self._shared]
         tensors = [*self.slots.values(), *own, self._arena, *self.stagings.values(), *self.rings.values(), self.norms,
                    self.clip]
         return sum(t.numel() * t.element_size() for t in tensors)

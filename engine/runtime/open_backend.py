@@ -6,8 +6,10 @@ import gc
 
 import torch
 
+from engine.errors import ConfigError
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.cuda_backend import CudaBackend, cuda_available
 
 
 def give_memory_back() -> None:
@@ -19,9 +21,6 @@ def give_memory_back() -> None:
 
 def open_backend(device: str) -> Backend:
     """`auto`, `cuda` or `cpu`. Raises RamstreamError when cuda is asked for and there is none."""
-    from engine.runtime.cuda_backend import CudaBackend, cuda_available
-    from engine.errors import ConfigError
-
     if device == "cpu" or (device == "auto" and not cuda_available()):
         return CpuBackend()
     if not cuda_available():

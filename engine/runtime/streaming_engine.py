@@ -18,16 +18,17 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import Span, StepPlan
 from engine.plan.validate import validate
 from engine.runtime.backend import Backend
-from engine.runtime.block_ops import BlockOps, DeviceBatch, StepContext
-from engine.runtime.boundaries import _HostBoundaries
+from engine.runtime.block_ops import BlockOps
+from engine.runtime.boundaries import HostBoundaries
 from engine.runtime.device_state import DeviceState
 from engine.runtime.executor import Executor
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
+from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 
 @dataclass(frozen=True)
-class Home:
+class AppliedStep:
     """What a step came to once its last update was applied."""
 
     step: int
@@ -55,7 +56,7 @@ class StreamingEngine:
         self.plan = self._step_plan() if adamw is not None else self._forward_plan(1)
         validate(self.plan)
         width = model.config.get_text_config().hidden_size
-        self._boundaries = _HostBoundaries(self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend)
+        self._boundaries = HostBoundaries(self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend)
         self.state = DeviceState(model, self.plan, backend.device, tokens * width)
         store.register_states(self.plan.device_homes)
         # The buffers are zeroed on COMPUTE, and no wait of a plan orders that before the first prefetch.
@@ -81,33 +82,36 @@ class StreamingEngine:
     # ------------------------------------------------------------------ training
 
     def train_step(self, number: int, batches: Sequence, learning_rate: float,
-                   on_home: Callable[[Home], None] | None = None, check: Callable[[], None] | None = None) -> None:
+                   on_applied: Callable[[AppliedStep], None] | None = None, check: Callable[[], None] | None = None) -> None:
         """Submit optimizer step `number` (from 1). `batches`: as many micro-batches as the plan has, each with numpy
         `input_ids`, `labels` [rows, tokens], `position_ids` or None, and `loss_tokens`.
 
-        Returns once submitted; `on_home` is called when the last update is applied. `check` is called often and may raise to
+        Returns once submitted; `on_applied` is called when the last update is applied. `check` is called often and may raise to
         give the step up: nothing of it is applied then, and `drain` must follow. A non-finite loss or norm raises
         NonFiniteError here, in a later call, or in `drain`, and applies nothing of that step.
         """
-        step = self._context(number, batches, learning_rate)
-        if self.plan.device_homes:
-            step.scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
+        step = self._training_step(number, batches, learning_rate)
         finish = None
-        if on_home is not None:
-            def finish(done: StepContext, spans: list[Span]) -> None:
-                on_home(Home(done.number, done.loss, done.grad_norm, done.learning_rate, spans, done.unit_norms))
+        if on_applied is not None:
+            def finish(done: StepUnderWay, spans: list[Span]) -> None:
+                result = done.result
+                on_applied(AppliedStep(number, result.loss, result.grad_norm, learning_rate, spans, result.unit_norms))
         self._train.run(step, finish, check)
 
-    def _context(self, number: int, batches: Sequence, learning_rate: float = 0.0) -> StepContext:
+    def _training_step(self, number: int, batches: Sequence, learning_rate: float = 0.0) -> StepUnderWay:
         self.state.set_training(True)
         loss_tokens = sum(int(b.loss_tokens) for b in batches)
-        return StepContext(number=number, batches=self._upload(batches), loss_scale=1.0 / max(1, loss_tokens),
-                           learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed)
+        on_device, scalars = self._upload(batches), None
+        if self.plan.device_homes and number:
+            scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
+        return StepUnderWay(StepInputs(number=number, batches=on_device, loss_scale=1.0 / max(1, loss_tokens),
+                                       learning_rate=learning_rate, max_grad_norm=self.max_grad_norm, seed=self.seed,
+                                       scalars=scalars))
 
     def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
         """Forward and backward of a step over `batches`, in the same buffers and with the same kernels, and nothing more:
         weights, moments and the generators of random numbers stay as they are, to the bit; what gradient planes hold between
-        two steps is of no use to anyone. `batches` and `check` as for `train_step`. Everything must be home; returns once it
+        two steps is of no use to anyone. `batches` and `check` as for `train_step`. Everything must be applied; returns once it
         is done. Raises what a step raises that does not fit.
         """
         plan = self._step_plan(updates=False)
@@ -115,12 +119,12 @@ class StreamingEngine:
         device = self.backend.device
         with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
             try:
-                self._executor(plan).run(self._context(0, batches), check=check)
+                self._executor(plan).run(self._training_step(0, batches), check=check)
             finally:
                 self.drain()
 
     def drain(self) -> None:
-        """Return when every submitted step is home."""
+        """Return when every submitted step is applied."""
         try:
             self._train.drain()
         finally:
@@ -147,14 +151,14 @@ class StreamingEngine:
             found.append(DeviceBatch(ids, positions, index, labels, documents))
         return found
 
-    # ------------------------------------------------------------------ without gradients (everything must be home)
+    # ------------------------------------------------------------------ without gradients (everything must be applied)
 
     def evaluate(self, batches: Iterable) -> float:
         """Mean cross-entropy over the tokens of `batches` that carry loss; dropout is off."""
         total, count = 0.0, 0
         for batch in batches:
-            step = StepContext(number=0, batches=self._upload([batch]), loss_scale=1.0, training=False)
-            executor = self._run_forward(step)
+            step = StepInputs(number=0, batches=self._upload([batch]), loss_scale=1.0, training=False)
+            executor = self._run_forward(StepUnderWay(step))
             total += float(executor.ops.state.norms[-1])
             count += int(batch.loss_tokens)
         return total / max(1, count)
@@ -183,16 +187,16 @@ class StreamingEngine:
                 caches: list[Any] | None = None) -> torch.Tensor:
         nothing = self.backend.upload(np.zeros(0, dtype=np.int64))
         batches = [DeviceBatch(self.backend.upload(_int64(ids)), None, nothing, nothing) for ids in groups]
-        step = StepContext(number=0, batches=batches, loss_scale=1.0, training=False, caches=caches,
-                           logits_at=[self.backend.upload(_int64(positions)) for positions in at])
+        step = StepUnderWay(StepInputs(number=0, batches=batches, loss_scale=1.0, training=False, caches=caches,
+                                       logits_at=[self.backend.upload(_int64(positions)) for positions in at]))
         self._run_forward(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
         return torch.cat([step.logits[k] for k in range(len(batches))]).cpu()
 
-    def _run_forward(self, step: StepContext) -> Executor:
+    def _run_forward(self, step: StepUnderWay) -> Executor:
         """Slots are shared with training, so nothing of a training step may be under way."""
-        count = len(step.batches)
+        count = len(step.inputs.batches)
         executor = self._executors.get(count)
         if executor is None:
             executor = self._executors[count] = self._executor(self._forward_plan(count))

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from engine.config.settings import TrainConfig
 from engine.data.rows import MicroBatch
 from engine.machine.gpus import GpuSampler
-from engine.plan.ops import COMPUTE, Span
+from engine.plan.ops import Lane, Span
 from engine.plan.waits import as_records, seconds_by_cause, waits_as_records, waits_of
 from engine.runs.events import LogLine, MemorySampled, StepFinished, StepTimeline, UnitNorms
 from engine.runs.recorder import RunRecorder
-from engine.runtime.streaming_engine import Home
+from engine.runtime.streaming_engine import AppliedStep
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import LOOK_SECONDS, MemoryWatch, host_limit
 from engine.train.prepare import Prepared
@@ -23,7 +23,7 @@ TIMELINES_KEPT = 500
 
 @dataclass
 class _Submitted:
-    """What is known of a step before it is home; rows were put together from `began` to `ended`, on the clock of spans."""
+    """What is known of a step before it is applied; rows were put together from `began` to `ended`, on the clock of spans."""
 
     tokens: int
     loss_tokens: int
@@ -52,36 +52,36 @@ class Observer:
                                            time.perf_counter())
 
     def start_clock(self) -> None:
-        """Steps are timed from home to home; after a drain, from here."""
+        """Steps are timed from one applied step to the next; after a drain, from here."""
         self._mark = time.perf_counter()
         self._spans = None
 
-    def on_home(self, home: Home) -> None:
+    def on_applied(self, applied: AppliedStep) -> None:
         """On the HOST lane: the step's last update is applied, so reading its spans waits for nothing."""
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
-        submitted = self._submitted.pop(home.step)
+        submitted = self._submitted.pop(applied.step)
         inline = self._p.backend.device.type == "cpu"
-        waits = waits_of(home.spans, self._spans, inline, seconds)
+        waits = waits_of(applied.spans, self._spans, inline, seconds)
         exposed = seconds_by_cause(waits)
-        data = min(exposed["other"], data_wait(home.spans, self._spans, submitted.began, submitted.ended))
-        self._spans = home.spans
+        data = min(exposed["other"], data_wait(applied.spans, self._spans, submitted.began, submitted.ended))
+        self._spans = applied.spans
         flops = 6 * self._p.model.active_parameters * submitted.tokens
         self._recorder.emit(StepFinished(
-            step=home.step, loss=home.loss, grad_norm=home.grad_norm, learning_rate=home.learning_rate,
+            step=applied.step, loss=applied.loss, grad_norm=applied.grad_norm, learning_rate=applied.learning_rate,
             tokens=submitted.tokens, loss_tokens=submitted.loss_tokens, seconds=seconds,
             tokens_per_second=submitted.tokens / seconds, tflops=flops / seconds / 1e12,
             exposed={cause: round(value, 6) for cause, value in exposed.items()}, data_seconds=round(data, 6)))
         if self._forecast.step(seconds):
-            self.compare(home.step, "running")
+            self.compare(applied.step, "running")
         self.tell_compiling()
-        if (home.step == 1 or home.step % self._every == 0) and self._timelines < TIMELINES_KEPT:
+        if (applied.step == 1 or applied.step % self._every == 0) and self._timelines < TIMELINES_KEPT:
             self._timelines += 1
-            self._recorder.emit(StepTimeline(home.step, as_records(home.spans), waits_as_records(waits, home.spans)))
-            self._recorder.emit(UnitNorms(home.step, [float(f"{norm:.4g}") for norm in home.unit_norms]))
+            self._recorder.emit(StepTimeline(applied.step, as_records(applied.spans), waits_as_records(waits, applied.spans)))
+            self._recorder.emit(UnitNorms(applied.step, [float(f"{norm:.4g}") for norm in applied.unit_norms]))
         if now - self._memory_at >= LOOK_SECONDS:
             self._memory_at = now
-            self._sample_memory(home.step)
+            self._sample_memory(applied.step)
 
     def compare(self, step: int, moment: str) -> None:
         """Predicted against measured, as far as it is known by now."""
@@ -119,8 +119,8 @@ class Observer:
 
 def data_wait(spans: Sequence[Span], previous: Sequence[Span] | None, began: float, ended: float) -> float:
     """Seconds from `began` to `ended` in which COMPUTE was done with the step before and had not begun this one."""
-    compute = [span for span in spans if span.op.lane == COMPUTE]
-    before = [span.end for span in previous or () if span.op.lane == COMPUTE]
+    compute = [span for span in spans if span.op.lane == Lane.COMPUTE]
+    before = [span.end for span in previous or () if span.op.lane == Lane.COMPUTE]
     if not compute or not before:
         return 0.0
     return max(0.0, min(ended, compute[0].start) - max(began, max(before)))

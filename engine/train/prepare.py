@@ -38,7 +38,7 @@ from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.shape import ModelShape
 from engine.model.units import StreamedModel
 from engine.plan.ops import Span
-from engine.plan.validate import grid
+from engine.plan.text import grid
 from engine.plan.waits import as_records
 from engine.runs.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt, PlanSimulated
 from engine.runs.folder import RunFolder

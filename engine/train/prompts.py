@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config.data_settings import DataConfig
+from engine.data.encode import Encoder
 from engine.errors import DataError
 from engine.model.units import StreamedModel
 from engine.runs.events import PromptsAnswered
@@ -18,8 +19,6 @@ class FixedPrompts:
     def __init__(self, prompts: Sequence[str], max_new_tokens: int, config: DataConfig, model: StreamedModel, tokenizer: Any,
                  ends: set[int]):
         """Raises DataError for a prompt that cannot be asked."""
-        from engine.data.encode import Encoder
-
         self._prompts, self._most, self._tokenizer, self._ends = prompts, max_new_tokens, tokenizer, ends
         self._longest = longest_row(model.config)
         encoder = Encoder(tokenizer, config.train_on, config.max_seq_len) if prompts else None

@@ -1,7 +1,7 @@
 """The training loop and its control: steps, evaluations, checkpoints, and obeying stop, discard, pause, resume, save.
 
-Requests are looked at before each step is submitted; the step under way is always finished and home before anything is
-saved. The loop runs on one thread; `StepFinished` comes from the HOST lane when a step is home.
+Requests are looked at before each step is submitted; the step under way is always finished and applied before anything is
+saved. The loop runs on one thread; `StepFinished` comes from the HOST lane when a step is applied.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Trainer:
         self.config, self.folder, self.recorder, self.p = config, folder, recorder, prepared
         self._next_commands, self._paused = next_commands, paused
         self._step = prepared.step
-        """Steps that were submitted; after a drain they are home."""
+        """Steps that were submitted; after a drain they are applied."""
         self._saved_step = prepared.step if prepared.step else None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(prepared.planned.predicted, prepared.loading_peak,
@@ -184,7 +184,7 @@ class Trainer:
         micro = batches(self.p.data.train, t.batch_size, self.p.chosen.micro_batch_size, t.seed,
                         self.config.data.shuffle, step, self._pad_up_to)
         self._observer.submitted(step, micro, began)
-        self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._observer.on_home,
+        self.p.engine.train_step(step, micro, learning_rate(self._optim, step, self.p.total_steps), self._observer.on_applied,
                                  self._watch.check)
 
     # ------------------------------------------------------------------ requests
@@ -252,7 +252,7 @@ class Trainer:
         self._state("running")
         self._observer.start_clock()
 
-    # ------------------------------------------------------------------ between steps, with everything home
+    # ------------------------------------------------------------------ between steps, with everything applied
 
     def _save(self, step: int, back_to: str = "running", waits: bool = True) -> None:
         """`back_to`: the state before. Without room on the disk it `waits` until there is some, or raises DiskFullError."""

@@ -32,14 +32,14 @@ def llama(depth: int, width: int, vocabulary: int = 512):
 
 
 def synchronizations(engine: StreamingEngine, number: int, batches: Sequence[MicroBatch], rate: float,
-                     on_home=None) -> Counter[str]:
-    """Where calls of one step, and of `on_home` after it, made the host wait for the device: CUDA's own debug mode
+                     on_applied=None) -> Counter[str]:
+    """Where calls of one step, and of `on_applied` after it, made the host wait for the device: CUDA's own debug mode
     tells. Everything must be home."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            engine.train_step(number, batches, rate, on_home)
+            engine.train_step(number, batches, rate, on_applied)
             engine.drain()
         finally:
             torch.cuda.set_sync_debug_mode("default")

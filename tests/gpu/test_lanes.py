@@ -18,7 +18,7 @@ import torch
 
 from engine.errors import NonFiniteError
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, STATES_IN, STATES_OUT, UPDATES
+from engine.plan.ops import UPDATE_LANES, Lane
 from engine.runtime import cuda_backend
 from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
@@ -36,23 +36,23 @@ class Lanes(cuda_backend.CudaBackend):
         super().__init__()
         self._slow, self._careless, self._breaking, self._left = slow, careless, broken, nth
 
-    def submit(self, op, waits, work):
+    def submit(self, lane, waits, work):
         def late():
-            if op.lane == HOST:
+            if lane == Lane.HOST:
                 time.sleep(0.001)
             else:
                 cuda_backend.torch.cuda._sleep(2_000_000)
             work()
 
         def fail():
-            raise RuntimeError(f"{op.lane} broke")
+            raise RuntimeError(f"{lane} broke")
 
-        chosen = late if op.lane in self._slow else work
-        if op.lane == self._breaking:
+        chosen = late if lane in self._slow else work
+        if lane == self._breaking:
             self._left -= 1
             if self._left == 0:
                 chosen = fail
-        return super().submit(op, () if op.lane in self._careless else waits, chosen)
+        return super().submit(lane, () if lane in self._careless else waits, chosen)
 
 
 class _Event:
@@ -113,7 +113,7 @@ def lanes(request, monkeypatch):
 def test_delays_in_any_lane_change_nothing(lanes, name):
     choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
-    for slow in ((H2D,), (COMPUTE,), (D2H,), (HOST,), (H2D, D2H), (D2H, HOST), (H2D, HOST)):
+    for slow in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST), (Lane.H2D, Lane.HOST)):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
@@ -129,7 +129,7 @@ def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes
     homes = dict(device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2)
     choices = dataclasses.replace(BASE, **homes | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
-    for slow in (*((lane,) for lane in LANES), UPDATES, (H2D, STATES_OUT), (D2H, STATES_IN)):
+    for slow in (*((lane,) for lane in Lane), UPDATE_LANES, (Lane.H2D, Lane.STATES_OUT), (Lane.D2H, Lane.STATES_IN)):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
@@ -147,7 +147,7 @@ def find_missing_waits(lanes, careless: str, *slow: str) -> None:
     assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
 
 
-@pytest.mark.parametrize("careless, slow", [(H2D, (COMPUTE, HOST)), (COMPUTE, (H2D,)), (HOST, (D2H,))],
+@pytest.mark.parametrize("careless, slow", [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)), (Lane.HOST, (Lane.D2H,))],
                          ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane))
 def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
     """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is found there."""
@@ -157,7 +157,7 @@ def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
 @pytest.mark.parametrize("lanes", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 def test_an_offload_that_does_not_wait_is_found(lanes):
     """Only where COMPUTE runs behind its launches can an offload come too early."""
-    find_missing_waits(lanes, D2H, COMPUTE)
+    find_missing_waits(lanes, Lane.D2H, Lane.COMPUTE)
 
 
 # ---------------------------------------------------------------------- errors
@@ -210,7 +210,7 @@ def test_a_non_finite_loss_applies_nothing(lanes, dtype):
 
 
 @pytest.mark.parametrize("nth", [1, 4])
-@pytest.mark.parametrize("lane", [H2D, COMPUTE, D2H, HOST])
+@pytest.mark.parametrize("lane", [Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST])
 def test_an_error_in_a_lane_comes_out_and_hangs_nothing(lanes, lane, nth):
     run = streamed(plain_model(tiny_config("qwen2")), CHOICES, backend=lanes(broken=lane, nth=nth))
     error = error_of(lambda: train(run, [1, 2]))
@@ -224,8 +224,8 @@ def test_a_step_is_home_although_the_next_one_breaks(lanes):
     plain = plain_model(tiny_config("qwen2"))
     sound = streamed(plain, CHOICES, backend=lanes())
     train(sound, [1])
-    computes = sum(op.lane == COMPUTE for op in sound.engine.plan.ops)
-    broken = streamed(plain, CHOICES, backend=lanes(slow=(HOST,), broken=COMPUTE, nth=computes + 1))
+    computes = sum(op.lane == Lane.COMPUTE for op in sound.engine.plan.ops)
+    broken = streamed(plain, CHOICES, backend=lanes(slow=(Lane.HOST,), broken=Lane.COMPUTE, nth=computes + 1))
     homes = []
     assert str(error_of(lambda: train(broken, [1, 2], homes, drain=False))) == "COMPUTE broke"
     error_of(broken.engine.drain)

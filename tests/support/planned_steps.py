@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import random
 
+from engine.plan.assign_slots import slot_of
+from engine.plan.buffers import Buffer, BufferKind
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, Op, Span, StepPlan
+from engine.plan.ops import (DeviceUpdate, FetchStates, GradientSum, Lane, Offload, OffloadStates, Op, Prefetch, Span, StepPlan, Summary,
+                             Update)
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.waits import as_records, waits_as_records, waits_of
 from engine.runs.events import PlanSimulated, StepTimeline
 
 
 def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPlan:
-    choices = PlanChoices(micro_batches=micro_batches, rounds=rounds, gradient_sum="vertical" if rounds == 1 else "device")
+    choices = PlanChoices(micro_batches=micro_batches, rounds=rounds, 
+                          gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE)
     names = [f"block {k}" for k in range(blocks)]
     return build_step_plan(names, False, choices, dict.fromkeys(["embed", *names, "head"], 1_000_000))
 
 
 def seconds_of(op: Op) -> float:
     """A block takes 2 ms forward and 5 ms backward, and its transfer 3 ms."""
-    if op.lane == COMPUTE:
+    if op.lane == Lane.COMPUTE:
         return {"forward": 0.002, "backward": 0.005, "loss": 0.004, "reduce": 0.0006}.get(op.kind, 0.0005)
-    return {H2D: 0.003, D2H: 0.003}.get(op.lane, 0.004 if op.kind == "update" else 0.0)
+    return {Lane.H2D: 0.003, Lane.D2H: 0.003}.get(op.lane, 0.004 if op.kind == "update" else 0.0)
 
 
 def simulated(plan: StepPlan) -> PlanSimulated:
@@ -42,3 +46,14 @@ def measured(plan: StepPlan, step: int) -> StepTimeline:
 
 def _spans(plan: StepPlan, found: Simulated) -> list[Span]:
     return [Span(op, start, end) for op, start, end in zip(plan.ops, found.starts, found.ends)]
+
+
+def op_on(lane: Lane, index: int = 0, unit: str = "block 0", **waits: tuple[int, ...]) -> Op:
+    """Some op of a lane, for what looks at lanes, times and waits alone."""
+    fields = {Lane.H2D: (Prefetch, {"slot": slot_of(unit)}), Lane.COMPUTE: (Summary, {}), Lane.HOST: (Update, {}),
+              Lane.D2H: (Offload, {"staging": Buffer(BufferKind.STAGING, number=0)})}
+    of_piece = {"piece": (0, 1), "buffer": Buffer(BufferKind.UPDATE, number=0)}
+    fields |= {Lane.STATES_IN: (FetchStates, of_piece), Lane.UPDATE: (DeviceUpdate, of_piece),
+               Lane.STATES_OUT: (OffloadStates, of_piece)}
+    type_, own = fields[lane]
+    return type_(index, unit, **waits, **own)

@@ -16,14 +16,14 @@ from app.view.timeline_figure import (LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORD
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, STATES_IN, STATES_OUT, UPDATE, Span
+from engine.plan.ops import Lane, Span
 from engine.plan.simulate import simulate
 from engine.plan.waits import as_records
 from engine.runs.events import PlanBuilt, RunStarted, StepFinished, StepTimeline
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import records, span
 
-ROWS = [H2D, STATES_IN, COMPUTE, UPDATE, D2H, STATES_OUT, HOST]
+ROWS = [Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST]
 ROW_WORDS = ["H2D", "States in", "Compute", "Update", "D2H", "States out", "Host"]
 STATES_OPS = ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")
 
@@ -57,7 +57,7 @@ def test_every_lane_with_spans_has_a_row(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert set(ROWS) == set(LANES) == set(LANE_WORDS)
+    assert set(ROWS) == set(Lane) == set(LANE_WORDS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
     assert figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]  # Plotly draws the first at the bottom
     for trace, words in zip(figure["data"], [*ROW_WORDS, "Compute"]):
@@ -66,9 +66,9 @@ def test_every_lane_with_spans_has_a_row(step):
 
 def test_lanes_without_spans_have_no_row():
     without = timeline_figure(StepTimeline(step=1, spans=spans_of(homes=())))
-    assert [trace["name"] for trace in without["data"]] == [H2D, COMPUTE, D2H, HOST, "waiting"]
+    assert [trace["name"] for trace in without["data"]] == [Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST, "waiting"]
     assert without["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
-    some = timeline_figure(StepTimeline(step=1, spans=[span("a", "device_update", UPDATE, 0, 1)]))
+    some = timeline_figure(StepTimeline(step=1, spans=[span("a", "device_update", Lane.UPDATE, 0, 1)]))
     assert some["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
     assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
 
@@ -76,8 +76,8 @@ def test_lanes_without_spans_have_no_row():
 def test_states_have_a_colour_of_their_own_and_the_update_the_optimizer_s(step):
     shown = {trace["name"]: set(trace["marker"]["color"]) for trace in timeline_figure(step)["data"][:-1]}
     states = OP_COLOURS["fetch_states"]
-    assert shown[STATES_IN] == shown[STATES_OUT] == {states}
-    assert shown[UPDATE] == {OP_COLOURS["update"]}
+    assert shown[Lane.STATES_IN] == shown[Lane.STATES_OUT] == {states}
+    assert shown[Lane.UPDATE] == {OP_COLOURS["update"]}
     assert states not in {colour for label, (colour, _) in OP_GROUPS.items() if label != "States in and out"}
     assert all(_contrast(states, theme["card"]) >= 3 for theme in (LIGHT, DARK))
     legend = colours_of(timeline_legend(step))
@@ -101,16 +101,16 @@ def _contrast(one, other):
 
 def test_ops_are_named_in_words(step):
     said = {trace["name"]: trace["customdata"] for trace in timeline_figure(step)["data"][:-1]}
-    assert {words.split(": ")[1] for words in said[STATES_IN]} == {"optimizer states in", "gradient in"}
-    assert set(said[UPDATE]) == {"embed: optimizer on the GPU", "block 2: optimizer on the GPU"}
-    assert {words.split(": ")[1] for words in said[STATES_OUT]} == {"updated weights out", "optimizer states out"}
-    assert said[HOST][-1] == "step: everything updated is home"
+    assert {words.split(": ")[1] for words in said[Lane.STATES_IN]} == {"optimizer states in", "gradient in"}
+    assert set(said[Lane.UPDATE]) == {"embed: optimizer on the GPU", "block 2: optimizer on the GPU"}
+    assert {words.split(": ")[1] for words in said[Lane.STATES_OUT]} == {"updated weights out", "optimizer states out"}
+    assert said[Lane.HOST][-1] == "step: everything updated is home"
     assert {*STATES_OPS, "device_update", "home"} <= set(OP_WORDS)
 
 
 def test_the_sentence_counts_compute_alone():
-    spans = [span("a", "forward", COMPUTE, 0, 6), span("a", "fetch_states", STATES_IN, 0, 3),
-             span("a", "device_update", UPDATE, 6, 7), span("a", "offload_states", STATES_OUT, 7, 8)]
+    spans = [span("a", "forward", Lane.COMPUTE, 0, 6), span("a", "fetch_states", Lane.STATES_IN, 0, 3),
+             span("a", "device_update", Lane.UPDATE, 6, 7), span("a", "offload_states", Lane.STATES_OUT, 7, 8)]
     assert timeline_said(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
 
 
@@ -132,9 +132,9 @@ def test_seven_lanes_are_merged_within_the_limit(limit):
 
 
 def test_merged_states_say_how_many_ops_they_are():
-    spans = [span(f"block {k}", "fetch_states", STATES_IN, 0.001 * k, 0.001 * k + 0.0005) for k in range(2 * MAX_SPANS)]
+    spans = [span(f"block {k}", "fetch_states", Lane.STATES_IN, 0.001 * k, 0.001 * k + 0.0005) for k in range(2 * MAX_SPANS)]
     figure = timeline_figure(StepTimeline(step=1, spans=spans))
-    row = {trace["name"]: trace for trace in figure["data"]}[STATES_IN]
+    row = {trace["name"]: trace for trace in figure["data"]}[Lane.STATES_IN]
     assert len(row["x"]) <= MAX_SPANS
     first = row["customdata"][0]
     assert first.startswith("block 0 to block ") and first.endswith("ops, mostly optimizer states in")

@@ -13,7 +13,7 @@ from app.view.timeline_figure import (MAX_BOXES, MAX_WAITS, OP_GROUPS, timeline_
                                       timeline_phases, timeline_said)
 from app.web.timeline_routes import timeline_routes
 from engine.config.settings import TrainConfig
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, UPDATE, Op
+from engine.plan.ops import Lane, Op
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.folder import create_run
 from tests.support.routes import send
@@ -40,7 +40,7 @@ def test_a_trace_a_lane(step):
     figure = timeline_figure(step)
     go.Figure(figure)
     json.dumps(figure, allow_nan=False)
-    assert [trace["name"] for trace in figure["data"]] == [H2D, COMPUTE, D2H, HOST, "waiting: h2d"]
+    assert [trace["name"] for trace in figure["data"]] == [Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST, "waiting: h2d"]
     compute = figure["data"][1]
     assert compute["base"][0] == 4 and compute["x"][0] == pytest.approx(6)
     assert compute["customdata"][0] == "block.0: forward"
@@ -56,17 +56,17 @@ def test_nothing_sampled_is_said_in_place():
 
 
 def test_neighbours_of_one_op_differ_in_tone():
-    spans = [span("a", op, COMPUTE, k, k + 1) for k, op in enumerate(["forward", "forward", "forward", "backward"])]
+    spans = [span("a", op, Lane.COMPUTE, k, k + 1) for k, op in enumerate(["forward", "forward", "forward", "backward"])]
     assert timeline_figure(StepTimeline(1, spans))["data"][1]["marker"]["opacity"] == [1, pytest.approx(0.74), 1, 1]
 
 
 def test_a_unit_name_is_text():
-    figure = timeline_figure(StepTimeline(1, [span("<b>x", "forward", COMPUTE, 0, 1)]))
+    figure = timeline_figure(StepTimeline(1, [span("<b>x", "forward", Lane.COMPUTE, 0, 1)]))
     assert figure["data"][1]["customdata"] == ["&lt;b&gt;x: forward"]
 
 
 def test_micro_batches_are_counted_where_there_are_several():
-    spans = [span("a", "forward", COMPUTE, k, k + 1, micro_batch=k) for k in range(3)]
+    spans = [span("a", "forward", Lane.COMPUTE, k, k + 1, micro_batch=k) for k in range(3)]
     assert timeline_figure(StepTimeline(1, spans))["data"][1]["customdata"][1] == "a: forward, micro-batch 2 of 3"
     assert timeline_figure(StepTimeline(1, spans[:1]))["data"][1]["customdata"] == ["a: forward"]
 
@@ -104,7 +104,7 @@ def many():
     return timeline(1, blocks=400, micro_batches=7)
 
 
-def bars(figure, lanes=(H2D, COMPUTE, D2H, HOST)):
+def bars(figure, lanes=(Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST)):
     return sum(len(trace["x"]) for trace in figure["data"] if trace["name"] in lanes)
 
 
@@ -126,8 +126,8 @@ def test_a_stretch_has_every_one_of_its_spans_on_the_same_axes(many):
     assert figure["count"] == f"Showing all {len(shown):,} spans of this stretch."
     for axis in ("xaxis", "yaxis"):
         assert figure["layout"][axis] == whole["layout"][axis]
-    compute = traces(figure)[COMPUTE]
-    assert compute["base"] == [pytest.approx(1000 * s["start"]) for s in shown if s["lane"] == COMPUTE]
+    compute = traces(figure)[Lane.COMPUTE]
+    assert compute["base"] == [pytest.approx(1000 * s["start"]) for s in shown if s["lane"] == Lane.COMPUTE]
     assert all(words.endswith("predicted") for words in compute["customdata"])
     assert [shape["name"] for shape in figure["layout"]["shapes"]].count("phase") == [
         shape["name"] for shape in whole["layout"]["shapes"]].count("phase")
@@ -143,7 +143,7 @@ def test_a_stretch_of_too_many_spans_is_merged_more_finely_than_the_step(many):
 
 
 def test_a_stretch_keeps_lanes_and_waits_that_reach_into_it():
-    spans = [span("a", "forward", COMPUTE, 0, 1), span("a", "device_update", UPDATE, 6, 7), span("b", "forward", COMPUTE, 3, 4)]
+    spans = [span("a", "forward", Lane.COMPUTE, 0, 1), span("a", "device_update", Lane.UPDATE, 6, 7), span("b", "forward", Lane.COMPUTE, 3, 4)]
     waits = [{"start": 1.0, "end": 3.0, "cause": "h2d"}, {"start": 5, "end": 6, "cause": "optimizer"}]
     figure = timeline_figure(StepTimeline(1, spans, waits), None, (2.0, 2.5))
     assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
@@ -177,7 +177,7 @@ def test_the_routes_of_a_step_and_of_a_stretch(tmp_path, many):
 def test_waits_are_drawn_by_cause_and_added_up_in_the_legend():
     waits = [{"start": -0.5, "end": 0.0, "cause": "optimizer"}, {"start": 1.0, "end": 1.25, "cause": "h2d"},
              {"start": 2.0, "end": 2.5, "cause": "optimizer"}, {"start": 3, "end": 3.125, "cause": "of a newer version"}]
-    step = StepTimeline(1, [span("a", "forward", COMPUTE, 0, 1), span("b", "forward", COMPUTE, 1.25, 4)], waits)
+    step = StepTimeline(1, [span("a", "forward", Lane.COMPUTE, 0, 1), span("b", "forward", Lane.COMPUTE, 1.25, 4)], waits)
     figure = timeline_figure(step)
     go.Figure(figure)
     found = {name: list(zip(trace["base"], trace["x"])) for name, trace in traces(figure).items() if name.startswith("waiting")}
@@ -200,12 +200,12 @@ def test_an_older_record_shows_gaps_without_a_cause(step):
 
 def test_the_longest_waits_are_drawn_of_very_many():
     waits = [{"start": float(k), "end": k + (0.5 if k % 2 else 0.1), "cause": "h2d"} for k in range(2 * MAX_WAITS)]
-    shown = traces(timeline_figure(StepTimeline(1, [span("a", "forward", COMPUTE, 0, 1)], waits)))["waiting: h2d"]
+    shown = traces(timeline_figure(StepTimeline(1, [span("a", "forward", Lane.COMPUTE, 0, 1)], waits)))["waiting: h2d"]
     assert shown["x"] == [500] * MAX_WAITS and shown["base"] == sorted(shown["base"])
 
 
 def test_gaps_are_between_the_spans_of_compute():
-    busy = [span("a", "forward", COMPUTE, 1, 2), span("b", "forward", COMPUTE, 2.001, 3), span("c", "x", "", 5, 6)]
+    busy = [span("a", "forward", Lane.COMPUTE, 1, 2), span("b", "forward", Lane.COMPUTE, 2.001, 3), span("c", "x", "", 5, 6)]
     assert gaps_of(busy, 6) == [(0.0, 1), (3, 5)]
 
 
@@ -213,12 +213,12 @@ def test_gaps_are_between_the_spans_of_compute():
 
 
 def of_ops(*ops):
-    return [span("a", op, COMPUTE, k, k + 0.5) for k, op in enumerate(ops)]
+    return [span("a", op, Lane.COMPUTE, k, k + 0.5) for k, op in enumerate(ops)]
 
 
 def test_phases_follow_the_ops_of_compute():
     spans = of_ops("embed", "forward", "loss", "backward", "reduce", "embed_backward", "summary")
-    spans.append(span("a", "update", HOST, 6, 8))
+    spans.append(span("a", "update", Lane.HOST, 6, 8))
     assert [(p.name, p.label, p.start, p.end) for p in phases_of(spans)] == [
         ("Forward", "Forward", 0, 2), ("Loss", "Loss", 2, 3), ("Backward", "Backward", 3, 6.5), ("Updates", "Updates", 6.5, 8)]
 
@@ -239,7 +239,7 @@ def test_rounds_are_counted():
 def test_phases_are_bounded_and_none_without_compute():
     many = phases_of(of_ops(*["forward", "loss", "backward"] * MAX_PHASES))
     assert len(many) == MAX_PHASES and many == sorted(many, key=lambda phase: phase.start)
-    assert phases_of([span("a", "prefetch", H2D, 0, 1)]) == [] and phases_of([]) == []
+    assert phases_of([span("a", "prefetch", Lane.H2D, 0, 1)]) == [] and phases_of([]) == []
 
 
 # ------------------------------------------------------------------ the prediction
@@ -253,12 +253,12 @@ def test_the_prediction_is_one_path_a_lane_and_in_the_words_of_each_span(step):
     compute = ghosts(figure)[1]["path"]
     boxes = [box.split("H") for box in compute.split("Z")[:-1]]
     assert boxes[0][0].startswith("M4,0.") or boxes[0][0].startswith("M4,1."), "begins with the first forward, at 4 ms"
-    assert len(boxes) == sum(s["lane"] == COMPUTE for s in step.spans)
+    assert len(boxes) == sum(s["lane"] == Lane.COMPUTE for s in step.spans)
     assert boxes[0][1].split("V")[0] == "7"
     rows = figure["layout"]["yaxis"]["categoryarray"]
     heights = [float(shape["path"].split(",")[1].split("H")[0]) for shape in ghosts(figure)]
     assert all(abs(height - rows.index(row)) < 0.5 for height, row in zip(heights, ["H2D", "Compute", "D2H", "Host"]))
-    assert traces(figure)[COMPUTE]["customdata"][0] == "block.0: forward<br>3 ms predicted"
+    assert traces(figure)[Lane.COMPUTE]["customdata"][0] == "block.0: forward<br>3 ms predicted"
     assert timeline_legend(step, simulated)[-1] == {"label": "As predicted", "colour": "#8a93a3", "kind": "predicted"}
     assert ghosts(timeline_figure(step)) == []
 

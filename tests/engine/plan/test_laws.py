@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from engine.plan.build_step import build_step_plan
+from engine.plan.buffers import Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, StepPlan
-from engine.plan.validate import PlanError, grid, validate
+from engine.plan.ops import GradientSum, Lane, StepPlan
+from engine.plan.text import grid
+from engine.plan.validate import PlanError, validate
 from engine.runtime.cpu_backend import CpuBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
@@ -39,12 +41,12 @@ class DelayedBackend(CpuBackend):
     def __init__(self, delayed: tuple[str, ...]):
         super().__init__()
         self._delayed = delayed
-        self._held: dict[str, list] = {lane: [] for lane in LANES}
+        self._held: dict[str, list] = {lane: [] for lane in Lane}
 
-    def submit(self, op, waits, work):
-        ticket = HeldTicket(self, op.lane, list(waits), work)
-        self._held[op.lane].append(ticket)
-        if op.lane not in self._delayed:
+    def submit(self, lane, waits, work):
+        ticket = HeldTicket(self, lane, list(waits), work)
+        self._held[lane].append(ticket)
+        if lane not in self._delayed:
             self.run_until(ticket)
         return ticket
 
@@ -59,7 +61,7 @@ class DelayedBackend(CpuBackend):
             first.done = True
 
     def drain(self) -> None:
-        for lane in LANES:
+        for lane in Lane:
             while self._held[lane]:
                 self.run_until(self._held[lane][-1])
 
@@ -129,8 +131,8 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     assert 0 < error < 3e-3
 
 
-@pytest.mark.parametrize("lanes", [(H2D,), (D2H,), (HOST,), (H2D, D2H), (D2H, HOST), (H2D, HOST), (H2D, D2H, HOST),
-                                   (COMPUTE,)], ids="+".join)
+@pytest.mark.parametrize("lanes", [(Lane.H2D,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST), (Lane.H2D, Lane.HOST), (Lane.H2D, Lane.D2H, Lane.HOST),
+                                   (Lane.COMPUTE,)], ids="+".join)
 @pytest.mark.parametrize("name", ["base", "host boundaries", "deep prefetch", "one kept", "rounds"])
 def test_delays_in_any_lane_change_nothing(reference, lanes, name):
     changes = {"base": {}, "rounds": dict(rounds=2, gradient_sum="host", micro_batches=2)} | SAME_BITS
@@ -181,19 +183,23 @@ def test_a_wrong_slot_is_found_and_shown():
     plan = build_step_plan(["block 0", "block 1"], False, PlanChoices())
     ops = list(plan.ops)
     k = next(i for i, op in enumerate(ops) if op.kind == "prefetch" and op.unit == "block 1")
-    ops[k] = dataclasses.replace(ops[k], slot="slot 0", writes=(("slot:slot 0", "block 1"),))
-    with pytest.raises(PlanError, match="(expects|overwrites)"):
+    slot = Buffer(BufferKind.SLOT, number=0)
+    ops[k] = dataclasses.replace(ops[k], slot=slot, writes=((slot, Content(ContentKind.WEIGHTS, "block 1")),))
+    with pytest.raises(PlanError, match="(expects|overwrites)") as raised:
         validate(dataclasses.replace(plan, ops=tuple(ops)))
+    (marked,) = [line for line in str(raised.value).splitlines() if line.startswith("->")]
+    broken = int(str(raised.value).split()[1])
+    assert marked.split()[1] == str(broken) and ops[broken].label in marked
 
 
 def test_a_plan_reads_as_a_grid():
     text = grid(build_step_plan(["block 0", "block 1"], True, PlanChoices(micro_batches=2)))
-    assert text.splitlines()[0].split() == ["op", *LANES[:4], "waits", "for"]
+    assert text.splitlines()[0].split() == ["op", "H2D", "COMPUTE", "D2H", "HOST", "waits", "for"]
     assert "forward block 1[0]" in text and "update head" in text and "previous" in text
 
 
 def test_contradicting_choices_are_refused():
     for choices in (PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"), PlanChoices(kept_blocks=2),
-                    PlanChoices(gradient_sum="host")):
+                    PlanChoices(gradient_sum=GradientSum.HOST)):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)

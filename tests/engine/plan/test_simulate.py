@@ -16,7 +16,7 @@ from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, Op
+from engine.plan.ops import Lane, Op
 from engine.plan.simulate import simulate
 from tests.support.tiny import tiny_config
 
@@ -44,7 +44,7 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
         assert max(found.busy.values()) <= found.seconds + 1e-9
         assert found.seconds <= sum(found.busy.values()) + 1e-9
         assert simulate(plan, seconds, inline=True).seconds == pytest.approx(sum(found.busy.values()))
-        assert found.exposed == pytest.approx(max(0.0, found.seconds - found.busy[COMPUTE]))
+        assert found.exposed == pytest.approx(max(0.0, found.seconds - found.busy[Lane.COMPUTE]))
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
@@ -57,7 +57,7 @@ def test_ops_keep_their_lane_and_their_waits(choices):
     ends = [start + seconds(op) for start, op in zip(starts, plan.ops)]
     for op in plan.ops:
         assert all(starts[op.index] >= ends[k] - 1e-9 for k in op.waits)
-    for lane in LANES:
+    for lane in Lane:
         own = [op.index for op in plan.ops if op.lane == lane]
         assert all(starts[b] >= ends[a] - 1e-9 for a, b in zip(own, own[1:]))
 
@@ -66,7 +66,7 @@ def test_compute_that_nothing_holds_up_is_the_whole_step():
     """Copies and updates that take no time: what is left is the sum of the ops of COMPUTE."""
     plan = build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2))
     found = simulate(plan, of_lane(COMPUTE=2.0))
-    assert found.seconds == pytest.approx(2.0 * sum(op.lane == COMPUTE for op in plan.ops)) and found.exposed == 0.0
+    assert found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops)) and found.exposed == 0.0
 
 
 def test_updates_run_under_the_next_forward_and_show_when_they_are_longer():
@@ -88,8 +88,8 @@ def test_a_slow_bus_is_what_a_step_takes():
     plan = build_step_plan(BLOCKS, False, PlanChoices(slots=2))
     found = simulate(plan, lambda op: {"prefetch": 5.0, "forward": 1.0, "backward": 1.0}.get(op.kind, 0.0))
     prefetches = sum(op.kind == "prefetch" for op in plan.ops)
-    assert found.busy[H2D] == 5.0 * prefetches
-    assert found.seconds >= found.busy[H2D] and found.seconds <= found.busy[H2D] + found.busy[COMPUTE]
+    assert found.busy[Lane.H2D] == 5.0 * prefetches
+    assert found.seconds >= found.busy[Lane.H2D] and found.seconds <= found.busy[Lane.H2D] + found.busy[Lane.COMPUTE]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_packed_rows_have_a_kernel_of_their_own(shape):
 def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
     seconds = op_seconds(plan, shape, only(call=1.0), 2, 16)
-    took = {op.kind: seconds(op) for op in plan.ops if op.lane == COMPUTE}
+    took = {op.kind: seconds(op) for op in plan.ops if op.lane == Lane.COMPUTE}
     forward, backward = BLOCK_CALLS["forward"], BLOCK_CALLS["backward"]
     assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [forward, forward, forward, backward]
     assert took["backward"] == pytest.approx(forward + backward)
@@ -200,8 +200,8 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))
     # Attention's backward multiplies its scores once more, which nobody counts.
     again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
-    assert found.busy[COMPUTE] == pytest.approx(flops["hardware"] + again)
-    assert found.busy[HOST] == pytest.approx(0.0) and found.busy[D2H] < 1e-20
+    assert found.busy[Lane.COMPUTE] == pytest.approx(flops["hardware"] + again)
+    assert found.busy[Lane.HOST] == pytest.approx(0.0) and found.busy[Lane.D2H] < 1e-20
 
 
 def test_small_micro_batches_are_slower_by_the_token(shape):

@@ -10,7 +10,7 @@ import launch
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import RunError
-from engine.plan.ops import LANES
+from engine.plan.ops import Lane
 from engine.runs.events import LogLine, PlanBuilt, PlanSimulated, RunStarted, StepTimeline
 from engine.runs.folder import create_run
 from engine.runs.timeline_index import SampledSteps, nearest
@@ -133,7 +133,7 @@ def test_a_trace_is_the_spans_in_microseconds():
     named = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == MEASURED][0]
     assert named["name"] == "forward block 0 [1]"
     assert trace["otherData"] == {"program": "Ramstream", "run": "run-1", "step": "8"}
-    assert set(LANES) <= set(ROWS)
+    assert set(Lane) <= set(ROWS)
 
 
 def test_on_the_command_line(tmp_path, capsys, monkeypatch):

@@ -13,6 +13,7 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.model import activations, attention
+from engine.plan.assign_slots import slot_of
 from engine.model.activations import count_activations
 from engine.model.build import build_model
 from engine.model.layout import DOCUMENTS
@@ -164,7 +165,7 @@ def tail():
     run = streamed(plain_model(tiny_config("qwen3", max_position_embeddings=1024)), BASE)
     for unit in ("embed", "head"):
         plane = run.store.tensor(unit, "weight_high")
-        run.engine.state.slots[unit][:plane.numel()].copy_(plane)
+        run.engine.state.slots[slot_of(unit)][:plane.numel()].copy_(plane)
     yield run.model.skeleton, run.engine.state.outer_parameters["head"]
     run.close()
 

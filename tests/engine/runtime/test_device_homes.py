@@ -13,8 +13,10 @@ from engine.errors import NonFiniteError
 from engine.model.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST, LANES, UPDATES
-from engine.plan.validate import grid, validate
+from engine.plan.ops import UPDATE_LANES, Lane
+from engine.plan.text import grid
+from engine.plan.validate import validate
+from engine.runtime.block_ops import BlockOps
 from engine.runtime.device_adamw import clip_of, update
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
@@ -24,7 +26,7 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 SUMS = {"vertical": {}, "device": dict(rounds=2, gradient_sum="device"), "host": dict(rounds=2, gradient_sum="host")}
 HOMES = {"some": ("embed", "block 0"), "others": ("block 1", "head"),
          "all": ("embed", "block 0", "block 1", "block 2", "head")}
-LATE = [UPDATES, (H2D,), (D2H, HOST), (COMPUTE,), (*UPDATES, H2D), *((lane,) for lane in UPDATES), (*UPDATES, HOST), LANES]
+LATE = [UPDATE_LANES, (Lane.H2D,), (Lane.D2H, Lane.HOST), (Lane.COMPUTE,), (*UPDATE_LANES, Lane.H2D), *((lane,) for lane in UPDATE_LANES), (*UPDATE_LANES, Lane.HOST), Lane]
 
 
 def at_home(homes: tuple[str, ...], buffers: int, gradient_sum: str = "vertical", **changes) -> PlanChoices:
@@ -94,7 +96,7 @@ def test_buffers_over_sums_are_as_good_as_their_own():
     expected = run(1)
     assert_same_bits(run(2, gradient_sum="vertical"), expected)
     for buffers in (2, 3):
-        for late in (UPDATES, *((lane,) for lane in UPDATES), (COMPUTE,), (*UPDATES, H2D, D2H)):
+        for late in (UPDATE_LANES, *((lane,) for lane in UPDATE_LANES), (Lane.COMPUTE,), (*UPDATE_LANES, Lane.H2D, Lane.D2H)):
             assert_same_bits(run(buffers, late), expected)
 
 
@@ -115,18 +117,22 @@ def test_buffers_in_the_place_of_activations_are_as_good(gradient_sum):
             assert_same_bits(run(spare + 2, spare, lenders, late), expected)
 
 
-def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_lenders():
+def test_spare_buffers_are_there_between_the_backward_and_the_forward_of_their_lenders(monkeypatch):
     choices = at_home(("embed", "block 1"), 3, kept_blocks=2, spare_buffers=2, spare_blocks=1)
     run = streamed(plain_model(tiny_config("qwen3")), choices, dtype="bfloat16")
     state, there = run.engine.state, []
-    submit = run.backend.submit
+    work = BlockOps.work
 
-    def watched(op, waits, work):
-        ticket = submit(op, waits, work)
-        there.append((op.kind, op.unit, set(run.engine.plan.spare_buffers) <= state.states.keys()))
-        return ticket
+    def watched(ops, op, step):
+        do = work(ops, op, step)
 
-    run.backend.submit = watched
+        def then() -> None:
+            do()
+            there.append((op.kind, op.unit, set(run.engine.plan.spare_buffers) <= state.states.keys()))
+
+        return then
+
+    monkeypatch.setattr(BlockOps, "work", watched)
     for step in (1, 2):
         run.engine.train_step(step, random_batches(2, seed=step), 1e-2)
     last = f"block {len(run.model.blocks) - 1}"
@@ -159,7 +165,7 @@ def test_what_runs_between_steps_changes_nothing(resident):
 
 
 @pytest.mark.parametrize("gradient_sum", SUMS)
-@pytest.mark.parametrize("late", [(), (HOST,), (D2H, HOST), (*UPDATES, HOST)], ids=lambda late: "+".join(late) or "none")
+@pytest.mark.parametrize("late", [(), (Lane.HOST,), (Lane.D2H, Lane.HOST), (*UPDATE_LANES, Lane.HOST)], ids=lambda late: "+".join(late) or "none")
 def test_a_loss_that_is_not_finite_applies_nothing(late, gradient_sum):
     """Also where the update runs on the device before the host has seen the loss."""
     run = streamed(plain_model(tiny_config("qwen3")), at_home(HOMES["all"], 3, gradient_sum, resident_blocks=1),
@@ -172,9 +178,9 @@ def test_a_loss_that_is_not_finite_applies_nothing(late, gradient_sum):
     with pytest.raises(NonFiniteError, match="loss of step 2"):
         run.engine.train_step(2, random_batches(2, seed=2), 1e-2)
         run.engine.drain()
-    for lane in LANES if late else ():  # what was under way when the error came
+    for lane in Lane if late else ():  # what was under way when the error came
         held = run.backend._held[lane]
-        while held and lane != HOST:
+        while held and lane != Lane.HOST:
             run.backend.run_until(held[-1])
     assert_same_bits([run.store.tensor(*key) for key in kept], before)
 
@@ -288,12 +294,12 @@ def test_plans_with_homes_validate_and_update_everything_once(depth):
                 found = [op.piece for op in plan.ops if op.kind == kind and op.unit == unit]
                 # Pieces of one unit may be spread over spare and other buffers, which are free at other times.
                 assert (sorted(found) if choices.spare_buffers else found) == pieces[unit]
-        sent = [op.states for op in plan.ops if op.kind == "offload_states"]
+        sent = [op.buffer for op in plan.ops if op.kind == "offload_states"]
         if choices.spare_buffers:  # those are given back before what nothing waits for is sent
             late = len(sent) - len(plan.update_buffers)
             spares = [k for k, buffer in enumerate(sent) if buffer in plan.spare_buffers]
             assert not spares or spares[-1] <= len(spares) + max(0, late)
-        used = {op.states for op in plan.ops if op.kind == "device_update"}
+        used = {op.buffer for op in plan.ops if op.kind == "device_update"}
         assert used == set(plan.update_buffers[:sum(map(len, pieces.values()))])
         assert len(plan.update_buffers) == choices.update_buffers
         assert {unit for unit, _ in plan.placed} == {
@@ -338,5 +344,5 @@ def test_lanes_of_homes_are_columns_of_the_grid():
     plan = build_step_plan(["block 0", "block 1"], False, PlanChoices(device_homes=("block 0",), update_buffers=2),
                            {"embed": 9, "block 0": 4, "block 1": 4, "head": 9})
     text = grid(plan)
-    assert text.splitlines()[0].split() == " ".join(["op", *LANES, "waits for"]).split()
+    assert text.splitlines()[0].split() == " ".join(["op", *Lane, "waits for"]).split()
     assert "device_update block 0" in text and "update block 0" not in text.replace("device_update block 0", "")

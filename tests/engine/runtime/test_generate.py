@@ -15,7 +15,7 @@ from engine.errors import CacheError
 from engine.model.build import build_model
 from engine.model.skeleton import BlockArguments
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import COMPUTE, H2D
+from engine.plan.ops import Lane
 from engine.runtime.generate import pick
 from engine.runtime.kv_cache import cache_bytes
 from tests.engine.plan.test_laws import DelayedBackend, assert_same_bits
@@ -151,7 +151,7 @@ def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
 def test_any_plan_and_any_legal_order_answer_alike(qwen3, choices):
     expected = qwen3.sampler.generate(PROMPTS, 8, {2})
     plain = plain_model(tiny_config("qwen3")).eval()
-    for backend in (None, *(DelayedBackend(lanes) for lanes in ((H2D,), (COMPUTE,), (H2D, COMPUTE)))):
+    for backend in (None, *(DelayedBackend(lanes) for lanes in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.H2D, Lane.COMPUTE)))):
         run = streamed(plain, PlanChoices(**choices), backend=backend)
         assert run.sampler.generate(PROMPTS, 8, {2}) == expected
         run.close()

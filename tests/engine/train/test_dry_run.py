@@ -11,7 +11,7 @@ import torch
 from engine.data.packing import one_each
 from engine.data.rows import RowSet, batches
 from engine.plan.build_step import build_step_plan
-from engine.plan.ops import COMPUTE, HOST, LANES, UPDATES
+from engine.plan.ops import UPDATE_LANES, Lane
 from engine.plan.validate import PlanError, validate
 from engine.runs.events import ExactMatchMeasured, ForecastChecked, JobProgressed, LogLine, StepFinished
 from engine.runtime.streaming_engine import StreamingEngine
@@ -51,7 +51,7 @@ def test_its_plan_is_the_step_up_to_the_summary(name):
         validate(dataclasses.replace(dry, ops=broken))
 
 
-@pytest.mark.parametrize("late", [(), LANES, (*UPDATES, HOST), (COMPUTE,)], ids=lambda late: "+".join(late) or "none")
+@pytest.mark.parametrize("late", [(), Lane, (*UPDATE_LANES, Lane.HOST), (Lane.COMPUTE,)], ids=lambda late: "+".join(late) or "none")
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
     """Beside an engine that had none: also the steps after it, with lanes late, and with dropout."""

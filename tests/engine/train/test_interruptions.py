@@ -171,7 +171,7 @@ def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(capsys, pres
         real, ops = BlockOps.work, []
 
         def work(self, op, step):
-            if step.number == 5 and op.kind == "backward":
+            if step.inputs.number == 5 and op.kind == "backward":
                 ops.append(op)
                 low.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
                 low.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB))

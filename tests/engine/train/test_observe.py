@@ -6,21 +6,22 @@ import math
 
 import pytest
 
-from engine.plan.ops import COMPUTE, H2D, Op, Span
+from engine.plan.ops import Lane, Span
 from engine.runs.events import MemorySampled, Record, RunStarted, StepFinished, UnitNorms
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.train.observe import data_wait
 from engine.train.run import start_run
 from tests.support.folders import make_config
+from tests.support.planned_steps import op_on
 
 
-def compute(start, end, lane=COMPUTE):
-    return Span(Op(0, "forward", lane, "block 0"), start, end)
+def compute(start, end, lane=Lane.COMPUTE):
+    return Span(op_on(lane), start, end)
 
 
 def test_rows_are_waited_for_only_while_compute_has_nothing_else():
-    before, after = [compute(0, 5), compute(5, 6, H2D)], [compute(8, 9, H2D), compute(10, 11)]
+    before, after = [compute(0, 5), compute(5, 6, Lane.H2D)], [compute(8, 9, Lane.H2D), compute(10, 11)]
     assert data_wait(after, before, 4, 7) == 2  # from the end of the step before
     assert data_wait(after, before, 1, 4) == 0  # meanwhile it computed
     assert data_wait(after, before, 7, 12) == 3  # until this one begins

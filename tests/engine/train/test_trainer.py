@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from engine.checkpoints.export import export_run
 from engine.checkpoints.restore import newest_checkpoint
 from engine.errors import RunError
-from engine.plan.ops import COMPUTE, D2H, H2D, HOST
+from engine.plan.ops import Lane
 from engine.runs.control import send_command
 from engine.runs.events import (CheckpointWritten, ControlReceived, EvalFinished, MemorySampled, PlanBuilt, RunEnded,
                                 RunStarted, StateChanged, StepFinished, StepTimeline)
@@ -67,7 +67,7 @@ def test_a_run_from_start_to_end_and_its_record(tmp_path):
     assert [c.step for c in events_of(run, CheckpointWritten)] == [3, 6, 8]
     assert [e.step for e in events_of(run, EvalFinished)] == [4, 8]
     timeline = events_of(run, StepTimeline)[0]
-    assert {s["lane"] for s in timeline.spans} == {H2D, COMPUTE, D2H, HOST}
+    assert {s["lane"] for s in timeline.spans} == {Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST}
     assert {s["unit"] for s in timeline.spans} > {"block 1"}
     assert all(s["end"] >= s["start"] >= 0 for s in timeline.spans)
     assert events_of(run, MemorySampled)[0].host_rss > 0

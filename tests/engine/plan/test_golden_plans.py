@@ -1,0 +1,75 @@
+"""Plans of eight choices stand as text beside this file: a change of the planner is a difference of lines.
+
+`python -m tests.engine.plan.test_golden_plans` writes them anew; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.plan.build_step import build_forward_plan, build_step_plan
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import OP_TYPES, GradientSum, StepPlan
+from engine.plan.text import from_text, to_text
+from engine.plan.validate import validate
+
+FOLDER = Path(__file__).parent / "golden"
+BLOCKS = ["block 0", "block 1", "block 2", "block 3"]
+NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
+HOMES = ("embed", "block 0", "block 1", "head")
+
+CHOICES = {
+    "vertical": PlanChoices(micro_batches=2),
+    "host-boundaries": PlanChoices(micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2),
+    "kept-and-resident": PlanChoices(micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True),
+    "rounds-on-the-device": PlanChoices(micro_batches=2, rounds=2, gradient_sum=GradientSum.DEVICE, kept_blocks=4, slots=3,
+                                        prefetch_depth=2),
+    "rounds-on-the-host": PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True),
+    "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
+    "spare-buffers": PlanChoices(micro_batches=2, rounds=2, gradient_sum=GradientSum.DEVICE, kept_blocks=4,
+                                 device_homes=HOMES, update_buffers=4, spare_buffers=2, spare_blocks=2),
+}
+
+
+def plan_of(name: str) -> StepPlan:
+    if name == "forward":
+        return build_forward_plan(BLOCKS, True, 2, 2)
+    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], NUMEL)
+
+
+NAMES = [*CHOICES, "forward"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_is_the_one_that_stands_as_text(name):
+    text = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    assert to_text(plan_of(name)) == text
+    assert from_text(text) == plan_of(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_that_was_read_back_is_as_sound(name):
+    validate(from_text(to_text(plan_of(name))))
+
+
+def test_the_plans_have_every_kind_of_op():
+    assert {op.kind for name in NAMES for op in plan_of(name).ops} == set(OP_TYPES)
+
+
+@pytest.mark.parametrize("broken", ["slot(block 0", "no such kind 3", "slot 0/x", ""])
+def test_what_is_no_plan_is_refused(broken):
+    text = to_text(plan_of("vertical"))
+    with pytest.raises(ValueError):
+        from_text(text.replace("slot 0", broken, 1))
+
+
+def write() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name in NAMES:
+        (FOLDER / f"{name}.txt").write_text(to_text(plan_of(name)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
