@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.session.jobs import Job
+from engine.errors import FitError
+from engine.machine.rates import ONE_THREAD, store_rates
 
 PROBE_SECONDS = 0.25
 """Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
@@ -36,10 +38,8 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
     # Here, since torch takes seconds that the page must not wait for.
     from torch import OutOfMemoryError
 
-    from engine.runtime.open_backend import open_backend
     from engine.runtime.ceilings import measure, one_thread_rates
-    from engine.errors import FitError
-    from engine.machine.rates import ONE_THREAD, store_rates
+    from engine.runtime.open_backend import open_backend
 
     def say(part: str) -> None:
         go_on()

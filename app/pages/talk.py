@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.session.engine_calls import TalkCalls, Talker
 from app.session.jobs import Cancelled, Job
 from app.session.session import Session
 from app.words import in_bytes
+from engine.checkpoints.checkpoint import folders_by_step
 from engine.errors import DataError, FitError, RamstreamError, RunError
-
-if TYPE_CHECKING:
-    from engine.talk.talk_sources import Source
-    from engine.talk.talkers import Sampling, Talker
-    from engine.talk.voice import Message
+from engine.runs.folder import open_run
+from engine.talk.conversation import Message, Sampling, Source, base_of, checkpoint_of, take_turns
 
 IDLE_SECONDS = 600
 GIVE_UP_SECONDS = 30
@@ -65,9 +64,8 @@ class Turn:
 class Talk:
     """All methods may be called from any thread. Whoever uses weights or gives them back holds `_weights`."""
 
-    def __init__(self, session: Session, engine: Any = None):
-        """`engine` has what this calls of `engine.talk.talkers`; tests give their own."""
-        self._session, self._given = session, engine
+    def __init__(self, session: Session, engine: TalkCalls | None = None):
+        self._session, self._engine = session, engine or TalkCalls()
         self._state, self._weights = threading.RLock(), threading.RLock()
         self._turns: list[Turn] = []
         self._choice: Choice | None = None
@@ -79,15 +77,6 @@ class Talk:
         """Counted on from the clock, so that what a page saw of an earlier server is older. `_begun`: with the last turn."""
         self._idle: threading.Timer | None = None
         session.before_run = self.release
-
-    @property
-    def _engine(self) -> Any:
-        """Imported when it is first needed: torch takes seconds."""
-        if self._given is None:
-            import engine.talk.talkers
-
-            self._given = engine.talk
-        return self._given
 
     # ------------------------------------------------------------------ what pages see
 
@@ -122,7 +111,7 @@ class Talk:
 
     def about(self, choice: Choice) -> dict[str, Any]:
         """How these weights are spoken to. Raises RamstreamError where they cannot be."""
-        voice = self._engine.Voice.of(self._sides(choice, False)["tuned"].config)
+        voice = self._engine.voice_of(self._sides(choice, False)["tuned"].config)
         return {"template": voice.has_template, "system": voice.takes_system, "base": not choice.folder,
                 "longest": voice.longest}
 
@@ -215,12 +204,12 @@ class Talk:
         """Whether these weights can all be in memory, where some may be already. Raises FitError where one cannot be alone."""
         missing = [source for side, source in sources.items() if side not in self._talkers]
         try:
-            return not missing or self._engine.how_they_fit(missing) == self._engine.TOGETHER
+            return not missing or self._engine.fit_together(missing)
         except FitError:
             if not any(side in self._talkers for side in sources):
                 raise
         self._give_back(self._talkers)
-        return self._engine.how_they_fit(list(sources.values())) == self._engine.TOGETHER
+        return self._engine.fit_together(list(sources.values()))
 
     def _load(self, job: Job, side: str, source: Source, choice: Choice, paused: Any) -> None:
         if side == "tuned" and choice.weights == CURRENT:
@@ -256,7 +245,7 @@ class Talk:
 
         answers = {side: self._timed(turn.answers[side], self._talkers[side].answer(messages, sampling))
                    for side, messages in history.items()}
-        self._engine.take_turns(answers, on_token, lambda: job.is_cancelled)
+        take_turns(answers, on_token, lambda: job.is_cancelled)
 
     def _timed(self, answer: Answer, tokens: Iterator[int]) -> Iterator[int]:
         """`tokens`, with the seconds that they take. A conversation that this side cannot be asked ends its answer alone."""
@@ -300,9 +289,6 @@ class Talk:
 
     def _weights_of(self, run_id: str) -> dict[str, str]:
         """What of a run can be talked to, by value: words."""
-        from engine.checkpoints.checkpoint import folders_by_step
-        from engine.runs.folder import open_run
-
         with contextlib.suppress(RunError):
             folder = open_run(self._session.runs_dir, run_id)
             steps = sorted(folders_by_step(folder.checkpoints_path), reverse=True)
@@ -317,8 +303,6 @@ class Talk:
     def _sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
         """The weights that answer: `tuned`, and before it `base` where the two are compared. Raises RamstreamError where there
         are none, while a run trains here, and while one of another process is being prepared."""
-        from engine.runs.folder import open_run
-
         self._paused()
         if choice.folder:
             return {"tuned": self._engine.folder_of(choice.folder)}
@@ -329,11 +313,11 @@ class Talk:
             raise RunError(f"Run {choice.run_id} has no such weights; it has "
                            f"{', '.join(weights.values()) or 'none yet: save a checkpoint first'}.")
         label = f"{folder.config.name}, {weights[value][0].lower()}{weights[value][1:]}"
-        sides = {"base": self._engine.base_of(folder.config)} if compare else {}
+        sides = {"base": base_of(folder.config)} if compare else {}
         if value == "export":
             return sides | {"tuned": self._engine.folder_of(str(folder.export_path), label)}
         step = int(value.removeprefix("step-")) if value != CURRENT else None
-        return sides | {"tuned": self._engine.checkpoint_of(self._session.runs_dir, choice.run_id, folder.config, step, label)}
+        return sides | {"tuned": checkpoint_of(self._session.runs_dir, choice.run_id, folder.config, step, label)}
 
     def _paused_calls(self) -> Any:
         paused = getattr(self._session.active_run, "paused", None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from plotly.offline import get_plotlyjs
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -84,8 +85,6 @@ def _plotly() -> tuple[bytes, str]:
 
     The comment before it is Chromium's explicit compile hint: nearly all of its functions are called as it loads, and so the
     browser compiles them on another thread while the file arrives. The page then stands still for a seventh of the time."""
-    from plotly.offline import get_plotlyjs
-
     text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
     return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
 

@@ -39,7 +39,7 @@ def shown(**values):
 def checker(tmp_path, monkeypatch):
     """Of a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. `calls` counts estimates."""
     machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
-    monkeypatch.setattr(app.check, "read_machine", lambda folder: replace(machine))
+    monkeypatch.setattr(app.pages.checker, "read_machine", lambda folder: replace(machine))
     calls = []
 
     def counted_estimate(config, machine):
@@ -54,7 +54,7 @@ def checker(tmp_path, monkeypatch):
 
 def test_bars_and_items_add_up_to_what_the_report_says(checker):
     verdict = checker.verdict(shown())
-    report = estimate(checker.calls[0], app.check.read_machine("."))
+    report = estimate(checker.calls[0], app.pages.checker.read_machine("."))
     assert [bar["name"] for bar in verdict["bars"]] == ["host", "gpu", "disk"]
     for bar in verdict["bars"]:
         part = getattr(report, bar["name"])
@@ -71,7 +71,7 @@ def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
 
 def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
     rows = {row["name"]: row for row in checker.verdict(shown(output__price_per_kwh=0.5))["time"]}
-    time = estimate(checker.calls[0], app.check.read_machine(".")).time
+    time = estimate(checker.calls[0], app.pages.checker.read_machine(".")).time
     assert rows["A step"]["text"].startswith("about ") and "tokens/s" in rows["A step"]["text"]
     assert rows["A step"]["note"] == "estimated from the card's specification"
     assert rows["The run"]["text"].startswith("500 steps: about ")

@@ -60,7 +60,7 @@ def test_each_run_has_one_colour_and_its_name_as_text(axis):
         go.Figure(figure)
         by_name = {}
         for trace in figure["data"]:
-            assert "<" not in trace["name"] and len(trace["x"]) <= app.compare.CURVE_POINTS
+            assert "<" not in trace["name"] and len(trace["x"]) <= app.pages.compare.CURVE_POINTS
             by_name.setdefault(trace["name"].removesuffix(", held out"), set()).add(trace["line"]["color"])
         assert all(len(colours) == 1 for colours in by_name.values())
         assert by_name["Plain"] == {COLOURS[0]} and by_name["&lt;img src=x onerror=1&gt; &amp; co"] == {COLOURS[1]}
@@ -120,8 +120,8 @@ def test_runs_of_the_same_name_are_told_apart():
 
 def test_a_record_is_folded_once_and_gone_on_with_as_it_grows(tmp_path, monkeypatch):
     read = []
-    real = app.compare.catch_up
-    monkeypatch.setattr(app.compare, "catch_up", lambda *given: read.append(1) or real(*given))
+    real = app.pages.compare.catch_up
+    monkeypatch.setattr(app.pages.compare, "catch_up", lambda *given: read.append(1) or real(*given))
     folders = [recorded(tmp_path), recorded(tmp_path, 20, None)]
     kept = Records()
     for _ in range(3):

@@ -42,8 +42,8 @@ def test_parts_are_serialised_once_for_all_tabs(session, monkeypatch):
     import app.view.run_watch
 
     built = []
-    real = dict(app.watch.FIGURES)
-    monkeypatch.setattr(app.watch, "FIGURES", {
+    real = dict(app.view.run_watch.FIGURES)
+    monkeypatch.setattr(app.view.run_watch, "FIGURES", {
         name: lambda *a, name=name: built.append(name) or real[name](*a) for name in real})
     folder = finished_run(session)
     answers = call(session, *[("GET", f"/api/live/{folder.id}", None)] * 10)

@@ -117,7 +117,7 @@ def test_a_recorded_run_has_a_diagnosis_after_its_end():
 
 
 def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
-    code = ("import sys, app.check, app.diagnosis, app.view, app.watch\n"
+    code = ("import sys, app.pages.checker, app.view.diagnosis, app.view.run_words, app.view.run_watch\n"
             "print(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))")
     done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -131,7 +131,7 @@ def test_the_page_and_its_files_are_served(tmp_path):
     app = served(tmp_path, None).app
     page, = answers(app, [("GET", "/", {})])
     assert page.status_code == 200
-    files = set(re.findall(r"/(?:assets|ramstream)/[\w.-]+\.(?:js|css)", page.text))
+    files = set(re.findall(r"/(?:assets|ramstream)/[\w./-]+\.(?:js|css)", page.text))
     assert len(files) > 8
     assert {path: answer.status_code for path, answer in zip(files, answers(app, [("GET", path, {}) for path in files]))
             } == dict.fromkeys(files, 200)
