@@ -81,9 +81,7 @@ class Records:
         fold = self._kept.get(key)
         if fold is None or size < fold.size or (size == fold.size and mtime != fold.mtime):  # another record, or a mended one
             fold = self._kept[key] = _Fold(Follower(folder.events_path), RunSnapshot())
-        if (fold.size, fold.mtime) != (size, mtime):
-            catch_up(fold.snapshot, fold.follower)
-            fold.size, fold.mtime = size, mtime
+        fold.go_on(size, mtime)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_RECORDS:
             self._kept.popitem(last=False)
@@ -98,6 +96,12 @@ class _Fold:
     snapshot: RunSnapshot
     size: int = -1
     mtime: int = -1
+
+    def go_on(self, size: int, mtime: int) -> None:
+        """Read what has come since; nothing where the record is as it was."""
+        if (self.size, self.mtime) != (size, mtime):
+            catch_up(self.snapshot, self.follower)
+            self.size, self.mtime = size, mtime
 
 
 def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

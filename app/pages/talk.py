@@ -49,6 +49,25 @@ class Answer:
     seconds: float = 0.0
     """That `draws` tokens took; the first, which waits for the whole conversation to be read, is not counted."""
 
+    def write(self, text: str, tokens: int) -> None:
+        """The answer so far, of so many tokens."""
+        self.text, self.tokens = text, tokens
+
+    def count_draw(self, seconds: float, is_last: bool) -> None:
+        """A token was drawn in `seconds`, or, where it is the last draw, the answer's end was."""
+        if self.state == "writing":
+            self.draws += 1
+            self.seconds += seconds
+        self.state = "done" if is_last else "writing"
+
+    def fail(self, problem: str) -> None:
+        self.state, self.problem = "failed", problem
+
+    def stop(self) -> None:
+        """Nothing more comes; one that is over stays as it is."""
+        if self.state in ("waiting", "writing"):
+            self.state = "stopped"
+
     def to_dict(self) -> dict[str, Any]:
         rate = f"{self.draws / self.seconds:,.1f} tokens/s" if self.seconds > 0 else ""
         return {"weights": self.weights, "text": self.text, "state": self.state, "problem": self.problem, "tokens": self.tokens,
@@ -76,7 +95,7 @@ class Talk:
         self._version = self._begun = time.time_ns() // 1_000_000
         """Counted on from the clock, so that what a page saw of an earlier server is older. `_begun`: with the last turn."""
         self._idle: threading.Timer | None = None
-        session.before_run = self.release
+        session.call_before_runs(self.release)
 
     # ------------------------------------------------------------------ what pages see
 
@@ -239,8 +258,7 @@ class Talk:
             ids[side].append(token)
             text = self._talkers[side].voice.text(ids[side])
             with self._state:
-                answer = turn.answers[side]
-                answer.text, answer.tokens = text, len(ids[side])
+                turn.answers[side].write(text, len(ids[side]))
                 self._changed()
 
         answers = {side: self._timed(turn.answers[side], self._talkers[side].answer(messages, sampling))
@@ -256,14 +274,11 @@ class Talk:
                     token = next(tokens, None)
                 except DataError as error:
                     with self._state:
-                        answer.state, answer.problem = "failed", str(error)
+                        answer.fail(str(error))
                         self._changed()
                     return
                 with self._state:
-                    if answer.state == "writing":
-                        answer.draws += 1
-                        answer.seconds += time.perf_counter() - began
-                    answer.state = "writing" if token is not None else "done"
+                    answer.count_draw(time.perf_counter() - began, is_last=token is None)
                     self._changed()
                 if token is None:
                     return
@@ -272,8 +287,7 @@ class Talk:
     def _end(self, turn: Turn) -> None:
         with self._state:
             for answer in turn.answers.values():
-                if answer.state in ("waiting", "writing"):
-                    answer.state = "stopped"
+                answer.stop()
             self._changed()
 
     def _history(self, side: str, turn: Turn, system: str) -> list[Message]:

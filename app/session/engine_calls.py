@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from app.session.detached import start_detached
 from engine.config.changes import Change
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.data.mapping import preview
@@ -54,7 +53,6 @@ class EngineCalls:
     """The engine's functions that the session calls; tests give their own."""
 
     start_run: Callable[..., Run] = start_run
-    start_detached: Callable[..., str] = start_detached
     resume_run: Callable[..., Run] = resume_run
     export_run: Callable[..., Any] = _export_run
     estimate: Callable[..., Any] = estimate

@@ -174,7 +174,7 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, mon
     monkeypatch.setattr("app.pages.talk.IDLE_SECONDS", 600)
     say(talk, "two")
     assert fake.loaded
-    talk._session.before_run()
+    talk._session._free_memory()
     assert not fake.loaded
 
 
