@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from app.view.drawing import AMBER, BLUE, GREEN, PINK, TEAL, VIOLET, Figure, escaped, rounded, say_empty
-from app.view.series import SMOOTH_STEPS, downsample, smooth
+from app.view.curve_points import SMOOTH_STEPS, downsample, smooth
 from app.words import GIB, STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_step_time, in_time
 from engine.errors import RamstreamError, RunError
 from engine.runs.about import read_about
@@ -65,7 +65,7 @@ class Records:
         snapshot = self._fold(folder)
         try:
             config = folder.config
-            name, settings = config.name, flattened(config.to_dict())
+            name, settings = config.name, by_dotted_name(config.to_dict())
         except RamstreamError:
             name, settings = snapshot.name or folder.id, {}
         state = shown_state(snapshot.state, running)
@@ -104,11 +104,11 @@ class _Fold:
             self.size, self.mtime = size, mtime
 
 
-def flattened(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves by dotted name; lists are leaves."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        leaves |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        leaves |= by_dotted_name(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return leaves
 
 

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 import pytest
 
 import app.pages.compare
-from app.pages.compare import COLOURS, FIGURES, MOST_RUNS, Compared, Records, comparison, differing_settings, flattened, labels
+from app.pages.compare import (COLOURS, FIGURES, MOST_RUNS, Compared, Records, by_dotted_name, comparison, differing_settings,
+                               labels)
 from app.session.session import Session
 from app.web.compare_routes import compare_routes
 from engine.config.settings import TrainConfig
@@ -32,7 +33,7 @@ def fold(events):
 
 
 def compared(name="Run", steps=60, settings=None, state="finished", **events):
-    values = {"name": name, **flattened(CONFIG.to_dict()), **(settings or {})}
+    values = {"name": name, **by_dotted_name(CONFIG.to_dict()), **(settings or {})}
     return Compared(f"id-{name}", name, state, fold(run_events(steps, **events)), values)
 
 

@@ -17,7 +17,7 @@ from engine.runtime.host_store import HostStore
 from engine.talk.conversation import Sampling, checkpoint_of
 from engine.talk.talkers import load
 from engine.train.run import start_run
-from tests.app.pages.test_app_talk import FakeTalk
+from tests.app.pages.test_talk_page import FakeTalk
 from tests.support.folders import make_config
 from tests.support.routes import send, wait_for
 
