@@ -30,8 +30,7 @@ REASONS: dict[str, dict[str, str]] = {
     "app/main.py": {
         "os._exit is private": "a public function of Python, in spite of its name"},
     "app/pages/page.py": {
-        "os.environ is changed": "Gradio reads there that it must not report its use",
-        "session.queue is changed": "`add` is a method of RunQueue"},
+        "os.environ is changed": "Gradio reads there that it must not report its use"},
     "app/pages/talk.py": {
         "self._idle.daemon is set": "a timer of Python takes it in no other way"},
     "app/web/requests.py": {
