@@ -1,4 +1,4 @@
-"""The app: the page with its tabs, wired to the session, and `serve`, which `launch.py` calls."""
+"""`serve`, which `launch.py` calls: session, page and server put together, from their start to their end."""
 
 from __future__ import annotations
 

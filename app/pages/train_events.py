@@ -65,14 +65,15 @@ class TrainEvents:
     def _ask_for_verdicts(self) -> None:
         panel = self._panel
         chosen = [component.input for component in panel.fields.values() if not isinstance(component, gr.Textbox)]
-        # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events would not do: `.change` fires
-        # once a box while a preset fills the form, `.input` misses what is pasted.
+        # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events would not do: `.change`
+        # fires once a box while a preset fills the form, `.input` misses what is pasted.
         gr.on([panel.verdict.input, self._bar.change, *chosen], **self._ask)
 
     def _show_data(self) -> None:
         fields = self._panel.fields
         # A name of the hub is looked up when it is complete, not at each letter.
-        entered = [event for dotted in ("model.source", "data.source") for event in (fields[dotted].submit, fields[dotted].blur)]
+        entered = [event for dotted in ("model.source", "data.source")
+                   for event in (fields[dotted].submit, fields[dotted].blur)]
         columns = [component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]
         # `preview.submit` is triggered by train.js when the form is looked at first: a page on another tab needs no preview.
         shows_data = [self._panel.preview.submit, fields["data.format"].input, fields["data.train_on"].input,

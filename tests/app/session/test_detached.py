@@ -35,7 +35,9 @@ def as_python(code):
     return lambda folder: [sys.executable, "-c", code, str(folder.path)]
 
 
-HOLDS = ("import sys, time; from pathlib import Path; from engine.runs.control import CommandReader; from engine.runs.folder import RunFolder\n"
+HOLDS = ("import sys, time; from pathlib import Path\n"
+         "from engine.runs.control import CommandReader\n"
+         "from engine.runs.folder import RunFolder\n"
          "from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged\n"
          "from engine.runs.recorder import RunRecorder\n"
          "folder = RunFolder(Path(sys.argv[1])); time.sleep(1)\n"
