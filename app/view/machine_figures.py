@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from app.view.axes import LIMIT_SHARE, Axis, curve, figure, level, one_row, places, two_rows
-from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, VIOLET, Figure, rounded
 from app.view.curve_points import downsample
+from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, VIOLET, Figure, rounded
 from app.view.step_time import PARTS, step_parts
 from app.words import GIB
 from engine.runs.snapshot import RunSnapshot
