@@ -119,7 +119,6 @@ ENGINE_FOR_NOW: dict[str, list[str]] = {
     "engine/runtime/host_store.py": ["_libc.madvise.argtypes is set",
         "weakref.finalize(self, _unregister_all, self._registered, unregister).atexit is set"],
     "engine/runtime/streaming_engine.py": ["engine.runtime.boundaries._HostBoundaries is private", "step.scalars is set"],
-    "engine/talk/talkers.py": ["engine.talk.talk_sources._ADVICE is private"],
     "engine/train/explain.py": ["setattr of error"],
     "engine/train/prepare.py": ["account.held is set", "account.buffers is set", "account.loading is set",
         "_first_resident of the module is changed"],

@@ -58,7 +58,7 @@ def folder_of(folder: str, label: str = "") -> Source:
 # ---------------------------------------------------------------------- what fits
 
 TOGETHER, IN_TURN = "together", "in_turn"
-_ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
+ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
 
 
 def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = None) -> str:
@@ -72,10 +72,10 @@ def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = No
         sizes.append(size)
         if size.host + size.loading + MARGIN_BYTES > host:
             raise FitError(f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and {in_gib(host)} is "
-                           f"free; {_ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+                           f"free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
         if device is not None and size.device + MARGIN_BYTES > device:
             raise FitError(f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and {in_gib(device)} is free; "
-                           f"{_ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+                           f"{ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
     held = peak = 0
     for size in sizes:
         peak = max(peak, held + size.host + size.loading)

@@ -17,7 +17,7 @@ from engine.errors import FitError, GpuMemoryError
 from engine.model.hub import fetch
 from engine.runtime.generate import Sampler
 from engine.talk.conversation import Message, Sampling, Source
-from engine.talk.talk_sources import _ADVICE
+from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice
 from engine.train.paused_calls import PausedCalls
 
@@ -73,7 +73,7 @@ def load(source: Source, progress: Progress | None = None) -> Talker:
         try:
             engine = saved.engine()
         except torch.OutOfMemoryError:
-            raise FitError(f"The GPU has too little free memory for {source.label}; {_ADVICE}.") from None
+            raise FitError(f"The GPU has too little free memory for {source.label}; {ADVICE}.") from None
         owned.callback(engine.close)
         sampler = Sampler(engine)
         voice = Voice(source.config, saved.model.config, saved.tokenizer)
