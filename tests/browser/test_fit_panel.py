@@ -19,10 +19,10 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 SERVE = """
 import sys
-import app.check
+import app.pages.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
-app.check.read_machine = lambda folder: machine
+app.pages.checker.read_machine = lambda folder: machine
 from app.main import serve
 serve(port=int(sys.argv[1]), runs_dir=sys.argv[2], open_browser=False)
 """
