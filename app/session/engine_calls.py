@@ -43,7 +43,7 @@ def _load_tokenizer(source: str) -> Any:
 def _warm_up(model: ModelConfig) -> None:
     from engine.model.build import build_model
     from engine.model.pretrained_files import load_config
-    from engine.train import prepare  # noqa: F401
+    from engine.train import prepare  # noqa: F401  (loaded for the first Start)
 
     build_model(load_config(model.source), model)
 
