@@ -318,7 +318,7 @@ def test_one_failing_thread_stops_the_others():
 
 KILLED = """
 import os, sys
-from tests.test_checkpoint import HostStore, fill, layouts, write_checkpoint
+from tests.engine.checkpoints.test_checkpoint import HostStore, fill, layouts, write_checkpoint
 store = HostStore(layouts(), "bfloat16", threads=1)
 store.allocate_weights(); store.allocate_states(); fill(store, 7)
 write_checkpoint(sys.argv[1], 3, store, {}, 1,

@@ -201,5 +201,5 @@ def test_the_data_side_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, engine.data; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    code = "import sys, engine.data.loader, engine.data.preview; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

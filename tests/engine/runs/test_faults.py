@@ -44,7 +44,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
-    monkeypatch.setattr(engine.prepare, "read_machine", plenty)
+    monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
     at_event(monkeypatch, lambda e: isinstance(e, JobProgressed) and e.job == "export", lambda: fill(small_disk, 120_000))
     monkeypatch.setattr("engine.checkpoints.export.disk_free", lambda path: 1 << 40)
     sentence = failed(capsys, small_disk, preset, "--set", "output.export=true", code=1)

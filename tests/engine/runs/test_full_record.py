@@ -23,7 +23,7 @@ SECONDS = 60
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
     """A file system of 40 MiB, at which is looked often."""
-    monkeypatch.setattr(engine.recorder, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(engine.runs.recorder, "LOOK_SECONDS", 0.05)
     with small_file_system(tmp_path / "disk", 40) as place:
         yield place
 

@@ -42,8 +42,8 @@ LOOK_SECONDS = 0.05
 def disk(tmp_path, monkeypatch, whole):
     """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large one. Made after `whole`, to
     which nothing is to happen."""
-    monkeypatch.setattr(engine.prepare, "read_machine", plenty)
-    for module in (engine.room, engine.recorder):
+    monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
+    for module in (engine.train.disk_wait, engine.runs.recorder):
         monkeypatch.setattr(module, "LOOK_SECONDS", LOOK_SECONDS)
     with small_file_system(tmp_path / "disk", 40) as place:
         yield place
@@ -184,7 +184,7 @@ def test_a_second_stop_ends_it_without_saving(capsys, preset, no_room_for_a_chec
 
 def test_two_who_stop_at_once_ask_for_one_stop(capsys, preset, no_room_for_a_checkpoint, monkeypatch):
     def twice(folder: RunFolder) -> None:
-        monkeypatch.setattr(engine.room, "LOOK_SECONDS", 1.0)  # in which nobody can have read what the run says
+        monkeypatch.setattr(engine.train.disk_wait, "LOOK_SECONDS", 1.0)  # in which nobody can have read what the run says
         send_command(folder, "stop")
         while len(waits(folder)) < 2:
             time.sleep(0.01)
@@ -206,7 +206,7 @@ def test_discard_is_obeyed_while_a_checkpoint_waits(capsys, preset, no_room_for_
 
 @pytest.mark.parametrize("word", ["resume", "save"])
 def test_a_request_tries_again_at_once(capsys, preset, no_room_for_a_checkpoint, monkeypatch, whole, word):
-    monkeypatch.setattr(engine.room, "LOOK_SECONDS", 1e9)
+    monkeypatch.setattr(engine.train.disk_wait, "LOOK_SECONDS", 1e9)
 
     def act(folder: RunFolder) -> None:
         make_room(folder)
@@ -269,7 +269,7 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
 
 def test_a_run_short_of_memory_does_not_wait_for_room(capsys, preset, no_room_for_a_checkpoint, monkeypatch):
     at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.room == "checkpoint",
-             lambda: monkeypatch.setattr(engine.watch, "sample_host_memory", lambda: (3 << 30, MIB)))
+             lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
     assert "checkpoint of step 6 needs" in failed(capsys, no_room_for_a_checkpoint, preset, code=1)
 
 
@@ -277,7 +277,7 @@ def test_where_there_seems_to_be_room_it_is_tried_less_often(monkeypatch, tmp_pa
     lacks = DiskFullError("", str(tmp_path), needed=5, free=7, full="The disk quota is used up")
     watch = RoomWatch(lacks)
     assert not watch.found()
-    monkeypatch.setattr(engine.room, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine.train.disk_wait, "AGAIN_SECONDS", 0.0)
     assert watch.found()
     assert "which did not take it; free some disk space" in wait_in_words(lacks, 6, is_stopping=False)
 

@@ -145,9 +145,9 @@ def low_from(monkeypatch, step: int, *available: int) -> None:
     rest = list(available)
 
     def start():
-        monkeypatch.setattr(engine.watch, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
         monkeypatch.setattr("engine.train.observe.LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(engine.watch, "sample_host_memory",
+        monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory",
                             lambda: (3 << 30, rest.pop(0) if len(rest) > 1 else rest[0]))
 
     at_event(monkeypatch, at_step(step), start)
@@ -173,8 +173,8 @@ def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(capsys, pres
         def work(self, op, step):
             if step.number == 5 and op.kind == "backward":
                 ops.append(op)
-                low.setattr(engine.watch, "LOOK_SECONDS", 0.0)
-                low.setattr(engine.watch, "sample_host_memory", lambda: (3 << 30, MIB))
+                low.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
+                low.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB))
             return real(self, op, step)
 
         low.setattr(BlockOps, "work", work)
@@ -191,7 +191,7 @@ def test_a_short_peak_of_another_program_ends_no_run(capsys, preset, runs, monke
 
 def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
     at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.state == "paused",
-             lambda: monkeypatch.setattr(engine.watch, "sample_host_memory", lambda: (3 << 30, MIB)))
+             lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
     run = start_run(make_config(tmp_path), runs)
     ended = execute(run, {2: "pause"})
     assert ended.error_type == "HostMemoryError" and "is saved" in ended.reason

@@ -74,8 +74,8 @@ class Sampler:
 @pytest.mark.parametrize("left, looks", [((60 * MIB,), 1), ((8 * GIB, 100 * MIB, 90 * MIB), 3),
                                          ((100 * MIB, 8 * GIB, 100 * MIB, 8 * GIB), None)])
 def test_the_watch_tells_the_account_of_the_moment(monkeypatch, left, looks):
-    monkeypatch.setattr(engine.watch, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(engine.watch, "sample_host_memory", Sampler(*left))
+    monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", Sampler(*left))
     watch = MemoryWatch(lambda rss, available: f"{rss // GIB} and {available // MIB}")
     for look in range(1, 6):
         if look == looks:
@@ -99,8 +99,8 @@ def test_the_peak_is_of_what_came_after():
 
 def test_memory_that_runs_low_while_weights_are_read_ends_the_run_by_item(capsys, preset, runs, monkeypatch):  # noqa: F811
     def low():
-        monkeypatch.setattr(engine.watch, "LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(engine.watch, "sample_host_memory", lambda: (20 * GIB, MIB))
+        monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
+        monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (20 * GIB, MIB))
 
     at_event(monkeypatch, lambda e: isinstance(e, JobProgressed) and e.job == "allocate", low)
     sentence = failed(capsys, runs, preset, code=1)
