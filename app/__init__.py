@@ -11,6 +11,6 @@ reads this list.
     web      who may ask, and what is answered
     main     `serve`, which `launch.py` calls
 
-`browser` holds scripts, styles and templates, and no Python. What loads torch is reached through
-`app/session/engine_calls.py`, and by imports inside functions in the pages for talking and measuring.
+`browser` holds scripts, styles and templates, and no Python. What loads torch is reached by imports inside functions,
+which stand in `app/session/engine_calls.py` and in the page for measuring, `app/pages/measuring.py`.
 """

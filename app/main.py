@@ -1,4 +1,4 @@
-"""The app: the page with its tabs, wired to the session, and `serve`, which `launch.py` calls."""
+"""`serve`, which `launch.py` calls: session, page and server put together, from their start to their end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
     session = Session(runs)
     checker = Checker(session)
     app = build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables())
-    server = _Server(server_config(app, host, port, **encryption))
     address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
     link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
 
@@ -55,7 +54,7 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
         _announce(address, link, open_browser)
         await read_ahead(session)  # while the browser starts
 
-    server.on_started = started
+    server = _Server(server_config(app, host, port, **encryption), started)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
     gc.freeze()  # what is here stays: looking for garbage in it would take a third of the time of reading a long record
     try:
@@ -95,13 +94,15 @@ def _warm_up(session: Session) -> None:
 class _Server(uvicorn.Server):
     """Runs `on_started` once the port is open, beside what it serves."""
 
-    on_started: Callable[[], Coroutine[Any, Any, None]]
-    _beside: asyncio.Task[None] | None = None
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], Coroutine[Any, Any, None]]):
+        super().__init__(config)
+        self._on_started = on_started
+        self._beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._beside = asyncio.create_task(self.on_started())
+            self._beside = asyncio.create_task(self._on_started())
 
 
 def _announce(address: str, link: str | None, open_browser: bool) -> None:

@@ -24,6 +24,7 @@ FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 """What no file of a tree may import."""
 
 LATE = {
+    "app/pages/measuring.py": "the page is served before torch is loaded, and a measurement needs the devices",
     "app/session/engine_calls.py": "the page is served before torch is loaded",
 }
 """Files with imports inside functions, and why these are not made when the file itself is imported."""

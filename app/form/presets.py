@@ -13,8 +13,6 @@ PRESETS = PROGRAM_ROOT / "presets"
 FIRST_PRESET = "starter.yaml"
 
 
-# ------------------------------------------------------------------ presets
-
 @dataclass(frozen=True)
 class Preset:
     """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it begins with."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.session.jobs import Job
+from engine.errors import FitError
+from engine.machine.rates import ONE_THREAD, store_rates
 
 PROBE_SECONDS = 0.25
 """Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
@@ -31,19 +33,17 @@ class _Asking:
 def probe(job: Job, go_on: Callable[[], None]) -> str:
     """Measure and keep the rates of this machine; a sentence on what was found. Progress and what is measured go to `job`.
     `go_on` is called often and raises to end the measurement. Raises RamstreamError where memory is not there."""
-    job.text = "Opening the device"
+    job.say("Opening the device")
     job.progress(0, len(PARTS) + 1)
     # Here, since torch takes seconds that the page must not wait for.
     from torch import OutOfMemoryError
 
-    from engine.runtime.open_backend import open_backend
     from engine.runtime.ceilings import measure, one_thread_rates
-    from engine.errors import FitError
-    from engine.machine.rates import ONE_THREAD, store_rates
+    from engine.runtime.open_backend import open_backend
 
     def say(part: str) -> None:
         go_on()
-        job.text = f"Measuring {part}"
+        job.say(f"Measuring {part}")
         job.progress(PARTS.index(part) + 1, len(PARTS) + 1)
 
     backend = open_backend("auto")
@@ -52,7 +52,7 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
         found = measure(asking, PROBE_SECONDS, say, for_plans=True)
         store_rates(backend.device_name, found.rates())
         if backend.device.type == "cpu":
-            job.text = "Measuring one thread"
+            job.say("Measuring one thread")
             store_rates(ONE_THREAD, one_thread_rates(asking, PROBE_SECONDS))
     except OutOfMemoryError:
         raise FitError("The GPU has no room for the measurement: other programs hold its memory. End them and measure "

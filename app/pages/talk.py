@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.session.engine_calls import TalkCalls, Talker
 from app.session.jobs import Cancelled, Job
 from app.session.session import Session
 from app.words import in_bytes
+from engine.checkpoints.checkpoint import folders_by_step
 from engine.errors import DataError, FitError, RamstreamError, RunError
-
-if TYPE_CHECKING:
-    from engine.talk.talk_sources import Source
-    from engine.talk.talkers import Sampling, Talker
-    from engine.talk.voice import Message
+from engine.runs.folder import open_run
+from engine.talk.conversation import Message, Sampling, Source, base_of, checkpoint_of, take_turns
 
 IDLE_SECONDS = 600
 GIVE_UP_SECONDS = 30
@@ -50,6 +49,25 @@ class Answer:
     seconds: float = 0.0
     """That `draws` tokens took; the first, which waits for the whole conversation to be read, is not counted."""
 
+    def write(self, text: str, tokens: int) -> None:
+        """The answer so far, of so many tokens."""
+        self.text, self.tokens = text, tokens
+
+    def count_draw(self, seconds: float, is_last: bool) -> None:
+        """A token was drawn in `seconds`, or, where it is the last draw, the answer's end was."""
+        if self.state == "writing":
+            self.draws += 1
+            self.seconds += seconds
+        self.state = "done" if is_last else "writing"
+
+    def fail(self, problem: str) -> None:
+        self.state, self.problem = "failed", problem
+
+    def stop(self) -> None:
+        """Nothing more comes; one that is over stays as it is."""
+        if self.state in ("waiting", "writing"):
+            self.state = "stopped"
+
     def to_dict(self) -> dict[str, Any]:
         rate = f"{self.draws / self.seconds:,.1f} tokens/s" if self.seconds > 0 else ""
         return {"weights": self.weights, "text": self.text, "state": self.state, "problem": self.problem, "tokens": self.tokens,
@@ -65,9 +83,8 @@ class Turn:
 class Talk:
     """All methods may be called from any thread. Whoever uses weights or gives them back holds `_weights`."""
 
-    def __init__(self, session: Session, engine: Any = None):
-        """`engine` has what this calls of `engine.talk.talkers`; tests give their own."""
-        self._session, self._given = session, engine
+    def __init__(self, session: Session, engine: TalkCalls | None = None):
+        self._session, self._engine = session, engine or TalkCalls()
         self._state, self._weights = threading.RLock(), threading.RLock()
         self._turns: list[Turn] = []
         self._choice: Choice | None = None
@@ -78,16 +95,7 @@ class Talk:
         self._version = self._begun = time.time_ns() // 1_000_000
         """Counted on from the clock, so that what a page saw of an earlier server is older. `_begun`: with the last turn."""
         self._idle: threading.Timer | None = None
-        session.before_run = self.release
-
-    @property
-    def _engine(self) -> Any:
-        """Imported when it is first needed: torch takes seconds."""
-        if self._given is None:
-            import engine.talk.talkers
-
-            self._given = engine.talk
-        return self._given
+        session.call_before_runs(self.release)
 
     # ------------------------------------------------------------------ what pages see
 
@@ -122,7 +130,7 @@ class Talk:
 
     def about(self, choice: Choice) -> dict[str, Any]:
         """How these weights are spoken to. Raises RamstreamError where they cannot be."""
-        voice = self._engine.Voice.of(self._sides(choice, False)["tuned"].config)
+        voice = self._engine.voice_of(self._sides(choice, False)["tuned"].config)
         return {"template": voice.has_template, "system": voice.takes_system, "base": not choice.folder,
                 "longest": voice.longest}
 
@@ -215,12 +223,12 @@ class Talk:
         """Whether these weights can all be in memory, where some may be already. Raises FitError where one cannot be alone."""
         missing = [source for side, source in sources.items() if side not in self._talkers]
         try:
-            return not missing or self._engine.how_they_fit(missing) == self._engine.TOGETHER
+            return not missing or self._engine.fit_together(missing)
         except FitError:
             if not any(side in self._talkers for side in sources):
                 raise
         self._give_back(self._talkers)
-        return self._engine.how_they_fit(list(sources.values())) == self._engine.TOGETHER
+        return self._engine.fit_together(list(sources.values()))
 
     def _load(self, job: Job, side: str, source: Source, choice: Choice, paused: Any) -> None:
         if side == "tuned" and choice.weights == CURRENT:
@@ -250,13 +258,12 @@ class Talk:
             ids[side].append(token)
             text = self._talkers[side].voice.text(ids[side])
             with self._state:
-                answer = turn.answers[side]
-                answer.text, answer.tokens = text, len(ids[side])
+                turn.answers[side].write(text, len(ids[side]))
                 self._changed()
 
         answers = {side: self._timed(turn.answers[side], self._talkers[side].answer(messages, sampling))
                    for side, messages in history.items()}
-        self._engine.take_turns(answers, on_token, lambda: job.is_cancelled)
+        take_turns(answers, on_token, lambda: job.is_cancelled)
 
     def _timed(self, answer: Answer, tokens: Iterator[int]) -> Iterator[int]:
         """`tokens`, with the seconds that they take. A conversation that this side cannot be asked ends its answer alone."""
@@ -267,14 +274,11 @@ class Talk:
                     token = next(tokens, None)
                 except DataError as error:
                     with self._state:
-                        answer.state, answer.problem = "failed", str(error)
+                        answer.fail(str(error))
                         self._changed()
                     return
                 with self._state:
-                    if answer.state == "writing":
-                        answer.draws += 1
-                        answer.seconds += time.perf_counter() - began
-                    answer.state = "writing" if token is not None else "done"
+                    answer.count_draw(time.perf_counter() - began, is_last=token is None)
                     self._changed()
                 if token is None:
                     return
@@ -283,8 +287,7 @@ class Talk:
     def _end(self, turn: Turn) -> None:
         with self._state:
             for answer in turn.answers.values():
-                if answer.state in ("waiting", "writing"):
-                    answer.state = "stopped"
+                answer.stop()
             self._changed()
 
     def _history(self, side: str, turn: Turn, system: str) -> list[Message]:
@@ -300,9 +303,6 @@ class Talk:
 
     def _weights_of(self, run_id: str) -> dict[str, str]:
         """What of a run can be talked to, by value: words."""
-        from engine.checkpoints.checkpoint import folders_by_step
-        from engine.runs.folder import open_run
-
         with contextlib.suppress(RunError):
             folder = open_run(self._session.runs_dir, run_id)
             steps = sorted(folders_by_step(folder.checkpoints_path), reverse=True)
@@ -317,8 +317,6 @@ class Talk:
     def _sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
         """The weights that answer: `tuned`, and before it `base` where the two are compared. Raises RamstreamError where there
         are none, while a run trains here, and while one of another process is being prepared."""
-        from engine.runs.folder import open_run
-
         self._paused()
         if choice.folder:
             return {"tuned": self._engine.folder_of(choice.folder)}
@@ -329,11 +327,11 @@ class Talk:
             raise RunError(f"Run {choice.run_id} has no such weights; it has "
                            f"{', '.join(weights.values()) or 'none yet: save a checkpoint first'}.")
         label = f"{folder.config.name}, {weights[value][0].lower()}{weights[value][1:]}"
-        sides = {"base": self._engine.base_of(folder.config)} if compare else {}
+        sides = {"base": base_of(folder.config)} if compare else {}
         if value == "export":
             return sides | {"tuned": self._engine.folder_of(str(folder.export_path), label)}
         step = int(value.removeprefix("step-")) if value != CURRENT else None
-        return sides | {"tuned": self._engine.checkpoint_of(self._session.runs_dir, choice.run_id, folder.config, step, label)}
+        return sides | {"tuned": checkpoint_of(self._session.runs_dir, choice.run_id, folder.config, step, label)}
 
     def _paused_calls(self) -> Any:
         paused = getattr(self._session.active_run, "paused", None)

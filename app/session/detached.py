@@ -37,9 +37,6 @@ LINES_TOLD = 3
 START_PATIENCE = 60.0
 START_LOOK = 0.1
 
-_awaited: set[Path] = set()
-"""Folders whose process a thread of ours waits for: it alone will know how the process ended."""
-
 
 def train_command(folder: RunFolder) -> list[str]:
     """The command line that runs `folder`, or goes on with it."""
@@ -47,57 +44,75 @@ def train_command(folder: RunFolder) -> list[str]:
             str(folder.path.parent.resolve())]
 
 
-def start_detached(config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None) -> str:
-    """Make a run folder and start its process; returns the run's id at once. `on_end` is called, in a thread, when it ends.
+class DetachedRuns:
+    """The runs in processes of their own of one server, from their start to the record of a failure to begin. All methods may
+    be called from any thread."""
 
-    Raises RunError when the folder or the process cannot be made.
-    """
-    folder = create_run(runs_dir, lasting_config(config))
+    def __init__(self) -> None:
+        self._awaited: set[Path] = set()
+        """Folders whose process a thread of ours waits for: it alone will know how the process ended."""
+
+    def start(self, config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None) -> str:
+        """Make a run folder and start its process; returns the run's id at once. `on_end` is called, in a thread, when it ends.
+
+        Raises RunError when the folder or the process cannot be made.
+        """
+        folder = create_run(runs_dir, lasting_config(config))
+        try:
+            process = _start_process(folder)
+        except OSError as error:
+            delete_run(runs_dir, folder.id)
+            raise RunError(f"A process for the run cannot be started ({error.strerror}); check the machine's limits.") from None
+        self._awaited.add(folder.path)
+
+        def wait() -> None:
+            try:
+                _record_end(folder, process.wait())
+            finally:
+                self._awaited.discard(folder.path)
+                on_end()
+
+        threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
+        return folder.id
+
+    def settle(self, folder: RunFolder) -> None:
+        """Record the failure of a process that ended before its first record, if nobody waits for it; nothing otherwise. What
+        cannot be recorded, as on a full disk, can be at a later call."""
+        if folder.path not in self._awaited:
+            _record_end(folder, None)
+
+
+def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
+    """Start it and write down which one it is. Raises OSError, and no process is left then."""
     # A bar for nobody would fill the disk; a password is nothing that a training process needs.
     environment = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE} | {"TQDM_DISABLE": "1"}
-    process = None
+    with open(folder.path / STDOUT_FILE, "wb") as out, open(folder.path / STDERR_FILE, "wb") as err:
+        process = subprocess.Popen(train_command(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   env=environment, start_new_session=True)
     try:
-        with open(folder.path / STDOUT_FILE, "wb") as out, open(folder.path / STDERR_FILE, "wb") as err:
-            process = subprocess.Popen(train_command(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                       env=environment, start_new_session=True)
         write_whole(folder.path / PROCESS_FILE, json.dumps({"pid": process.pid, "started": _started(process.pid)}))
-    except OSError as error:
-        if process is not None:
-            process.kill()
-            process.wait()
-        delete_run(runs_dir, folder.id)
-        raise RunError(f"A process for the run cannot be started ({error.strerror}); check the machine's limits.") from None
-
-    _awaited.add(folder.path)
-
-    def wait() -> None:
-        try:
-            settle(folder, process.wait())
-        finally:
-            _awaited.discard(folder.path)
-            on_end()
-
-    threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
-    return folder.id
+    except OSError:
+        process.kill()
+        process.wait()
+        raise
+    return process
 
 
-def is_starting(folder: RunFolder) -> bool:
-    """Whether a process of its own is there for the run and has not recorded anything yet."""
-    return file_size(folder.events_path) == 0 and _is_alive(folder)
-
-
-def settle(folder: RunFolder, code: int | None = None) -> None:
-    """Record the failure of a process that ended before its first record; nothing otherwise. `code`: its exit code, negative
-    for a signal, None when it was another server's. What cannot be recorded, as on a full disk, can be at a later call."""
+def _record_end(folder: RunFolder, code: int | None) -> None:
+    """Record that a process ended before its first record. `code`: its exit code, negative for a signal, None when it was
+    another server's."""
     with contextlib.suppress(RunError, OSError):  # whoever has the lock now records for itself
         if not (folder.path / PROCESS_FILE).is_file() or file_size(folder.events_path) or _is_alive(folder):
-            return
-        if code is None and folder.path in _awaited:
             return
         with folder.lock():
             if file_size(folder.events_path) == 0:
                 with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
                     recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
+
+
+def is_starting(folder: RunFolder) -> bool:
+    """Whether a process of its own is there for the run and has not recorded anything yet."""
+    return file_size(folder.events_path) == 0 and _is_alive(folder)
 
 
 def request_when_started(folder: RunFolder, command: str) -> None:
@@ -109,7 +124,7 @@ def request_when_started(folder: RunFolder, command: str) -> None:
 
 
 def why_it_ended(path: Path, code: int | None = None) -> str:
-    """What a process said before it ended, in a sentence. `path`: the run folder; `code` as for `settle`."""
+    """What a process said before it ended, in a sentence. `path`: the run folder; `code` as for `_record_end`."""
     lines = last_lines(path / STDERR_FILE)
     own = next((line for line in reversed(lines) if line.startswith("ramstream: ")), None)
     if own is not None:

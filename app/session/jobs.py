@@ -48,10 +48,28 @@ class Job:
     """When the stage under way began."""
     _cancel: threading.Event = field(default_factory=threading.Event, repr=False)
 
+    def run(self, work: Callable[[Job], str]) -> None:
+        """Do `work`, whose sentence is the result, and tell how it ended; nothing is raised."""
+        try:
+            self.result = work(self)
+            self.state = "done"
+        except Cancelled:
+            self.result, self.state = f"{self.title} was cancelled.", "cancelled"
+        except RamstreamError as error:
+            self.error, self.state = str(error), "failed"
+        except Exception as error:
+            traceback.print_exc()
+            self.error = f"{self.title} failed by a fault of the program ({type(error).__name__}: {error})."
+            self.state = "failed"
+
     def stage(self, text: str, unit: str = "") -> None:
         """From here on `text` is done, of which nothing is done yet."""
         self.text, self.unit, self.done, self.total = text, unit, 0, 0
         self._begun = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """What is being done from here on, within the stage under way."""
+        self.text = text
 
     def progress(self, done: float, total: float, text: str = "") -> None:
         """Callback for the engine; another `text` than before begins another stage. Raises Cancelled once the job is to
@@ -114,7 +132,7 @@ class Jobs:
             if busy is not None:
                 raise RunError(f"{busy.title} is still under way; try again when it is done.")
             job = Job(next(self._numbers), title, about, unit)
-            worker = threading.Thread(target=self._do, args=(job, work), name=f"job-{job.id}", daemon=True)
+            worker = threading.Thread(target=job.run, args=(work,), name=f"job-{job.id}", daemon=True)
             try:
                 worker.start()
             except RuntimeError:  # the system gives no further thread
@@ -139,17 +157,3 @@ class Jobs:
     def find(self, number: int) -> Job | None:
         with self._lock:
             return next((job for job in self._recent if job.id == number), None)
-
-    @staticmethod
-    def _do(job: Job, work: Callable[[Job], str]) -> None:
-        try:
-            job.result = work(job)
-            job.state = "done"
-        except Cancelled:
-            job.result, job.state = f"{job.title} was cancelled.", "cancelled"
-        except RamstreamError as error:
-            job.error, job.state = str(error), "failed"
-        except Exception as error:
-            traceback.print_exc()
-            job.error = f"{job.title} failed by a fault of the program ({type(error).__name__}: {error})."
-            job.state = "failed"

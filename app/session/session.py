@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.session.detached import PROCESS_FILE, is_starting, request_when_started, settle
+from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting, request_when_started
 from app.session.engine_calls import EngineCalls, Run
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import RunQueue
@@ -53,8 +53,8 @@ class Session:
         self.server_id = secrets.token_hex(6)
         """New with each server, so that a page notices that it talks to another one."""
         self.jobs = Jobs()
-        self.before_run: Callable[[], None] = lambda: None
-        """Called before a run begins: others give back the memory that they can do without."""
+        self._detached = DetachedRuns()
+        self._before_runs: list[Callable[[], None]] = []
         self.was_opened = threading.Event()
         """Set once a page was."""
         self._launching = threading.Lock()
@@ -70,6 +70,14 @@ class Session:
         self.queue = RunQueue(runs_dir, self._start_queued, self.why_not_start, self._running_elsewhere, self._went_its_way)
 
     # ------------------------------------------------------------------ the run of this process
+
+    def call_before_runs(self, give_back: Callable[[], None]) -> None:
+        """Have this called before a run begins: it gives back memory that somebody can do without."""
+        self._before_runs.append(give_back)
+
+    def _free_memory(self) -> None:
+        for give_back in self._before_runs:
+            give_back()
 
     @property
     def active_id(self) -> str | None:
@@ -132,8 +140,8 @@ class Session:
             reason = self.why_not_start()
             if reason is not None:
                 raise RunError(reason)
-            self.before_run()
-            run_id = self.engine.start_detached(config, self.runs_dir, self._has_ended)
+            self._free_memory()
+            run_id = self._detached.start(config, self.runs_dir, self._has_ended)
             self._look_again()
             return run_id
 
@@ -143,7 +151,7 @@ class Session:
     def _went_its_way(self, run_id: str) -> bool:
         """Whether a run of another process that is over ended by itself, well or not, rather than by a person."""
         folder = RunFolder(self.runs_dir / run_id)
-        settle(folder)
+        self._detached.settle(folder)
         run = summarise(folder)
         return run is not None and run.state not in ENDED_BY_A_PERSON
 
@@ -187,7 +195,7 @@ class Session:
 
     def _work(self, run: Run) -> None:
         try:
-            self.before_run()
+            self._free_memory()
             run.execute()
         except RunError as error:  # another process has taken the run in the meantime: its record is not ours to write
             print(error, file=sys.stderr, flush=True)
@@ -261,7 +269,7 @@ class Session:
             watch = self._watches.get(run_id)
             if watch is None or not watch.folder.path.is_dir():
                 folder = open_run(self.runs_dir, run_id)
-                settle(folder)
+                self._detached.settle(folder)
                 watch = self._watches[run_id] = Watch(folder, lambda: self.is_about_to_run(folder))
             self._watches.move_to_end(run_id)
             while len(self._watches) > KEPT_WATCHES:
@@ -297,7 +305,7 @@ class Session:
             return run
         if is_starting(folder):
             return replace(run, state="preparing")
-        settle(folder)
+        self._detached.settle(folder)
         return summarise(folder)
 
     def _can_talk(self, run: RunSummary) -> bool:

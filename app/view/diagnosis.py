@@ -50,7 +50,7 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
     if not shares:
         compiles = " Its blocks are compiled in it, which takes a while once." if snapshot.plan_choices.get("compiled") else ""
         return Diagnosis(f"The first step is under way.{compiles}")
-    growing = next((kind for kind in memory_kinds(snapshot) if kind.found.is_drifting), None)
+    growing = next((kind for kind in memory_kinds(snapshot) if kind.growth.is_growing), None)
     if growing is not None:
         return _growing(snapshot, growing)
     waiting = {name: share for name, share in shares.items() if name != "compute"}
@@ -77,8 +77,8 @@ def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
 def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
     """It names the step at which the limit would be reached, while the run goes on."""
     name = "Host" if kind.name == "host" else kind.name
-    found = kind.found
-    text = (f"{name} memory grows all along: {in_bytes(found.growth)} more since step {found.drift_since:,}, "
+    found = kind.growth
+    text = (f"{name} memory grows all along: {in_bytes(found.grown)} more since step {found.grows_since:,}, "
             f"{in_bytes(kind.most)} now.")
     if snapshot.state in OVER_STATES:
         return Diagnosis(text, "warn", "A resume begins with fresh memory.")

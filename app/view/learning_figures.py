@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from app.view.axes import Axis, curve, figure, one_row, places, two_rows
+from app.view.curve_points import SMOOTH_STEPS, downsample, smooth
 from app.view.drawing import BLUE, GREEN, ORANGE, VIOLET, Figure, escaped, rounded
-from app.view.series import SMOOTH_STEPS, downsample, smooth
 from engine.runs.snapshot import RunSnapshot
 
 MAP_COLUMNS, MAP_CELLS = 200, 6_000

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from app.view.axes import LIMIT_SHARE, Axis, curve, figure, level, one_row, places, two_rows
+from app.view.curve_points import downsample
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, VIOLET, Figure, rounded
-from app.view.series import downsample
 from app.view.step_time import PARTS, step_parts
 from app.words import GIB
 from engine.runs.snapshot import RunSnapshot
@@ -41,14 +41,14 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     x, parts = places(snapshot, snapshot.steps, axis), step_parts(snapshot.steps)
     seconds = np.asarray(snapshot.steps.seconds, dtype=float)
     size = max(1, -(-len(x) // AREA_POINTS))
-    ends = _stretches(x, size, last=True)
+    ends = _thinned(x, size, last=True)
     data = []
     for name, values in parts.items():
         label, colour = PARTS[name]
         if name != "compute" and not values.any():
             continue
         data.append({"type": "scatter", "mode": "lines", "name": label, "x": rounded(ends, 12), "stackgroup": "step",
-                     "y": rounded(_stretches(values, size), 4), "line": {"width": 0, "color": colour}, "fillcolor": colour,
+                     "y": rounded(_thinned(values, size), 4), "line": {"width": 0, "color": colour}, "fillcolor": colour,
                      "hovertemplate": "%{y:.3~g} s"})
     axes = {"yaxis": one_row("seconds a step", from_zero=True)}
     if len(seconds) and seconds.max() > (top := SLOWEST_DRAWN * float(np.percentile(seconds, 95))):
@@ -58,8 +58,8 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     return drawn
 
 
-def _stretches(values: np.ndarray, size: int, last: bool = False) -> np.ndarray:
-    """The mean, or the last, of each `size` values; the last stretch may be shorter."""
+def _thinned(values: np.ndarray, size: int, last: bool = False) -> np.ndarray:
+    """The mean, or the last, of each `size` values; the last ones may be fewer."""
     starts = np.arange(0, len(values), size)
     ends = np.minimum(starts + size, len(values))
     if last or not len(values):

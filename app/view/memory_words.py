@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.view.flatness import Flatness, flatness
+from app.view.memory_growth import MemoryGrowth, memory_growth
 from app.words import in_bytes
 from engine.runs.snapshot import RunSnapshot
 
@@ -19,7 +19,7 @@ class MemoryKind:
     name: str
     most: int
     limit: int
-    found: Flatness
+    growth: MemoryGrowth
 
 
 def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
@@ -27,17 +27,18 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
     memory = snapshot.memory
     if not len(memory):
         return []
-    kinds = [MemoryKind("host", int(np.max(memory.host_rss)), memory.host_total[-1], flatness(memory.step, memory.host_rss))]
+    kinds = [MemoryKind("host", int(np.max(memory.host_rss)), memory.host_total[-1],
+                        memory_growth(memory.step, memory.host_rss))]
     if memory.gpu_total[-1]:
         values = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
-        kinds.append(MemoryKind("GPU", int(np.max(values)), memory.gpu_total[-1], flatness(memory.step, values)))
+        kinds.append(MemoryKind("GPU", int(np.max(values)), memory.gpu_total[-1], memory_growth(memory.step, values)))
     return kinds
 
 
-def flat_words(found: Flatness) -> str:
+def growth_words(found: MemoryGrowth) -> str:
     """To go on with after the most bytes."""
-    if found.is_drifting:
-        return f", growing: {in_bytes(found.growth)} more since step {found.drift_since:,}"
-    if found.since is None:
+    if found.is_growing:
+        return f", growing: {in_bytes(found.grown)} more since step {found.grows_since:,}"
+    if found.steady_since is None:
         return ""
-    return f", flat since step {found.since:,} (± {math.ceil(1000 * found.share) / 10:g} %)"
+    return f", flat since step {found.steady_since:,} (± {math.ceil(1000 * found.share) / 10:g} %)"

@@ -10,7 +10,7 @@ from app.view.axes import Axis
 from app.view.drawing import Figure
 from app.view.learning_figures import loss_figure, norms_figure, optimizer_figure
 from app.view.machine_figures import memory_figure, power_figure, step_time_figure, throughput_figure
-from app.view.memory_words import flat_words, memory_kinds
+from app.view.memory_words import growth_words, memory_kinds
 from app.view.step_time import PARTS, recent_shares
 from app.words import GIB, in_digits, in_share, in_step_time
 from engine.runs.snapshot import RunSnapshot
@@ -43,7 +43,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
     """Names of the figures that show something to look at."""
-    return {"memory"} if any(kind.found.is_drifting for kind in memory_kinds(snapshot)) else set()
+    return {"memory"} if any(kind.growth.is_growing for kind in memory_kinds(snapshot)) else set()
 
 
 def _loss_words(snapshot: RunSnapshot) -> str:
@@ -53,7 +53,7 @@ def _loss_words(snapshot: RunSnapshot) -> str:
 
 
 def _memory_words(snapshot: RunSnapshot) -> str:
-    return "; ".join(f"{kind.name} {kind.most / GIB:.2f} GiB at most{flat_words(kind.found)}"
+    return "; ".join(f"{kind.name} {kind.most / GIB:.2f} GiB at most{growth_words(kind.growth)}"
                      for kind in memory_kinds(snapshot))
 
 

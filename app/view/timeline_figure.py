@@ -1,5 +1,6 @@
 """The timeline of one step: its spans by lane, its phases, where COMPUTE waited and for what, and what had been predicted, as a
-figure and in words. Pure functions, no Plotly needed; what is drawn is bounded, whatever the step has done (app/spans.py)."""
+figure and in words. Pure functions, no Plotly needed; what is drawn is bounded, whatever the step has done (`app.view.spans`).
+"""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from plotly.offline import get_plotlyjs
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -42,8 +43,6 @@ from app.web.timeline_routes import timeline_routes
 from engine.errors import RunError
 
 BROWSER_FILES = Path(__file__).parent.parent / "browser"
-PAGE_FILES = {path.relative_to(BROWSER_FILES).as_posix(): "text/css" if path.suffix == ".css" else "text/javascript"
-              for path in sorted(BROWSER_FILES.rglob("*")) if path.suffix in (".css", ".js")}
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -56,14 +55,15 @@ def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: Guard
     if policy.login is not None:
         routes += login_routes(policy.login)
     routes += _nothing_routes()
-    modules, styles = ([f"/ramstream/{name}" for name in PAGE_FILES if name.endswith(end)] for end in (".js", ".css"))
+    modules, styles = ([f"/ramstream/{name}" for name in page_files() if name.endswith(end)] for end in (".js", ".css"))
     opening = Middleware(Opening, session=session, scripts=[plotly_address()], styles=styles, modules=modules)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, routes=routes,
                   middleware=[Middleware(Guard, policy=policy), Middleware(OnlyNeeded), Middleware(CheckedCalls, page=page),
                               opening])
     app = gr.mount_gradio_app(app, page, path="/", head=_head(), ssr_mode=False, run_history=False, show_error=False,
                               enable_monitoring=False, footer_links=[], pwa=False, mcp_server=False, **mount)
-    # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run.
+    # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the CPU to the run. It offers no
+    # other way to say so than the fields of its queue.
     page._queue.sleep_when_free = 0.05
     page._queue.progress_update_sleep_when_free = 0.1
     return app
@@ -72,8 +72,15 @@ def build_app(session: Session, checker: Checker, page: gr.Blocks, policy: Guard
 # ------------------------------------------------------------------ files of the page
 
 
+@functools.cache
+def page_files() -> dict[str, str]:
+    """Style sheets and scripts of the page by their path in `app/browser`, each with its type."""
+    return {path.relative_to(BROWSER_FILES).as_posix(): "text/css" if path.suffix == ".css" else "text/javascript"
+            for path in sorted(BROWSER_FILES.rglob("*")) if path.suffix in (".css", ".js")}
+
+
 def _head() -> str:
-    styles = "".join(f'<link rel="stylesheet" href="/ramstream/{name}">' for name in PAGE_FILES if name.endswith(".css"))
+    styles = "".join(f'<link rel="stylesheet" href="/ramstream/{name}">' for name in page_files() if name.endswith(".css"))
     return (f'{styles}<meta name="ramstream-plotly" content="{plotly_address()}">'
             '<script type="module" src="/ramstream/main.js"></script>')
 
@@ -84,8 +91,6 @@ def _plotly() -> tuple[bytes, str]:
 
     The comment before it is Chromium's explicit compile hint: nearly all of its functions are called as it loads, and so the
     browser compiles them on another thread while the file arrives. The page then stands still for a seventh of the time."""
-    from plotly.offline import get_plotlyjs
-
     text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
     return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
 
@@ -101,10 +106,10 @@ def _file_routes() -> list[Route]:
 
     async def page_file(request: Request) -> Response:
         name = request.path_params["name"]
-        if name not in PAGE_FILES:
+        if name not in page_files():
             return JSONResponse({"error": "There is no such file."}, 404)
         # Checked with the server at each load: a new version of the program must not meet old scripts.
-        return FileResponse(BROWSER_FILES / name, media_type=PAGE_FILES[name], headers={"cache-control": "no-cache"})
+        return FileResponse(BROWSER_FILES / name, media_type=page_files()[name], headers={"cache-control": "no-cache"})
 
     return [Route(plotly_address(), plotly), Route("/ramstream/{name:path}", page_file)]
 

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from app.pages.talk import Choice, Talk
 from app.web.requests import answering_errors, count_of, json_body, number_of, object_of, text_of
 from engine.errors import RunError
+from engine.talk.conversation import Sampling
 
 MAX_NEW_TOKENS = 4096
 LONGEST_MESSAGE = 200_000
@@ -53,8 +54,6 @@ def talk_routes(talk: Talk) -> list[Route]:
 
 
 def _say(talk: Talk, body: dict[str, Any]) -> None:
-    from engine.talk.talkers import Sampling
-
     message, system = text_of(body, "message"), text_of(body, "system")
     if max(len(message), len(system)) > LONGEST_MESSAGE:
         raise RunError(f"The message has more than {LONGEST_MESSAGE:,} characters; shorten it.")

@@ -28,7 +28,7 @@ def timeline_routes(session: Session) -> list[Route]:
         sampled, step = session.watch(request.path_params["run_id"]).sampled, _step_of(request)
         return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*sampled.read(step))))
 
-    async def stretch(request: Request) -> Response:
+    async def part(request: Request) -> Response:
         sampled, step, window = session.watch(request.path_params["run_id"]).sampled, _step_of(request), _window_of(request)
         return JSONResponse(await asyncio.to_thread(lambda: timeline_figure(*sampled.read(step), window)))
 
@@ -45,7 +45,7 @@ def timeline_routes(session: Session) -> list[Route]:
         return Response(body, media_type="application/json", headers={"content-disposition": f'attachment; filename="{name}"'})
 
     return [Route("/api/runs/{run_id}/timeline", answering_errors(timeline)),
-            Route("/api/runs/{run_id}/stretch", answering_errors(stretch)),
+            Route("/api/runs/{run_id}/stretch", answering_errors(part)),
             Route("/api/runs/{run_id}/trace", answering_errors(trace))]
 
 

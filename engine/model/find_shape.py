@@ -11,7 +11,6 @@ from pathlib import Path
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
-from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 
@@ -107,8 +106,9 @@ def _remember(key: tuple, shape: ModelShape) -> ModelShape:
 
 def _build(model: ModelConfig) -> ModelShape:
     """On the meta device, and kept for later processes if what was read is still what is there."""
-    from engine.model.kept_shapes import keep_shape, shape_key
     from engine.model.build import build_model
+    from engine.model.kept_shapes import keep_shape, shape_key
+    from engine.model.measure_shape import shape_of
     from engine.model.pretrained_files import load_config
 
     source = model.source.strip()

@@ -1,10 +1,8 @@
-"""Weights that can be talked to, and how many of them fit in memory at once. No torch."""
+"""Weights that can be talked to: a folder of them, their size, and how many of them fit in memory at once."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
@@ -16,29 +14,11 @@ from engine.model.units import StreamedModel
 from engine.paths import resolve_source
 from engine.runtime.host_store import WEIGHT_PLANES
 from engine.runtime.open_backend import open_backend
+from engine.talk.conversation import Source
 from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB
 """Of RAM and of GPU memory that is left to everything else, such as the caches of the answers."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """Weights that can be loaded. kind: `base` (as the run of `config` began), `checkpoint` (`step` of run `run_id`, None for
-    its newest) or `folder` (a Hugging Face folder, which `config` names)."""
-
-    kind: str
-    label: str = field(compare=False)
-    config: TrainConfig
-    runs_dir: str = ""
-    run_id: str = ""
-    step: int | None = None
-
-    @cached_property
-    def size(self) -> Size:
-        """Raises ModelError where the model cannot be built."""
-        return size_of(build_model(load_config(self.config.model.source), self.config.model),
-                       self.kind != "checkpoint" and self.config.model.init == "pretrained")
 
 
 @dataclass(frozen=True)
@@ -50,23 +30,18 @@ class Size:
     device: int
 
 
+def size_of_source(source: Source) -> Size:
+    """Raises ModelError where the model cannot be built."""
+    return size_of(build_model(load_config(source.config.model.source), source.config.model),
+                   source.kind != "checkpoint" and source.config.model.init == "pretrained")
+
+
 def size_of(model: StreamedModel, is_read: bool) -> Size:
     """`is_read`: from a Hugging Face folder, which takes a copy on the way."""
     planes = [layout.plane_bytes(model.dtype) for layout in model.layouts]
     host = sum(size for plane in planes for name, size in plane.items() if name in WEIGHT_PLANES)
     high = [plane["weight_high"] for plane in planes]
     return Size(host, sum(high) if is_read else 0, high[0] + high[-1] + 2 * max(high[1:-1], default=0))
-
-
-def base_of(config: TrainConfig) -> Source:
-    """The model of a run as it was before the first step."""
-    what = config.model.source if config.model.init == "pretrained" else f"{config.model.source}, random weights"
-    return Source("base", f"Before training: {what}", config)
-
-
-def checkpoint_of(runs_dir: str | os.PathLike[str], run_id: str, config: TrainConfig, step: int | None,
-                  label: str) -> Source:
-    return Source("checkpoint", label, config, os.fspath(runs_dir), run_id, step)
 
 
 def folder_of(folder: str, label: str = "") -> Source:
@@ -83,7 +58,7 @@ def folder_of(folder: str, label: str = "") -> Source:
 # ---------------------------------------------------------------------- what fits
 
 TOGETHER, IN_TURN = "together", "in_turn"
-_ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
+ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
 
 
 def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = None) -> str:
@@ -91,21 +66,23 @@ def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = No
     (None where none is used) that are free; measured if not given. Raises FitError with one sentence where one of them does
     not fit at all."""
     host, device = room or _room(any(source.config.engine.device != "cpu" for source in sources))
+    sizes = []
     for source in sources:
-        size = source.size
+        size = size_of_source(source)
+        sizes.append(size)
         if size.host + size.loading + MARGIN_BYTES > host:
             raise FitError(f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and {in_gib(host)} is "
-                           f"free; {_ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+                           f"free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
         if device is not None and size.device + MARGIN_BYTES > device:
             raise FitError(f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and {in_gib(device)} is free; "
-                           f"{_ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+                           f"{ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
     held = peak = 0
-    for source in sources:
-        peak = max(peak, held + source.size.host + source.size.loading)
-        held += source.size.host
+    for size in sizes:
+        peak = max(peak, held + size.host + size.loading)
+        held += size.host
     fits = peak + MARGIN_BYTES <= host
     if device is not None:
-        fits = fits and sum(source.size.device for source in sources) + MARGIN_BYTES <= device
+        fits = fits and sum(size.device for size in sizes) + MARGIN_BYTES <= device
     return TOGETHER if fits else IN_TURN
 
 

@@ -16,22 +16,13 @@ from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
 from engine.model.hub import fetch
 from engine.runtime.generate import Sampler
-from engine.talk.talk_sources import _ADVICE, Source
-from engine.talk.voice import Message, Voice
+from engine.talk.conversation import Message, Sampling, Source
+from engine.talk.talk_sources import ADVICE
+from engine.talk.voice import Voice
 from engine.train.paused_calls import PausedCalls
 
 Progress = Callable[..., None]
 """Called with (done, total), and with (done, total, what is done) where weights are downloaded before they are loaded."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How an answer is drawn; temperature 0 always takes the likeliest token."""
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
 
 
 # ---------------------------------------------------------------------- talkers
@@ -82,7 +73,7 @@ def load(source: Source, progress: Progress | None = None) -> Talker:
         try:
             engine = saved.engine()
         except torch.OutOfMemoryError:
-            raise FitError(f"The GPU has too little free memory for {source.label}; {_ADVICE}.") from None
+            raise FitError(f"The GPU has too little free memory for {source.label}; {ADVICE}.") from None
         owned.callback(engine.close)
         sampler = Sampler(engine)
         voice = Voice(source.config, saved.model.config, saved.tokenizer)
@@ -129,21 +120,3 @@ def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:
     voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer)))
     # The sampler is asked for anew each time: whoever held it would hold the planes of a run that is over.
     return Talker(label, voice, lambda work: paused.do(lambda _: work()), lambda: paused.do(lambda p: p.sampler))
-
-
-def take_turns(answers: dict[str, Iterator[int]], on_token: Callable[[str, int], None], stopped: Callable[[], bool]) -> None:
-    """A token of each of the answers in turn, `on_token(name, token)`, until all have ended or `stopped()`. Closes them."""
-    going = dict(answers)
-    try:
-        while going:
-            for name, tokens in list(going.items()):
-                if stopped():
-                    return
-                token = next(tokens, None)
-                if token is None:
-                    del going[name]
-                else:
-                    on_token(name, token)
-    finally:
-        for tokens in answers.values():
-            tokens.close()

@@ -13,13 +13,9 @@ from engine.data.special import ReservedText
 from engine.errors import DataError
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.runtime.generate import end_tokens, longest_row
+from engine.talk.conversation import Message
 
 _PROBE = "R7x9Q"
-Message = dict[str, str]
-"""{role: system, user or assistant; content}."""
-
-
-# ---------------------------------------------------------------------- conversations
 
 class Voice:
     """How a model is spoken to: its tokenizer, its chat template, its ends."""

@@ -19,7 +19,7 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 SERVE = """
 import sys
-import app.check
+import app.pages.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
 app.pages.checker.read_machine = lambda folder: machine

@@ -16,7 +16,8 @@ def plain(context, server):
 
 # The server goes while it answers, and the next one knows nothing of it.
 BROKEN = """async () => {
-  const {carryGradio} = await import('/ramstream/common/gradio.js'), {Connection} = await import('/ramstream/common/connection.js');
+  const {carryGradio} = await import('/ramstream/common/gradio.js');
+  const {Connection} = await import('/ramstream/common/connection.js');
   const connection = new Connection((isLost) => { if (isLost) setTimeout(() => connection.answered('two', null), 20); });
   const sent = [], bytes = (message) => new TextEncoder().encode(`data: ${JSON.stringify(message)}\\n\\n`);
   const stream = (messages, breaks) => () => new Response(new ReadableStream({pull(pipe) {
@@ -54,7 +55,8 @@ def test_an_event_outlives_the_connection_that_it_came_over(plain):
 
 # Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not ended yet.
 GIVEN_UP = """async () => {
-  const {carryGradio} = await import('/ramstream/common/gradio.js'), {Connection} = await import('/ramstream/common/connection.js');
+  const {carryGradio} = await import('/ramstream/common/gradio.js');
+  const {Connection} = await import('/ramstream/common/connection.js');
   const changes = [], sent = [], given = new AbortController();
   window.fetch = async (request) => {
     sent.push(new URL(request.url).pathname);

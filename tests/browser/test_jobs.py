@@ -17,7 +17,7 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 
 SERVE = """
 import sys, time
-from app.jobs import Job
+from app.session.jobs import Job
 progress = Job.progress
 def slowly(job, *given):
     time.sleep(1)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.runs.folder import open_run
-from engine.talk.talk_sources import checkpoint_of
-from engine.talk.talkers import Sampling, load
+from engine.talk.conversation import Sampling, checkpoint_of
+from engine.talk.talkers import load
 
 
 def ask_run(runs_dir: Path, run_id: str, prompt: str, max_new_tokens: int = 64,

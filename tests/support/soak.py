@@ -1,4 +1,4 @@
-"""A long run in one process: `python -m tests.soak --minutes 120`.
+"""A long run in one process: `python -m tests.support.soak --minutes 120`.
 
 Trains a tiny model on the CPU for that long, with evaluations and checkpoints, and samples this process meanwhile. At
 its end host memory must be flat within 1 % after the warm-up, open files and threads constant, and the record, replayed

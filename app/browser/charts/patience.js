@@ -3,7 +3,7 @@
 
 const SAME = 2000;  // ms at most that such a figure waits
 const BEYOND = 5000;  // where all that is new lies beyond the end of a zoom
-const FLAT = 1 / 200, CLOSE = 0.01;  // of the height of a curve, and of its ends on a logarithmic axis: less than a pixel
+const UNSEEN = 1 / 200, CLOSE = 0.01;  // of the height of a curve, and of its ends on a logarithmic axis: less than a pixel
 
 // `drawn`, `newer`: figures as the server made them; `shown`: the ends of the x axis as numbers; `width`: its pixels.
 export function patience(drawn, newer, shown, width) {
@@ -34,5 +34,5 @@ function ends(values) {
 function areAlike([low, high], [newLow, newHigh]) {
   const height = high - low;
   return [[low, newLow], [high, newHigh]].every(([was, is]) => was === is
-    || (Math.abs(is - was) <= FLAT * height && Math.abs(is - was) <= CLOSE * Math.abs(was)));
+    || (Math.abs(is - was) <= UNSEEN * height && Math.abs(is - was) <= CLOSE * Math.abs(was)));
 }

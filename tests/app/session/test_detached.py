@@ -15,12 +15,11 @@ import time
 import pytest
 
 from app.session import detached
-from app.session.detached import is_starting, last_lines, settle, start_detached, train_command, why_it_ended
-from app.session.engine_calls import EngineCalls
+from app.session.detached import DetachedRuns, is_starting, last_lines, train_command, why_it_ended
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.runs.folder import RunFolder, create_run, open_run
+from engine.runs.folder import create_run, open_run
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from tests.support.folders import make_config
@@ -36,7 +35,9 @@ def as_python(code):
     return lambda folder: [sys.executable, "-c", code, str(folder.path)]
 
 
-HOLDS = ("import sys, time; from pathlib import Path; from engine.runs.control import CommandReader; from engine.runs.folder import RunFolder\n"
+HOLDS = ("import sys, time; from pathlib import Path\n"
+         "from engine.runs.control import CommandReader\n"
+         "from engine.runs.folder import RunFolder\n"
          "from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged\n"
          "from engine.runs.recorder import RunRecorder\n"
          "folder = RunFolder(Path(sys.argv[1])); time.sleep(1)\n"
@@ -193,7 +194,7 @@ def test_a_process_that_began_is_left_to_its_own_record(tmp_path):
     folder = create_run(tmp_path, CONFIG)
     (folder.path / "detached.json").write_text(json.dumps({"pid": 1, "started": 5.0}))
     folder.events_path.write_text("something\n")
-    settle(folder, 1)
+    detached._record_end(folder, 1)
     assert folder.events_path.read_text() == "something\n" and not is_starting(folder)
 
 
@@ -202,14 +203,14 @@ def test_a_damaged_process_file_is_no_process(tmp_path, content):
     folder = create_run(tmp_path, CONFIG)
     (folder.path / "detached.json").write_text(content)
     assert not is_starting(folder)
-    settle(folder)
+    DetachedRuns().settle(folder)
     assert list_runs(tmp_path)[0].state == "failed"
 
 
 def test_a_process_that_cannot_be_started_leaves_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(detached, "train_command", lambda folder: ["/no/such/program"])
     with pytest.raises(RunError, match="cannot be started"):
-        start_detached(CONFIG, tmp_path)
+        DetachedRuns().start(CONFIG, tmp_path)
     assert list_runs(tmp_path) == []
 
 
@@ -225,18 +226,17 @@ def test_only_the_end_of_a_long_output_is_read(tmp_path):
     (tmp_path / "stderr.txt").write_bytes(b"x" * 100_000 + b"\n\xff last\n")
     assert last_lines(tmp_path / "stderr.txt")[-1] == "\ufffd last"
     assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith("The process of the run was ended by SIGSEGV")
-    assert RunFolder(tmp_path).id and EngineCalls().start_detached is start_detached
 
 
 def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    ended = threading.Event()
+    ended, runs = threading.Event(), DetachedRuns()
     monkeypatch.setattr(detached, "train_command", as_python("pass"))
     with monkeypatch.context() as patched:
         patched.setattr(detached, "RunRecorder", full)
-        folder = open_run(tmp_path, start_detached(CONFIG, tmp_path, ended.set))
-        assert ended.wait(SECONDS) and folder.path not in detached._awaited
-    settle(folder)
+        folder = open_run(tmp_path, runs.start(CONFIG, tmp_path, ended.set))
+        assert ended.wait(SECONDS) and folder.path not in runs._awaited
+    runs.settle(folder)
     assert list_runs(tmp_path)[0].state == "failed"

@@ -14,10 +14,10 @@ from app.web.job_routes import job_routes
 from engine.checkpoints.export import export_run
 from engine.errors import RunError
 from engine.runtime.host_store import HostStore
-from engine.talk.talk_sources import checkpoint_of
-from engine.talk.talkers import Sampling, load
+from engine.talk.conversation import Sampling, checkpoint_of
+from engine.talk.talkers import load
 from engine.train.run import start_run
-from tests.app.pages.test_app_talk import FakeTalk
+from tests.app.pages.test_talk_page import FakeTalk
 from tests.support.folders import make_config
 from tests.support.routes import send, wait_for
 

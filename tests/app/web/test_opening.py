@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.web.opening import read_ahead
-from app.web.server import PAGE_FILES, plotly_address
+from app.web.server import page_files, plotly_address
 from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
 from tests.support.served import ADDRESS, served
@@ -41,11 +41,11 @@ def recorded(runs, name: str):
 
 def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
     links = dict(re.findall(r"<([^>]+)>; rel=([^,]+)", get(app, "/").headers["link"]))
-    assert set(links) == {f"/ramstream/{name}" for name in PAGE_FILES} | {plotly_address()}
+    assert set(links) == {f"/ramstream/{name}" for name in page_files()} | {plotly_address()}
     for address, kind in links.items():
         answer = get(app, address)
         assert answer.status_code == 200
-        expected = "modulepreload" if address in {f"/ramstream/{name}" for name in PAGE_FILES} else "preload; as=script"
+        expected = "modulepreload" if address in {f"/ramstream/{name}" for name in page_files()} else "preload; as=script"
         assert kind == ("preload; as=style" if address.endswith(".css") else expected)
 
 

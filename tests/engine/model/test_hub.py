@@ -24,7 +24,7 @@ from engine.runs.events import JobProgressed
 from engine.runs.following import replay
 from engine.runs.snapshot import RunSnapshot
 from engine.talk import talkers
-from engine.talk.talk_sources import base_of
+from engine.talk.conversation import base_of
 from tests.support.fake_hub import FakeHub, content_name, serve
 from tests.support.folders import make_config, make_data, make_model
 

@@ -10,8 +10,10 @@ import torch
 from engine.checkpoints.export import export_run
 from engine.errors import DataError, FitError, ModelError, RunError
 from engine.runs.events import PromptsAnswered, StateChanged
-from engine.talk.talk_sources import IN_TURN, TOGETHER, Size, Source, base_of, checkpoint_of, folder_of, how_they_fit
-from engine.talk.talkers import Sampling, borrow, load, take_turns
+from engine.talk import talk_sources
+from engine.talk.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
+from engine.talk.talk_sources import IN_TURN, TOGETHER, Size, folder_of, how_they_fit, size_of_source
+from engine.talk.talkers import borrow, load
 from engine.talk.voice import Voice
 from engine.train.paused_calls import GOES_ON, PausedCalls
 from engine.train.run import resume_run, start_run
@@ -67,7 +69,7 @@ def test_loading_counts_its_bytes_and_can_be_given_up(trained):
     run, runs = trained
     source = checkpoint_of(runs, run.id, run.folder.config, None, "newest")
     talker = load(source)
-    assert talker.held_bytes == source.size.host > 0
+    assert talker.held_bytes == size_of_source(source).host > 0
     talker.close()
 
     class Enough(Exception):
@@ -111,10 +113,18 @@ def test_two_answers_take_turns_and_stop_at_once(trained):
 # ---------------------------------------------------------------------- what fits
 
 
-def source(host, loading=0, device=0):
-    made = Source("base", f"Weights of {host}", make_config_of_nothing())
-    made.__dict__["size"] = Size(host << 30, loading << 30, device << 30)
-    return made
+@pytest.fixture
+def source(monkeypatch):
+    """Makes a source that takes so many GiB."""
+    sizes: dict[str, Size] = {}
+    monkeypatch.setattr(talk_sources, "size_of_source", lambda source: sizes[source.label])
+
+    def make(host, loading=0, device=0):
+        label = f"Weights of {host}"
+        sizes[label] = Size(host << 30, loading << 30, device << 30)
+        return Source("base", label, make_config_of_nothing())
+
+    return make
 
 
 def make_config_of_nothing():
@@ -125,7 +135,7 @@ def make_config_of_nothing():
 
 @pytest.mark.parametrize("room, found", [((61, None), TOGETHER), ((60, None), IN_TURN), ((46, None), IN_TURN),
                                          ((99, 21), TOGETHER), ((99, 20), IN_TURN), ((99, 11), IN_TURN)])
-def test_weights_are_together_in_memory_where_both_fit(room, found):
+def test_weights_are_together_in_memory_where_both_fit(source, room, found):
     both = [source(15, device=10), source(30, loading=15, device=10)]
     host, device = room
     assert how_they_fit(both, (host << 30, device and device << 30)) == found
@@ -133,7 +143,7 @@ def test_weights_are_together_in_memory_where_both_fit(room, found):
 
 @pytest.mark.parametrize("room, part", [((45, None), "Weights of 30 needs 45.0 GiB of RAM to answer and 45.0 GiB is free"),
                                         ((99, 10), "10.0 GiB of GPU memory to answer and 10.0 GiB is free")])
-def test_what_does_not_fit_alone_is_refused_in_a_sentence(room, part):
+def test_what_does_not_fit_alone_is_refused_in_a_sentence(source, room, part):
     with pytest.raises(FitError, match=part):
         how_they_fit([source(30, loading=15, device=10)], (room[0] << 30, room[1] and room[1] << 30))
 

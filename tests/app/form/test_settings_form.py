@@ -1,3 +1,5 @@
+"""The settings form: values there and back, errors in its words, and presets."""
+
 from __future__ import annotations
 
 import dataclasses

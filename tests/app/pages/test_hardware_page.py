@@ -19,7 +19,6 @@ from app.session.session import Session
 from app.web.guard import Guard, GuardPolicy
 from app.web.hardware_routes import hardware_routes
 from app.web.job_routes import job_routes
-from engine.runtime import ceilings
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.fit.model_table import HERE, columns, table
@@ -30,6 +29,7 @@ from engine.machine.read_machine import Machine
 from engine.model.catalog import catalog, entry_of
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
+from engine.runtime import ceilings
 from tests.support.synthetic_run import run_events
 
 GIB = 1 << 30

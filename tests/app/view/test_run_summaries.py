@@ -1,6 +1,6 @@
 """What figures say for those who cannot or will not read the curves."""
 
-from app.pages.compare import summaries as compared
+from app.view.comparison import summaries as compared
 from app.view.run_figures import FIGURES, summaries
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import records, run_events

@@ -1,3 +1,5 @@
+"""The curves of a run as they are drawn: bounded, on each axis, with a text for each."""
+
 from __future__ import annotations
 
 import json
@@ -7,11 +9,11 @@ import plotly.graph_objects as go
 import pytest
 
 from app.view.axes import AXES
+from app.view.curve_points import MAX_POINTS, downsample, smooth
 from app.view.learning_figures import MAP_CELLS, MAP_COLUMNS
 from app.view.machine_figures import AREA_POINTS
 from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import ACTIONS, details, run_bar, sentence, tiles
-from app.view.series import MAX_POINTS, downsample, smooth
 from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.runs.events import RUN_STATES, JobProgressed, MemorySampled, RunStarted, StateChanged, StepFinished, UnitNorms

@@ -1,3 +1,5 @@
+"""Who may ask: hosts, origins, bodies and the login."""
+
 from __future__ import annotations
 
 import asyncio

@@ -19,8 +19,8 @@ from engine.runs.events import PromptsAnswered, Record, StateChanged, StepFinish
 from engine.runs.folder import open_run
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import PROMPT_ANSWERS, RunSnapshot
-from engine.talk.talk_sources import IN_TURN, TOGETHER, base_of, checkpoint_of, folder_of
-from engine.talk.talkers import Sampling, take_turns
+from engine.talk.conversation import Sampling
+from engine.talk.talk_sources import folder_of
 from tests.engine.train.test_trainer import execute, planes_on_disk
 from tests.support.folders import make_config, make_model
 from tests.support.routes import send, wait_for
@@ -51,20 +51,18 @@ class FakeTalker:
 
 
 class FakeTalk:
-    """Of `engine.talk.talkers`, what the chat calls; `fits` says how."""
+    """What the chat calls of the engine, see `TalkCalls`; `most` weights fit."""
 
-    TOGETHER, IN_TURN = TOGETHER, IN_TURN
-    base_of, checkpoint_of, folder_of = staticmethod(base_of), staticmethod(checkpoint_of), staticmethod(folder_of)
-    take_turns = staticmethod(take_turns)
+    folder_of = staticmethod(folder_of)
 
     def __init__(self):
         self.loaded, self.loads, self.heard, self.gate, self.most = [], [], [], None, 9
 
-    def how_they_fit(self, sources):
+    def fit_together(self, sources):
         free = self.most - len(self.loaded)
         if free < 1:
             raise FitError("It needs more RAM than is free.")
-        return TOGETHER if len(sources) <= free else IN_TURN
+        return len(sources) <= free
 
     def load(self, source, progress):
         progress(1, 2)
@@ -176,7 +174,7 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, mon
     monkeypatch.setattr("app.pages.talk.IDLE_SECONDS", 600)
     say(talk, "two")
     assert fake.loaded
-    talk._session.before_run()
+    talk._session._free_memory()
     assert not fake.loaded
 
 

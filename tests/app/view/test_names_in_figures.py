@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.pages.compare import Compared, comparison
 from app.view.axes import AXES
+from app.view.comparison import Compared, comparison
 from app.view.run_figures import FIGURES
 from app.view.timeline_figure import timeline_part
 from engine.runs.events import PlanSimulated, StepTimeline

@@ -1,0 +1,30 @@
+"""What the app reaches of the engine: nothing of it loads torch before it is called, and all of it is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+
+from engine.paths import PROGRAM_ROOT
+
+
+def test_the_app_is_imported_without_what_takes_seconds():
+    code = ("import sys, app.main\n"
+            "print(sorted({'torch', 'transformers', 'datasets', 'numba', 'accelerate'} & set(sys.modules)))")
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_what_is_imported_at_the_first_call_is_there():
+    found = []
+    for file in sorted((PROGRAM_ROOT / "app").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.col_offset:
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    if not hasattr(module, name.name):
+                        importlib.import_module(f"{node.module}.{name.name}")
+                    found.append(name.name)
+    assert {"export_run", "load_tokenizer", "borrow", "open_backend"} <= set(found)
