@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CheckpointError, DiskFullError
-from engine.files import FULL, body_checksum, checksum_of, disk_free, is_full_in_words, new_digest, sync_folder
+from engine.files import (FULL, body_checksum, checksum_of, disk_free, is_full_in_words, new_digest, sync_folder,
+                          write_synced)
 from engine.model.layout import UnitLayout
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _write_files(folder: Path, step: int, store: HostStore, state: dict[str, Any
               "buffers": _write_buffers(folder, buffers) if buffers else None, "state": state}
     body = json.loads(json.dumps(values))
     manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
-    _write_synced(folder / MANIFEST, manifest)
+    write_synced(folder / MANIFEST, manifest)
     sync_folder(folder)
     return total + len(manifest) + (values["buffers"] or {"bytes": 0})["bytes"]
 
@@ -124,15 +125,8 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
     from safetensors.torch import save
 
     content = save({name: tensor.contiguous() for name, tensor in buffers.items()})
-    _write_synced(folder / BUFFERS, content)
+    write_synced(folder / BUFFERS, content)
     return {"file": BUFFERS, "bytes": len(content), "checksum": checksum_of(content)}
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write_unit(path: Path, layout: UnitLayout, store: HostStore, meter: Meter) -> dict[str, dict[str, Any]]:

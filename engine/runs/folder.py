@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.files import FULL, file_size
+from engine.files import FULL, file_size, sync_folder
 from engine.paths import lasting_source, lasting_sources
 from engine.runs.following import EVENTS_FILE
 from engine.runs.snapshot import OVER_STATES
@@ -57,15 +57,13 @@ class RunFolder:
 
     def save_config(self, config: TrainConfig) -> None:
         """`config` is the run's from now on: a resume goes on with it. Raises RunError where it cannot be written."""
-        partial = self.path / f".{CONFIG_FILE}.partial"
         try:
-            config.save(partial)
-            partial.rename(self.path / CONFIG_FILE)
+            config.save(self.path / CONFIG_FILE)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise RunError(f"The settings cannot be written to {self.path} ({error.strerror}); free some disk space, then ask "
                            "again.") from None
-        self.read_config_again()
+        finally:
+            self.read_config_again()
 
     def read_config_again(self) -> None:
         """Another process may have written it."""
@@ -170,9 +168,8 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
                 count += 1
                 path = runs / f"{stem}-{count}"
         made = path
-        partial = path / f".{CONFIG_FILE}.partial"
-        config.save(partial)
-        partial.rename(path / CONFIG_FILE)
+        config.save(path / CONFIG_FILE)
+        sync_folder(runs)  # or a power failure leaves a record of checkpoints in a folder that has no name
     except OSError as error:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
