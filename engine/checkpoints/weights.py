@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.model.hub_cache import cached_weights
 from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
@@ -48,10 +48,8 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
         if refusal:
             raise refusal[0] from None
-        lines = str(error).strip().splitlines()
-        raise ModelError(f"model.source: the weights of {source} cannot be loaded "
-                         f"({(lines[0] if lines else type(error).__name__).rstrip('.')[:200]}); give a folder or hub id "
-                         "with safetensors weights, or set model.init to random.") from error
+        raise ModelError(f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a folder or hub "
+                         "id with safetensors weights, or set model.init to random.") from error
     lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
     if lacking or info["mismatched_keys"]:
         what = lacking[0] if lacking else sorted(key for key, *_ in info["mismatched_keys"])[0]

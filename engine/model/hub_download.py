@@ -23,6 +23,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.errors import first_line
 from engine.files import disk_free
 from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
 from engine.words import in_gib
@@ -236,10 +237,7 @@ def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
     refused = error if isinstance(error, Refused) else _refusal(error, source)
     if refused is not None:
         return {"error": refused.kind, "text": str(refused)}
-    lines = str(error).strip().splitlines()
-    reason = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
-    if isinstance(error, HfHubHTTPError):
-        reason = f"it answered {error.response.status_code}"
+    reason = f"it answered {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
     if not has_begun and isinstance(error, (HTTPError, LocalEntryNotFoundError, OSError)):
         return {"unreachable": reason}
     return {"error": "ModelError", "text": f"model.source: the connection to the hub was lost while {source} was downloaded "
