@@ -25,6 +25,7 @@ from typing import Any
 from engine.errors import FitError, ModelError
 from engine.model.hub_cache import _cached_files, cached_config, cached_weights, is_offline
 from engine.paths import PROGRAM_ROOT, resolve_source
+from engine.progress import Progress
 from engine.words import in_hours
 
 _PROGRAM = "from engine.model.hub_download import serve; serve()"
@@ -37,8 +38,6 @@ RATE_SECONDS, KNOWN_SECONDS, SILENT_SECONDS = 30.0, 3.0, 10.0
 """The rate is that of so many seconds, and unknown for the first few; a hub that sends nothing for so long is told."""
 _fetched: dict[str, dict[str, Path]] = {}
 """By source, the files that the cache had afterwards."""
-Progress = Callable[[float, float, str], None]
-"""Called with (bytes done, bytes in all, what else there is to say)."""
 
 
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
