@@ -1,4 +1,4 @@
-"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/hub.py starts it and ends it.
+"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/model/hub.py starts it and ends it.
 
 Everything goes through huggingface_hub. Its `hf_hub_download` throws away what it has of a file when it is interrupted, so
 weights are written here by its `http_get`, into a file beside the cache's own that the next attempt goes on with; the library
@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from engine.errors import first_line
 from engine.files import disk_free
+from engine.helper_process import take_output
 from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
 from engine.words import in_gib
 
@@ -274,11 +275,11 @@ def _no_room(what: str, cache: Path) -> Refused:
 
 def serve() -> None:
     """Do what the standard input asks: `{source, weights}`. Never returns."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    answers = take_output()
 
     def say(answer: dict[str, Any]) -> None:
-        os.write(answers, json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
 
     asked = json.loads(sys.stdin.buffer.readline())
 
