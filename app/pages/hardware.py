@@ -24,6 +24,7 @@ from engine.machine.rates import Rates, measured_at, stored_rates
 from engine.machine.read_machine import Machine, read_machine
 from engine.model.catalog import CatalogEntry, catalog, entry_of
 from engine.model.shape import ModelShape
+from engine.words import counted
 
 DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
 FIELDS = {"rows": "train.batch_size", "tokens": "data.max_seq_len", "dtype": "model.dtype"}
@@ -228,7 +229,7 @@ def _facts(machine: Machine, busy: bool) -> dict[str, Any]:
     """Pairs of name and text, and sentences."""
     limited = "a limit of its control group" if machine.ram_limit < machine.ram_total else "all that is built in"
     used = max(0, machine.ram_limit - machine.ram_available)
-    pairs = [["Processor", f"{machine.cpu_name}, {machine.cpu_cores} core{'s' if machine.cpu_cores > 1 else ''} usable"],
+    pairs = [["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
              ["RAM", f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limited}); "
                      f"{in_bytes(used)} in use; swap is not counted"]]
     pairs += [[f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU", _gpu(gpu)] for gpu in machine.gpus]

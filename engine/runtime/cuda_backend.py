@@ -19,6 +19,7 @@ import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
 from engine.plan.ops import COMPUTE, HOST, LANES, UPDATES, Op
+from engine.words import GIB
 
 # Growing segments leave no gaps when micro-batch shapes vary, and states find room where activations were; read when CUDA
 # starts, and a user's own settings stay.
@@ -150,7 +151,7 @@ class CudaBackend:
     def _fail(self, lane: str, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
-            error = GpuMemoryError(f"{memory['allocated'] / 2**30:.1f} GiB in use of {memory['total'] / 2**30:.1f}")
+            error = GpuMemoryError(f"{memory['allocated'] / GIB:.1f} GiB in use of {memory['total'] / GIB:.1f}")
         ticket.error = error
         self._broken.setdefault(lane, error)
         if self._error is None:

@@ -17,6 +17,7 @@ from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
 from engine.runtime.host_kernels import Workers, kernel, ranges
+from engine.words import GIB
 
 WEIGHT_PLANES = ("weight_high", "weight_low")
 DMA_PLANES = ("weight_high", "grad")
@@ -253,4 +254,4 @@ def _refused(what: str, total: int) -> FitError:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB ({size:,} bytes)"
+    return f"{size / GIB:.1f} GiB ({size:,} bytes)"
