@@ -1,8 +1,8 @@
 """Models of the Hugging Face hub, brought into the hub's own cache before they are read: with progress, and given up at once
 when that is asked for.
 
-The transfer is done by a process of its own (engine/model/hub_download.py): names that are looked up, connections that are opened
-and servers that say nothing can only be given up together with the process that waits for them.
+The transfer is done by a process of its own (engine/model/hub_download.py): names that are looked up, connections that are
+opened and servers that say nothing can only be given up together with the process that waits for them.
 """
 
 from __future__ import annotations

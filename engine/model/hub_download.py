@@ -1,4 +1,4 @@
-"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/model/hub.py starts it and ends it.
+"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/model/hub.py starts and ends it.
 
 Everything goes through huggingface_hub. Its `hf_hub_download` throws away what it has of a file when it is interrupted, so
 weights are written here by its `http_get`, into a file beside the cache's own that the next attempt goes on with; the library

@@ -35,8 +35,8 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
                                "model or batch, or free some memory.")
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
         # The first line says what happened; torch adds advice on debugging.
-        return DeviceError(f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, then resume the "
-                           "run from its last checkpoint.")
+        return DeviceError(f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, then resume "
+                           "the run from its last checkpoint.")
     return None
 
 

@@ -18,6 +18,7 @@ from engine.config.changes import CHANGE, Change
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, one_pass
 from engine.errors import DiskFullError, HostMemoryError, NonFiniteError, RunError
+from engine.fit.cost import MEASURED_FLOPS_FORMULA
 from engine.runs.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
                                 RunEnded, RunStarted, SettingsChanged, StateChanged)
 from engine.runs.folder import RunFolder
@@ -35,7 +36,6 @@ from engine.train.resume import resume_state
 from engine.train.schedule import learning_rate
 from engine.words import in_seconds
 
-FLOPS_FORMULA = "6 x parameters that a token passes through x tokens (padding and recompute not counted) / seconds"
 SHOWN_SAMPLES = 8
 
 
@@ -370,5 +370,5 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         name=config.name, pid=pid, device=device.type, device_name=prepared.backend.device_name,
         total_steps=prepared.total_steps, parameters=prepared.model.parameter_count,
         units=[unit.name for unit in prepared.model.units],
-        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=FLOPS_FORMULA,
+        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=MEASURED_FLOPS_FORMULA,
         ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12)
