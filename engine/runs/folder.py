@@ -73,6 +73,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
         one, owns it."""
+        _watch_forks()
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -141,7 +142,10 @@ def _close_held() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_close_held)
+@functools.cache
+def _watch_forks() -> None:
+    """Once for the process, which forks no child that matters before it has a lock."""
+    os.register_at_fork(after_in_child=_close_held)
 
 
 def shown_state(recorded: str, running: bool) -> str:
