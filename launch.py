@@ -8,7 +8,7 @@
     python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
     python launch.py bench [PRESET.yaml] how fast this machine is, and how near the engine comes to it
 
-Bad input ends with exit code 2 and one plain sentence.
+Installed, the same is called `ramstream`. Bad input ends with exit code 2 and one plain sentence.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from engine.errors import ConfigError, RamstreamError
 
 DEFAULT_RUNS = "runs"
 
-# torch's threads on the CPU spin while they wait for each other: beside any other work on the machine, steps then take
-# ten times as long. Read when torch is imported; a user's own setting wins.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and do it; the exit code."""
+    # torch's threads on the CPU spin while they wait for each other: beside any other work on the machine, steps then take
+    # ten times as long. Read when torch is imported; a user's own setting wins.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args(argv)
     try:
         return arguments.run(arguments)
@@ -115,13 +114,19 @@ class _Parser(argparse.ArgumentParser):
     """One sentence for a wrong argument, as for every other bad input."""
 
     def error(self, message: str) -> None:
-        print(f"ramstream: {message}; see python launch.py --help.", file=sys.stderr)
+        print(f"ramstream: {message}; see {_called()} --help.", file=sys.stderr)
         raise SystemExit(2)
 
 
+def _called() -> str:
+    """What was typed for this program: the command that an installation makes, or this file."""
+    return "ramstream" if Path(sys.argv[0]).name == "ramstream" else "python launch.py"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="launch.py", description="Fine-tune large language models at full precision on one GPU, from "
-                                                   "host RAM. Without a command: the app.")
+    parser = _Parser(prog=_called().removeprefix("python "),
+                     description="Fine-tune large language models at full precision on one GPU, from host RAM. "
+                                 "Without a command: the app.")
     _app_arguments(parser)
     parser.set_defaults(run=_app)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)

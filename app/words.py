@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-GIB = 1 << 30
+from engine.words import GIB
 
 STATE_WORDS = {
     "preparing": "Preparing", "running": "Running", "pausing": "Pausing", "paused": "Paused", "stopping": "Stopping",

@@ -6,6 +6,7 @@ Its rooms, in order. A file imports from its own room and from rooms listed befo
     paths           where the program, its cache and a user's files are
     words           sizes, times and counts in words
     files           files that are written whole, and room on a disk
+    progress        how far long work is
     helper_process  another process that does one thing for this one
     plan            a training step as plain data: ops, builder, validator, simulator; no torch
     config          every setting: read, checked, written; no torch

@@ -53,15 +53,24 @@ def is_full_in_words(error: OSError) -> str:
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that whoever reads it, even after a crash, finds the old text or the new one. Raises OSError."""
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
+def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file whose content is on the disk when this returns; its name is once the folder is synced. Raises OSError."""
+    with open(path, "wb") as file:
+        file.write(content)
+        if durable:
             file.flush()
             os.fsync(file.fileno())
+
+
+def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
+    """Write a file so that whoever reads it finds the old content or the new one, and after a power failure the new one.
+    `durable=False` is for what may be lost then: it waits for no disk. Raises OSError; nothing is left beside the file."""
+    partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        write_synced(partial, content.encode() if isinstance(content, str) else content, durable)
         partial.replace(path)
+        if durable:
+            sync_folder(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

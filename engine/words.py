@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+GIB, MIB = 1 << 30, 1 << 20
+
 
 def in_hours(seconds: float) -> str:
     """45 s, 12 min, 3.4 h, 2.1 days."""
@@ -19,9 +21,6 @@ def counted(count: int, thing: str) -> str:
 def in_seconds(seconds: float) -> str:
     """0.034 s, 2.41 s, 11.5 s, 1,234 s."""
     return f"{seconds:,.0f} s" if seconds >= 99.95 else f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.3g} s"
-
-
-GIB, MIB = 1 << 30, 1 << 20
 
 
 def in_gib(count: float) -> str:

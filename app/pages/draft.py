@@ -11,6 +11,7 @@ from typing import Any
 
 from app.form.settings_form import settings, shown_values
 from engine.errors import ConfigError, RunError
+from engine.files import write_whole
 from engine.runs.folder import open_run
 
 DRAFT_FILE = ".draft.json"
@@ -33,13 +34,7 @@ class Draft:
                 return
             self._last, self._is_written = draft, False
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._path.with_suffix(".partial")
-            try:
-                partial.write_text(json.dumps(draft), encoding="utf-8")
-                partial.replace(self._path)
-            except OSError:
-                partial.unlink(missing_ok=True)  # what got through takes room on a disk that has none
-                raise
+            write_whole(self._path, json.dumps(draft), durable=False)
             self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:

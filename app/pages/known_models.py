@@ -7,11 +7,12 @@ import functools
 from app.words import in_bytes
 from engine.machine.read_machine import Machine
 from engine.model.catalog import catalog
+from engine.words import counted
 
 
 def machine_words(machine: Machine) -> str:
     """This machine in a line."""
-    cores = f"{machine.cpu_cores} CPU core{'s' if machine.cpu_cores > 1 else ''}"
+    cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
     return (f"{cores} · {in_bytes(machine.ram_limit)} of RAM · {gpus or 'no GPU, so blocks compute on the CPU'} · "
             f"{in_bytes(machine.disk_free)} of disk free")

@@ -9,6 +9,7 @@ from typing import Any
 from app.session.jobs import Job
 from engine.errors import FitError
 from engine.machine.rates import ONE_THREAD, store_rates
+from engine.words import counted
 
 PROBE_SECONDS = 0.25
 """Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
@@ -62,5 +63,5 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
         backend.reset_peak()
         backend.close()
     threads, copy = max(found.host_copy.items())
-    return (f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with {threads} "
-            f"thread{'s' if threads > 1 else ''}; the other rates are above and are kept for plans.")
+    return (f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with "
+            f"{counted(threads, 'thread')}; the other rates are above and are kept for plans.")

@@ -23,6 +23,7 @@ import psutil
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.files import file_size, write_whole
+from engine.helper_process import signal_name
 from engine.paths import PROGRAM_ROOT
 from engine.runs.control import send_command
 from engine.runs.events import RunEnded
@@ -131,7 +132,7 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
         return own.removeprefix("ramstream: ")
     how = "ended before the run began"
     if code is not None and code < 0:
-        how = f"was ended by {_signal_name(-code)} before the run began"
+        how = f"was ended by {signal_name(-code)} before the run began"
         if -code == signal.SIGKILL:
             how += ", as the system does when memory runs out"
     elif code:
@@ -149,13 +150,6 @@ def last_lines(path: Path) -> list[str]:
     except OSError:
         return []
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _started(pid: int) -> float:

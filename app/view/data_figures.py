@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.view.drawing import BLUE, GREY, Figure
+from engine.words import counted
 
 LIMIT_COLOUR = "--rs-text"
 """Of the theme: the page puts in what it is in light or in dark."""
@@ -40,7 +41,7 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
             if min(lengths) < max(lengths) else f"Every example has {lengths[0]:,} tokens")
     rows = preview["packed_rows"]
     if rows is not None:
-        said += (f"; packed, {len(lengths):,} of them share {rows:,} row{'s' if rows > 1 else ''} of "
+        said += (f"; packed, {len(lengths):,} of them share {counted(rows, 'row')} of "
                  f"{preview['max_seq_len']:,}, {preview['percent_filled']:g} % full")
     if preview["rows_cut"]:
         said += f"; {preview['rows_cut']:,} longer than {preview['max_seq_len']:,} are cut"

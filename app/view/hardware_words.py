@@ -11,6 +11,7 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import ADAMW_BYTES, KnownMachine
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
+from engine.words import counted
 
 VERDICT_WORDS = {FITS: ("good", "fits"), TIGHT_VERDICT: ("warn", "just fits"), DOES_NOT_FIT: ("bad", "too large")}
 FIGURE_NAMES = {"memory_mib": "Memory", "memory_bandwidth": "Its bandwidth", "bf16_flops": "bf16 matrix products, peak",
@@ -22,7 +23,7 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     """Pairs of name and text, and sentences."""
     limited = "a limit of its control group" if machine.ram_limit < machine.ram_total else "all that is built in"
     used = max(0, machine.ram_limit - machine.ram_available)
-    pairs = [["Processor", f"{machine.cpu_name}, {machine.cpu_cores} core{'s' if machine.cpu_cores > 1 else ''} usable"],
+    pairs = [["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
              ["RAM", f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limited}); "
                      f"{in_bytes(used)} in use; swap is not counted"]]
     pairs += [[f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU", _gpu_in_words(gpu)] for gpu in machine.gpus]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-GIB = 2**30
+from engine.words import GIB
 
 
 def as_text(result: dict[str, Any]) -> str:

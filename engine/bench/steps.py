@@ -14,6 +14,7 @@ import numpy as np
 from engine.checkpoints.weights import initialise
 from engine.config.settings import ModelConfig
 from engine.data.rows import IGNORED, MicroBatch
+from engine.fit.cost import parameter_flops
 from engine.model.build import build_model
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
@@ -160,7 +161,8 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
 def _step_figures(applied: AppliedStep, previous: list[Span] | None, took: float, retries: int, tokens: int,
                   planes: Planes) -> StepFigures:
     return StepFigures(
-        applied.step, applied.loss, applied.grad_norm, took, 6 * planes.model.active_parameters * tokens / took / 1e12,
+        applied.step, applied.loss, applied.grad_norm, took,
+        parameter_flops(planes.model.active_parameters, tokens) / took / 1e12,
         seconds_by_cause(waits_of(applied.spans, previous, inline=planes.backend.device.type == "cpu")),
         # The updates of the step before run under this one's forward.
         overlaps([*(s for s in previous or () if s.op.lane == Lane.HOST), *applied.spans]),

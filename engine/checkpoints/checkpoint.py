@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CheckpointError, DiskFullError
-from engine.files import FULL, body_checksum, checksum_of, disk_free, is_full_in_words, new_digest, sync_folder
+from engine.files import (FULL, body_checksum, checksum_of, disk_free, is_full_in_words, new_digest, sync_folder,
+                          write_synced)
 from engine.model.layout import UnitLayout
+from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +40,6 @@ CHUNK_BYTES = 8 << 20
 UNSYNCED_BYTES = 64 << 20
 """Written and not yet synced, a thread: dirty page cache counts against the memory limit that the planes share."""
 _SPARE_BYTES = 1 << 20
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes done and the bytes in all, from one thread at a time; an exception from it stops the work."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def checkpoint_bytes(layouts: Mapping[str, UnitLayout] | Iterable[UnitLayout], d
 # ---------------------------------------------------------------------- writing
 
 def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, state: dict[str, Any], keep: int,
-                     progress: Progress | None = None, buffers: Mapping[str, Tensor] | None = None) -> CheckpointInfo:
+                     progress: Progress = untold, buffers: Mapping[str, Tensor] | None = None) -> CheckpointInfo:
     """Write ``root/step-<step>`` and delete what is beyond the `keep` newest.
 
     The planes must not change meanwhile. `buffers`: the model's persistent ones. `state` is whatever else a resume
@@ -102,7 +101,7 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
 
 
 def _write_files(folder: Path, step: int, store: HostStore, state: dict[str, Any], buffers: Mapping[str, Tensor],
-                 total: int, progress: Progress | None) -> int:
+                 total: int, progress: Progress) -> int:
     layouts = list(store.layouts.values())
     files = [f"{index:04d}-{re.sub('[^A-Za-z0-9]+', '-', layout.unit)}.planes" for index, layout in enumerate(layouts)]
     meter = Meter(total, progress)
@@ -115,7 +114,7 @@ def _write_files(folder: Path, step: int, store: HostStore, state: dict[str, Any
               "buffers": _write_buffers(folder, buffers) if buffers else None, "state": state}
     body = json.loads(json.dumps(values))
     manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
-    _write_synced(folder / MANIFEST, manifest)
+    write_synced(folder / MANIFEST, manifest)
     sync_folder(folder)
     return total + len(manifest) + (values["buffers"] or {"bytes": 0})["bytes"]
 
@@ -124,15 +123,8 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
     from safetensors.torch import save
 
     content = save({name: tensor.contiguous() for name, tensor in buffers.items()})
-    _write_synced(folder / BUFFERS, content)
+    write_synced(folder / BUFFERS, content)
     return {"file": BUFFERS, "bytes": len(content), "checksum": checksum_of(content)}
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write_unit(path: Path, layout: UnitLayout, store: HostStore, meter: Meter) -> dict[str, dict[str, Any]]:
@@ -224,7 +216,7 @@ def chunks(store: HostStore, unit: str, plane: str) -> Iterator[memoryview]:
 class Meter:
     """Adds up the bytes of all threads for one progress callback."""
 
-    def __init__(self, total: int, progress: Progress | None):
+    def __init__(self, total: int, progress: Progress):
         self.stopped = False
         self._total, self._progress = total, progress
         self._done = 0
@@ -235,8 +227,7 @@ class Meter:
             if self.stopped:
                 raise RuntimeError("stopped, since another thread failed")
             self._done += count
-            if self._progress is not None:
-                self._progress(self._done, self._total)
+            self._progress(self._done, self._total)
 
 
 def in_threads(tasks: list[Callable[[], Any]], meter: Meter) -> list[Any]:

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,27 @@ from engine.files import disk_free
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
 from engine.model.pretrained_files import load_generation_config
 from engine.model.units import TORCH_DTYPES, StreamedModel
+from engine.progress import Progress, saying, untold
 from engine.runtime.host_store import HostStore
-
-Progress = Callable[[int, int, str], None]
-"""Called with bytes done, bytes in all and what is being done."""
 
 FILE_SIZE = "2GB"
 """Of a file of weights at most: while one is written, nothing else of the program is done and nobody can end it."""
 
 
 def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.PathLike[str],
-               checkpoint: int | None = None, progress: Progress | None = None) -> CheckpointInfo:
+               checkpoint: int | None = None, progress: Progress = untold) -> CheckpointInfo:
     """Write the model of a run's checkpoint (the newest that verifies by default) to `folder`, which must not hold
     anything yet; the checkpoint that it was. What `progress` raises gives up, and leaves nothing."""
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
-    reading = None if progress is None else lambda done, total: progress(done, total, "Reading the checkpoint")
-    with open_saved(runs_dir, run_id, checkpoint, reading) as saved:
+    with open_saved(runs_dir, run_id, checkpoint, saying(progress, "Reading the checkpoint")) as saved:
         write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target, progress)
         return saved.checkpoint
 
 
 def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path,
-                progress: Progress | None = None) -> int:
+                progress: Progress = untold) -> int:
     """Write beside `folder`, then rename into place; bytes written. Weights are views of the planes: no second copy.
     `progress` is called before each file of weights, and what it raises gives up: nothing is left then.
 
@@ -74,8 +70,7 @@ def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: 
     made = [parent for parent in folder.parents if not parent.exists()]
 
     def written(share: float) -> None:
-        if progress is not None:
-            progress(round(share * needed), needed, "Writing the model")
+        progress(round(share * needed), needed, "Writing the model")
 
     try:
         written(0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from engine.model.build import build_model
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
+from engine.progress import Progress, untold
 from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
 from engine.runtime.host_store import HostStore
@@ -43,7 +44,7 @@ class Saved:
 
 @contextlib.contextmanager
 def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | None = None,
-               progress: Callable[[int, int], None] | None = None) -> Iterator[Saved]:
+               progress: Progress = untold) -> Iterator[Saved]:
     """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError when there is none."""
     folder = open_run(runs_dir, run_id)
     root = folder.checkpoints_path

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.checkpoints.checkpoint import (FORMAT, MANIFEST, CheckpointInfo, Meter, Progress, chunks, description,
+from engine.checkpoints.checkpoint import (FORMAT, MANIFEST, CheckpointInfo, Meter, chunks, description,
                                            folders_by_step, in_threads)
 from engine.errors import CheckpointError
 from engine.files import body_checksum, checksum_of, new_digest
 from engine.model.layout import PLANE_ITEM_BYTES
+from engine.progress import Progress, untold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +37,7 @@ def newest_checkpoint(root: str | os.PathLike[str]) -> CheckpointInfo | None:
 
 
 def load_newest_checkpoint(root: str | os.PathLike[str], store: HostStore, buffers: Mapping[str, Tensor],
-                           planes: Collection[str] | None = None, progress: Progress | None = None) -> CheckpointInfo | None:
+                           planes: Collection[str] | None = None, progress: Progress = untold) -> CheckpointInfo | None:
     """As `load_checkpoint`, from the newest one that verifies, checksums included.
 
     None when there is none. Raises CheckpointError when there are some and none verifies, or when the newest is of
@@ -55,7 +56,7 @@ def load_newest_checkpoint(root: str | os.PathLike[str], store: HostStore, buffe
 
 
 def load_checkpoint(path: str | os.PathLike[str], store: HostStore, buffers: Mapping[str, Tensor],
-                    planes: Collection[str] | None = None, progress: Progress | None = None) -> CheckpointInfo:
+                    planes: Collection[str] | None = None, progress: Progress = untold) -> CheckpointInfo:
     """Fill `planes` of the store (allocated before; all by default, WEIGHT_PLANES for sampling and export) and the
     model's persistent `buffers`, in place.
 
@@ -70,7 +71,7 @@ def load_checkpoint(path: str | os.PathLike[str], store: HostStore, buffers: Map
 
 
 def _fill(path: Path, manifest: dict[str, Any], store: HostStore, buffers: Mapping[str, Tensor],
-          planes: Collection[str] | None, progress: Progress | None) -> None:
+          planes: Collection[str] | None, progress: Progress) -> None:
     wanted = tuple(PLANE_ITEM_BYTES[store.dtype]) if planes is None else tuple(planes)
     try:
         _read_planes(path, manifest, store, wanted, progress)
@@ -172,7 +173,7 @@ def _first_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]) -
 
 
 def _read_planes(path: Path, manifest: dict[str, Any], store: HostStore, planes: tuple[str, ...],
-                 progress: Progress | None) -> None:
+                 progress: Progress) -> None:
     units = manifest["units"]
     total = sum(entry["bytes"] for unit in units for plane, entry in unit["planes"].items() if plane in planes)
     meter = Meter(total, progress)

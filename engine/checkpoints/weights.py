@@ -8,18 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.model.hub_cache import cached_weights
 from engine.model.library import errors_only, no_progress_bars, told_progress, transformers
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.paths import resolve_source
+from engine.progress import Progress, untold
 from engine.runtime.host_store import HostStore
 
-Progress = Callable[[int, int], None]
-"""Called with (done, total) bytes."""
 
-
-def load_pretrained(model: StreamedModel, source: str, store: HostStore, progress: Progress | None = None) -> None:
+def load_pretrained(model: StreamedModel, source: str, store: HostStore, progress: Progress = untold) -> None:
     """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes, unit by unit. What
     `engine.model.hub.fetch` has brought into the hub's cache is read from there; nobody is asked then.
 
@@ -34,8 +32,7 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
 
     def reading(share: float) -> None:
         try:
-            if progress is not None:
-                progress(round(share * size), 2 * size)
+            progress(round(share * size), 2 * size)
         except Exception as error:
             refusal.append(error)
             raise
@@ -48,10 +45,8 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
         if refusal:
             raise refusal[0] from None
-        lines = str(error).strip().splitlines()
-        raise ModelError(f"model.source: the weights of {source} cannot be loaded "
-                         f"({(lines[0] if lines else type(error).__name__).rstrip('.')[:200]}); give a folder or hub id "
-                         "with safetensors weights, or set model.init to random.") from error
+        raise ModelError(f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a folder or hub "
+                         "id with safetensors weights, or set model.init to random.") from error
     lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
     if lacking or info["mismatched_keys"]:
         what = lacking[0] if lacking else sorted(key for key, *_ in info["mismatched_keys"])[0]
@@ -65,8 +60,7 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
             store.write(unit.name, spec.name, parameter)
             done += spec.numel * itemsize
             parameter.data = parameter.data.new_empty(0)
-        if progress is not None:
-            progress(done, 2 * size)
+        progress(done, 2 * size)
     own = dict(model.skeleton.model.named_buffers())
     for name, buffer in loaded.named_buffers():
         if name in own and own[name].shape == buffer.shape:
@@ -74,7 +68,7 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
 
 
 def initialise(model: StreamedModel, store: HostStore, seed: int, device: torch.device,
-               progress: Progress | None = None) -> None:
+               progress: Progress = untold) -> None:
     """Random weights, unit by unit, by the model's own `_init_weights`; drawn on `device`, where it is fast."""
     total, done = sum(layout.parameter_count for layout in model.layouts), 0
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type), \
@@ -84,8 +78,7 @@ def initialise(model: StreamedModel, store: HostStore, seed: int, device: torch.
             for name, tensor in _fresh(model, unit, device).items():
                 store.write(unit.name, name, tensor)
             done += unit.layout.parameter_count
-            if progress is not None:
-                progress(done, total)
+            progress(done, total)
 
 
 def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, torch.Tensor]:

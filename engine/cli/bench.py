@@ -34,6 +34,7 @@ from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
+from engine.words import GIB
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
 """For each figure."""
@@ -132,7 +133,7 @@ def _streamed(config: TrainConfig, planes: Planes, shape: ModelShape, ceilings: 
     if backend.device.type == "cuda":
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
         if config.engine.gpu_memory_gib is not None:
-            limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
+            limit = min(limit, int(config.engine.gpu_memory_gib * GIB))
     length, rows = config.data.max_seq_len, config.train.batch_size
     chosen = choose(shape, config, backend.device.type, limit, free, length, rates=ceilings.rates())
     try:
@@ -196,7 +197,7 @@ def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: 
     free = backend.memory()["free"] if on_device else sample_host_memory()[1]
     needed = resident_bytes(shape.parameter_count, shape.dtype)
     if needed > RESIDENT_SHARE * free:
-        return {"ways": [], "why_not": f"its states alone take {needed / 2**30:,.1f} GiB of the {free / 2**30:,.1f} GiB "
+        return {"ways": [], "why_not": f"its states alone take {needed / GIB:,.1f} GiB of the {free / GIB:,.1f} GiB "
                                        "that are free there"}
     batches = random_rows([rows], length, shape.vocab_size)
     compiled = chosen.choices.compiled

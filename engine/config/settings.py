@@ -18,6 +18,7 @@ import yaml
 from engine.config.data_settings import DataConfig, check_columns
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
+from engine.files import write_whole
 
 AUTO = "auto"
 Auto = Literal["auto"]
@@ -203,8 +204,8 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> None:
-        text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
-        Path(path).write_text(text, encoding="utf-8")
+        """Whole, and on the disk when this returns. Raises OSError."""
+        write_whole(Path(path), yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
 
     def with_values(self, values: dict[str, Any]) -> TrainConfig:
         """A validated copy with dotted fields replaced, such as ``{"train.steps": 10}``."""

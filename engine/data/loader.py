@@ -17,7 +17,8 @@ from engine.data.packing import one_each, pack
 from engine.data.rows import RowSet
 from engine.data.summary import Part, summary_of
 from engine.data.token_cache import Side, StoredTokens, remove_old
-from engine.data.tokenise import EVAL_SEED, Progress, stored_tokens
+from engine.data.tokenise import EVAL_SEED, stored_tokens
+from engine.progress import Progress, untold
 
 _PIECES_A_REPORT = 64
 
@@ -54,14 +55,13 @@ class PreparedData:
 
 
 def prepare_data(config: DataConfig, tokenizer: Any, seed: int, packing_problem: str = "",
-                 progress: Progress | None = None, processes: int | None = None) -> PreparedData:
+                 progress: Progress = untold, processes: int | None = None) -> PreparedData:
     """Read, render, tokenise, split and pack the data set of `config`, or map the tokens that an earlier run made.
 
     `tokenizer` is a fast tokenizer of transformers; `seed` sets the order of the rows, not the choice of the held-out
     ones; `packing_problem`, the name of the model and why it cannot pack, keeps one example a row whatever the
     configuration says; `processes` is how many tokenise, 0 for this one alone, None for as many as pay. Raises
     DataError, in one sentence, when the data cannot be read, trains on no token, or its tokens cannot be written."""
-    progress = progress or (lambda done, total, message: None)
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts, keys = [], []
     for part, weight in config.parts():

@@ -1,18 +1,12 @@
-"""Tokenising in processes of their own, which share nothing with this one: it has threads, and may have a GPU.
-
-They are new Python processes and never forks, in a session of their own, so that Ctrl-C in a terminal reaches the run
-alone, which ends them. A process whose run is gone reads the end of its input and ends too, however the run ended.
-"""
+"""Tokenising in processes of their own, which share nothing with this one. A process whose run is gone reads the end of its
+input and ends too, however the run ended."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import queue
-import signal
 import struct
-import subprocess
 import sys
 import traceback
 from collections import deque
@@ -25,7 +19,7 @@ from engine.data.encode import Encoder
 from engine.data.encoded import Encoded, Numbered, encode_batch
 from engine.data.formats import ColumnMap
 from engine.errors import DataError
-from engine.paths import PROGRAM_ROOT
+from engine.helper_process import HelperProcess, ending, take_output
 
 _PROGRAM = "from engine.data.processes import serve; serve()"
 _LENGTH = struct.Struct("<Q")
@@ -44,15 +38,12 @@ class EncodingProcesses:
     def __init__(self, encoder: Encoder, columns: ColumnMap, count: int, name: str):
         self._name = name
         self._count = count
-        path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
-        self._all: list[subprocess.Popen[bytes]] = []
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._all: list[HelperProcess] = []
+        self._idle: queue.SimpleQueue[HelperProcess] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="tokenise")
         try:
             for _ in range(count):
-                process = subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM], start_new_session=True,
-                                           stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                           env=os.environ | _ONE_THREAD | {"PYTHONPATH": path})
+                process = HelperProcess(_PROGRAM, _ONE_THREAD)
                 self._all.append(process)
                 self._idle.put(process)
             start = pickle.dumps((encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns))
@@ -71,10 +62,7 @@ class EncodingProcesses:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
         for process in self._all:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):  # half a batch may still be on its way into it
-                    pipe.close()
+            process.close()
 
     def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
         """Each batch with what became of it, in order. Raises what `encode_batch` raises, and DataError when a process
@@ -101,7 +89,7 @@ class EncodingProcesses:
         process = self._idle.get()
         try:
             self._send(process, pickle.dumps(batch))
-            answer = _receive(process.stdout)
+            answer = _receive(process.output)
         except EOFError:
             raise self._ended(process) from None
         finally:
@@ -110,20 +98,17 @@ class EncodingProcesses:
             raise answer
         return answer
 
-    def _send(self, process: subprocess.Popen[bytes], content: bytes) -> None:
+    def _send(self, process: HelperProcess, content: bytes) -> None:
         try:
-            process.stdin.write(_LENGTH.pack(len(content)))
-            process.stdin.write(content)
-            process.stdin.flush()
+            process.send(_LENGTH.pack(len(content)) + content)
         except OSError:
             raise self._ended(process) from None
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> DataError:
+    def _ended(self, process: HelperProcess) -> DataError:
         code = process.wait()
         if code == _OTHER_VERSION:
             return DataError("The program was changed on the disk while it ran; start it again.")
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return DataError(f"A process that tokenises {self._name} ended ({how}); free some memory if it ran out, then "
+        return DataError(f"A process that tokenises {self._name} ended ({ending(code)}); free some memory if it ran out, then "
                          "start again.")
 
 
@@ -140,8 +125,7 @@ def _receive(pipe: BinaryIO) -> Any:
 
 def serve() -> None:
     """What a process does: batches in on standard input, arrays out on what was standard output."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints
+    answers = take_output()
     with contextlib.suppress(EOFError, BrokenPipeError):
         if _receive(sys.stdin.buffer) != identity.PROGRAM:
             sys.exit(_OTHER_VERSION)

@@ -19,7 +19,7 @@ from engine.data.folders import DATA_SUFFIXES, files_of, left_out, saved
 from engine.data.json_files import count_lines, item_rows, line_rows, readable
 from engine.data.registry import registered
 from engine.data.text_files import passages, table_rows
-from engine.errors import DataError
+from engine.errors import DataError, first_line
 from engine.paths import registry_entry, resolve_source
 
 Row = dict[str, Any]
@@ -128,7 +128,7 @@ def _parquet(path: Path) -> Source:
     try:
         total = parquet.read_metadata(path).num_rows
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path.name} cannot be read as Parquet ({_first_line(error)}); give a whole Parquet "
+        raise DataError(f"{path.name} cannot be read as Parquet ({first_line(error)}); give a whole Parquet "
                         "file.") from None
 
     def read() -> Iterator[tuple[int, Row]]:
@@ -140,7 +140,7 @@ def _parquet(path: Path) -> Source:
                         number += 1
                         yield number, _without_filled(row)
         except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path.name} cannot be read after row {number} ({_first_line(error)}); write the file "
+            raise DataError(f"{path.name} cannot be read after row {number} ({first_line(error)}); write the file "
                             "again.") from None
 
     return Source(path.name, "row", total, read)
@@ -203,7 +203,7 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
     try:
         data = load()
     except Exception as error:  # datasets raises errors of many libraries
-        raise DataError(f"{subject} cannot be loaded ({_first_line(error)}); {remedy}.") from None
+        raise DataError(f"{subject} cannot be loaded ({first_line(error)}); {remedy}.") from None
 
     def read() -> Iterator[tuple[int, Row]]:
         number = 0
@@ -214,7 +214,7 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
             except StopIteration:
                 return
             except Exception as error:
-                raise DataError(f"{subject} cannot be read after row {number} ({_first_line(error)}); "
+                raise DataError(f"{subject} cannot be read after row {number} ({first_line(error)}); "
                                 f"{remedy}.") from None
             number += 1
             yield number, _without_filled(row)
@@ -232,9 +232,3 @@ def _pruned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _pruned(item) for key, item in value.items() if item is not None}
     return [_pruned(item) for item in value] if isinstance(value, list) else value
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip().rstrip(".") if lines else type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -34,6 +34,7 @@ from engine.data.formats import ColumnMap
 from engine.data.mapped import mapped
 from engine.errors import DataError
 from engine.files import body_checksum, new_digest, sync_folder
+from engine.progress import Progress
 
 _MANIFEST, _PROMPTS, _LOCK = "manifest.json", "prompts.jsonl", "lock"
 _TYPES = {"ids": np.int32, "trained": np.bool_, "starts": np.int64, "examples": np.int64}
@@ -44,9 +45,6 @@ _LEAST_BYTES = 10 << 30
 _CHUNK_BYTES = 8 << 20
 _GRACE_SECONDS = 60.0
 """A younger folder may be one that another process has made and not locked yet."""
-
-Check = Callable[[int, int], None]
-"""Called with rows done and rows in all; an exception from it stops the work."""
 
 
 @dataclass
@@ -109,7 +107,7 @@ def cache_folder() -> Path:
 # ---------------------------------------------------------------------- finding
 
 
-def find(key: str, check: Check) -> StoredTokens | None:
+def find(key: str, progress: Progress) -> StoredTokens | None:
     """The tokens under `key`, or None when there are none or they are damaged; these are then removed."""
     folder = cache_folder() / key
     if not folder.exists():
@@ -117,7 +115,7 @@ def find(key: str, check: Check) -> StoredTokens | None:
     for found in _opened(folder):
         if isinstance(found, StoredTokens):
             return found
-        check(*found)
+        progress(*found)
     _remove(folder)
     return None
 

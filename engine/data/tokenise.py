@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from engine.data.sources import Source, open_source
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
 from engine.machine.cgroups import sample_host_memory, usable_cores
-
-Progress = Callable[[int, int, str], None]
-"""Called with rows done, rows in all (0 when unknown) and a sentence; what it raises stops the preparation."""
+from engine.progress import Progress, saying
 
 EVAL_SEED = 20_010_911
 """Which examples are held out does not depend on the run's seed, so that runs can be compared."""
@@ -47,7 +45,7 @@ def stored_tokens(config: DataConfig, encoder: Encoder, progress: Progress, proc
         identity, whole = [identity, source.fingerprint, source.total], source.fingerprint is not None
     key = key_of(identity, config, encoder.tokenizer) if whole else None
     if key is not None:
-        found = find(key, lambda done, rows: progress(done, rows, "Checking the tokens in the cache"))
+        found = find(key, saying(progress, "Checking the tokens in the cache"))
         if found is not None:
             progress(found.tally.rows, found.tally.rows, f"Tokens of {found.tally.name} read from the cache")
             return found, key

@@ -176,6 +176,17 @@ class Cost:
 
 # ---------------------------------------------------------------------- FLOPs
 
+_FORMULA = "6 x parameters that a token passes through x tokens"
+PLANNED_FLOPS_FORMULA = f"{_FORMULA} of full rows; recompute not counted"
+MEASURED_FLOPS_FORMULA = f"{_FORMULA} (padding and recompute not counted) / seconds"
+"""As they are shown: of a step that is planned, and of the rate of one that was run."""
+
+
+def parameter_flops(active_parameters: int, tokens: int) -> int:
+    """FLOPs of forward and backward on so many tokens, by the formula that is shown."""
+    return 6 * active_parameters * tokens
+
+
 def largest_product(shape: ModelShape, tokens: int) -> float:
     """FLOPs of the largest matrix product of a block on so many tokens."""
     return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
@@ -195,8 +206,8 @@ def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
 
 
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
-    """FLOPs of a step of `rows` full rows by three counts: `parameters`, 6 for each parameter that a token passes
-    through; `model`, the matrix products and the causal attention of forward and backward, the embedding's look-up left
+    """FLOPs of a step of `rows` full rows by three counts: `parameters`, those of `parameter_flops`;
+    `model`, the matrix products and the causal attention of forward and backward, the embedding's look-up left
     out; `hardware`, the same and the second forward of `recomputed` blocks."""
     tokens = rows * row_length
     outside = 0 if shape.tied else shape.embed.parameter_count
@@ -205,4 +216,4 @@ def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -
     share = block_share(shape)
     again = sum(2 * unit.parameter_count * share * tokens + attention / 3 for unit in shape.blocks[:recomputed])
     model = matrices + attention * len(shape.blocks)
-    return {"parameters": 6.0 * shape.active_parameters * tokens, "model": model, "hardware": model + again}
+    return {"parameters": float(parameter_flops(shape.active_parameters, tokens)), "model": model, "hardware": model + again}

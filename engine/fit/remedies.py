@@ -9,7 +9,7 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.needs import FITS, PART_WORDS, TIGHT_VERDICT, Needs, least_needs
 from engine.plan.ops import GradientSum
-from engine.words import in_gib
+from engine.words import counted, in_gib
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
 """Remedies do not go beyond these."""
@@ -67,7 +67,7 @@ def _candidates(needs: Needs) -> list[tuple[tuple[str, ...], list[tuple[str, dic
     """Kinds of change from the smallest on: (parts that it can help, its options from the least on)."""
     config = needs.config
     t, e, o, memory = config.train, config.engine, config.output, ("host", "gpu")
-    found = [(("disk",), [(f"Keep {keep} checkpoint{'s' if keep > 1 else ''} instead of {o.keep_checkpoints}",
+    found = [(("disk",), [(f"Keep {counted(keep, 'checkpoint')} instead of {o.keep_checkpoints}",
                            {"output.keep_checkpoints": keep}) for keep in range(o.keep_checkpoints - 1, 0, -1)])]
     if o.export:
         found.append((("disk",), [("Export later, not when the run ends", {"output.export": False})]))

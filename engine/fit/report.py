@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
 from engine.fit.needs import DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, measured_rates, needs_of
 from engine.fit.remedies import Remedy, remedies_for
 from engine.machine.known_machines import known_machine
@@ -18,7 +19,6 @@ from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.words import GIB, in_gib
 
-FLOPS_FORMULA = "6 x parameters that a token passes through x tokens of full rows; recompute not counted"
 WORDS = {FITS: "fits", TIGHT_VERDICT: "fits, but only just", DOES_NOT_FIT: "does not fit"}
 HOST_WATTS = 150.0
 """Of a workstation around its GPU, assumed: processor and memory at work, fans and losses."""
@@ -82,8 +82,8 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh
-    return {"tokens_per_step": tokens, "flops_per_step": 6 * needs.shape.active_parameters * tokens, "formula": FLOPS_FORMULA,
-            "step_seconds": seconds, "estimated": seconds is not None and not measured,
+    return {"tokens_per_step": tokens, "flops_per_step": parameter_flops(needs.shape.active_parameters, tokens),
+            "formula": PLANNED_FLOPS_FORMULA, "step_seconds": seconds, "estimated": seconds is not None and not measured,
             "tokens_per_second": tokens / seconds if seconds else None, "steps": steps, "run_seconds": run, "watts": watts,
             "energy_kwh": energy, "cost": energy * price if energy and price is not None else None}
 

@@ -20,9 +20,8 @@ from engine.machine.gpus import GpuInfo
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
+from engine.words import GIB, MIB
 
-GIB = 1 << 30
-MIB = 1 << 20
 FILE = PROGRAM_ROOT / "assets" / "machines.json"
 
 SYSTEM_RAM_BYTES = 2 * GIB

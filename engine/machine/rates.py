@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.files import write_whole
 from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
 
@@ -50,10 +49,7 @@ def store_rates(device_name: str, rates: Rates) -> None:
     path, everything = rates_file(), _read() | {_key(device_name): rates.to_dict() | {"measured": time.time()}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".rates")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(everything, file, indent=1)
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(everything, indent=1), durable=False)
     except OSError:
         pass
 

@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from engine.config.settings import ModelConfig
-from engine.errors import ModelError, RamstreamError
+from engine.errors import ModelError, RamstreamError, first_line
 from engine.model.block_trial import HollowProducts, Trial, plain_attributes
 from engine.model.layout import ParameterSpec, lay_out
 from engine.model.library import empty_model, transformers
 from engine.model.packing_trial import packing_of
-from engine.model.pretrained_files import _first_line
 from engine.model.skeleton import Skeleton, parameters_reached
 from engine.model.units import TORCH_DTYPES, StreamedModel, Unit
 from engine.plan.buffers import EMBED, HEAD
@@ -38,7 +37,7 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
         raise
     except Exception as error:  # a family's own code raises many kinds, and was not asked for anything unusual
         other = "" if model.dtype == "float32" else "set model.dtype to float32 or "
-        raise ModelError(f"{config.model_type} does not run under the capture pass ({_first_line(error)}), so it "
+        raise ModelError(f"{config.model_type} does not run under the capture pass ({first_line(error)}), so it "
                          f"cannot be streamed; {other}choose another model.") from error
 
 
@@ -78,7 +77,7 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     except ValueError as error:
         if model.attention != "auto":
             raise ModelError(f"model.attention: {config.model_type} cannot use {model.attention} "
-                             f"({_first_line(error)}).") from error
+                             f"({first_line(error)}).") from error
         module = empty_model(config, dtype, "eager")
     module.eval()  # what is tried here draws no dropout: a run in another thread may be using torch's generator
     layers = find_layers(module, config)

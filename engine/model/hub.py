@@ -1,21 +1,15 @@
 """Models of the Hugging Face hub, brought into the hub's own cache before they are read: with progress, and given up at once
 when that is asked for.
 
-The transfer is done by a process of its own (engine/hub_process.py): names that are looked up, connections that are opened
-and servers that say nothing can only be given up together with the process that waits for them.
+The transfer is done by a process of its own (engine/model/hub_download.py): names that are looked up, connections that are
+opened and servers that say nothing can only be given up together with the process that waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import queue
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import FitError, ModelError
+from engine.helper_process import HelperProcess, ending
 from engine.model.hub_cache import _cached_files, cached_config, cached_weights, is_offline
-from engine.paths import PROGRAM_ROOT, resolve_source
+from engine.paths import resolve_source
+from engine.progress import Progress
 from engine.words import in_hours
 
 _PROGRAM = "from engine.model.hub_download import serve; serve()"
@@ -37,8 +33,6 @@ RATE_SECONDS, KNOWN_SECONDS, SILENT_SECONDS = 30.0, 3.0, 10.0
 """The rate is that of so many seconds, and unknown for the first few; a hub that sends nothing for so long is told."""
 _fetched: dict[str, dict[str, Path]] = {}
 """By source, the files that the cache had afterwards."""
-Progress = Callable[[float, float, str], None]
-"""Called with (bytes done, bytes in all, what else there is to say)."""
 
 
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
@@ -73,26 +67,12 @@ def is_fetched(source: str) -> bool:
 
 def _transfer(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> str | None:
     """None when all is in the cache, else why the hub could not be asked."""
-    path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM], start_new_session=True, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env=os.environ | _VARIABLES | {"PYTHONPATH": path})
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in process.stdout:
-            lines.put(line)
-        lines.put(b"")
-
-    reader = threading.Thread(target=read, name="download", daemon=True)
-    reader.start()
     pace: _Pace | None = None
-    try:
+    with contextlib.closing(HelperProcess(_PROGRAM, _VARIABLES, quiet=True)) as process:
         with contextlib.suppress(BrokenPipeError):  # how it ended is told below
-            process.stdin.write(json.dumps({"source": source, "weights": weights}).encode() + b"\n")
-            process.stdin.flush()
+            process.send(json.dumps({"source": source, "weights": weights}).encode() + b"\n")
         while True:
-            answer = _next(lines)
+            answer = process.next_line(LOOK_SECONDS)
             if answer is not None and "done" in answer:
                 pace = pace or _Pace()
                 pace.take(answer)
@@ -102,26 +82,9 @@ def _transfer(source: str, weights: bool, progress: Progress, check: Callable[[]
                 check()
             else:
                 progress(pace.done, pace.total, pace.words())
-    finally:
-        process.kill()
-        process.wait()
-        reader.join()
-        for pipe in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                pipe.close()
 
 
-def _next(lines: queue.SimpleQueue[bytes]) -> dict[str, Any] | None:
-    """What the process says next, None where it says nothing for a moment; empty when it has ended."""
-    try:
-        line = lines.get(timeout=LOOK_SECONDS)
-    except queue.Empty:
-        return None
-    return json.loads(line) if line else {}
-
-
-def _ended(answer: dict[str, Any], process: subprocess.Popen[bytes], source: str, pace: _Pace | None,
-           progress: Progress) -> str | None:
+def _ended(answer: dict[str, Any], process: HelperProcess, source: str, pace: _Pace | None, progress: Progress) -> str | None:
     if "error" in answer:
         raise _ERRORS[answer["error"]](answer["text"])
     if "finished" in answer:
@@ -130,9 +93,8 @@ def _ended(answer: dict[str, Any], process: subprocess.Popen[bytes], source: str
         return None
     if "unreachable" in answer:
         return answer["unreachable"]
-    code = process.wait()
-    how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    raise ModelError(f"model.source: the process that downloads {source} ended ({how}); try again: what has come is kept.")
+    raise ModelError(f"model.source: the process that downloads {source} ended ({ending(process.wait())}); try again: what has "
+                     "come is kept.")
 
 
 class _Pace:

@@ -1,4 +1,4 @@
-"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/hub.py starts it and ends it.
+"""The process that downloads a model of the Hugging Face hub into the hub's own cache. engine/model/hub.py starts and ends it.
 
 Everything goes through huggingface_hub. Its `hf_hub_download` throws away what it has of a file when it is interrupted, so
 weights are written here by its `http_get`, into a file beside the cache's own that the next attempt goes on with; the library
@@ -23,7 +23,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.errors import first_line
 from engine.files import disk_free
+from engine.helper_process import take_output
 from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
 from engine.words import in_gib
 
@@ -236,10 +238,7 @@ def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
     refused = error if isinstance(error, Refused) else _refusal(error, source)
     if refused is not None:
         return {"error": refused.kind, "text": str(refused)}
-    lines = str(error).strip().splitlines()
-    reason = (lines[0] if lines else type(error).__name__).rstrip(".")[:200]
-    if isinstance(error, HfHubHTTPError):
-        reason = f"it answered {error.response.status_code}"
+    reason = f"it answered {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
     if not has_begun and isinstance(error, (HTTPError, LocalEntryNotFoundError, OSError)):
         return {"unreachable": reason}
     return {"error": "ModelError", "text": f"model.source: the connection to the hub was lost while {source} was downloaded "
@@ -276,11 +275,11 @@ def _no_room(what: str, cache: Path) -> Refused:
 
 def serve() -> None:
     """Do what the standard input asks: `{source, weights}`. Never returns."""
-    answers = os.dup(1)
-    os.dup2(2, 1)  # whatever else is printed is no answer
+    answers = take_output()
 
     def say(answer: dict[str, Any]) -> None:
-        os.write(answers, json.dumps(answer).encode() + b"\n")
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
 
     asked = json.loads(sys.stdin.buffer.readline())
 

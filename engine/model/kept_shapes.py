@@ -14,11 +14,11 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.files import write_whole
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import ACTIVATION_FIELDS, pack, unpack
 from engine.paths import cache_folder
@@ -75,14 +75,7 @@ def keep_shape(key: str, shape: ModelShape) -> None:
             return
         file = _file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".shape")
-        try:
-            with os.fdopen(handle, "wb") as opened:
-                opened.write(content)
-            os.replace(temporary, file)
-        except OSError:
-            os.unlink(temporary)
-            raise
+        write_whole(file, content, durable=False)
         _remove_oldest(file.parent)
     except (OSError, ValueError, TypeError, RuntimeError):
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.model.hub import is_fetched
 from engine.model.library import hub_is_cut_off, transformers
 from engine.paths import resolve_source
@@ -23,8 +23,8 @@ def load_config(source: str) -> Any:
     except Exception as error:  # the library raises many kinds; all mean that this source cannot be used
         if path is None:
             raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
-                             f"({_first_line(error)}); check the name or your connection.") from error
-        raise ModelError(f"model.source: the configuration in {source} cannot be read ({_first_line(error)}).") from error
+                             f"({first_line(error)}); check the name or your connection.") from error
+        raise ModelError(f"model.source: the configuration in {source} cannot be read ({first_line(error)}).") from error
 
 
 def load_tokenizer(source: str) -> Any:
@@ -34,7 +34,7 @@ def load_tokenizer(source: str) -> Any:
         return transformers().AutoTokenizer.from_pretrained(str(path or source), trust_remote_code=False,
                                                             local_files_only=path is None and _asks_nobody(source))
     except Exception as error:  # the library raises many kinds; all mean that there is no usable tokenizer
-        raise ModelError(f"model.source: the tokenizer of {source} cannot be loaded ({_first_line(error)}); give a "
+        raise ModelError(f"model.source: the tokenizer of {source} cannot be loaded ({first_line(error)}); give a "
                          "folder or hub id that has one.") from error
 
 
@@ -50,8 +50,3 @@ def load_generation_config(source: str) -> Any | None:
                                                                local_files_only=path is None and _asks_nobody(source))
     except Exception:  # the library raises many kinds, those of connections among them
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__).rstrip(".")[:200]

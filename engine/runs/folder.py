@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
-from engine.files import FULL, file_size
+from engine.files import FULL, file_size, sync_folder
 from engine.paths import lasting_source, lasting_sources
 from engine.runs.following import EVENTS_FILE
 from engine.runs.snapshot import OVER_STATES
@@ -57,15 +57,13 @@ class RunFolder:
 
     def save_config(self, config: TrainConfig) -> None:
         """`config` is the run's from now on: a resume goes on with it. Raises RunError where it cannot be written."""
-        partial = self.path / f".{CONFIG_FILE}.partial"
         try:
-            config.save(partial)
-            partial.rename(self.path / CONFIG_FILE)
+            config.save(self.path / CONFIG_FILE)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise RunError(f"The settings cannot be written to {self.path} ({error.strerror}); free some disk space, then ask "
                            "again.") from None
-        self.read_config_again()
+        finally:
+            self.read_config_again()
 
     def read_config_again(self) -> None:
         """Another process may have written it."""
@@ -75,6 +73,7 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
         one, owns it."""
+        _watch_forks()
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -143,7 +142,10 @@ def _close_held() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_close_held)
+@functools.cache
+def _watch_forks() -> None:
+    """Once for the process, which forks no child that matters before it has a lock."""
+    os.register_at_fork(after_in_child=_close_held)
 
 
 def shown_state(recorded: str, running: bool) -> str:
@@ -170,9 +172,8 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
                 count += 1
                 path = runs / f"{stem}-{count}"
         made = path
-        partial = path / f".{CONFIG_FILE}.partial"
-        config.save(partial)
-        partial.rename(path / CONFIG_FILE)
+        config.save(path / CONFIG_FILE)
+        sync_folder(runs)  # or a power failure leaves a record of checkpoints in a folder that has no name
     except OSError as error:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)

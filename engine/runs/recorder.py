@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
-from engine.files import FULL
+from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, Follower
 from engine.runs.lines import loaded, parse_line
@@ -70,7 +70,7 @@ class RunRecorder:
                     self.snapshot.apply(record)
             if self.snapshot.last_seq:
                 session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
-                self.path.with_name(SESSION_FILE).write_text(json.dumps(session), encoding="utf-8")
+                write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
         except OSError as error:
             self.close()
             raise RunError(f"The record {self.path} cannot be written ({error.strerror}); check the disk.") from None

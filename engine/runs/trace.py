@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
+from engine.files import write_whole
 from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.folder import open_run
@@ -47,17 +47,10 @@ def write_trace(runs_dir: str | os.PathLike[str], run_id: str, step: int | None,
     folder) and return where it is. Raises RunError for what is not there and for a file that cannot be written."""
     timeline, simulated = SampledSteps(open_run(runs_dir, run_id).events_path).read(step)
     path = target or Path(trace_name(run_id, timeline.step))
-    temporary = None
     try:
         # Whole or not at all: a viewer refuses half a file.
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".trace")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(trace_of(run_id, timeline, simulated), file, separators=(",", ":"))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        write_whole(path, json.dumps(trace_of(run_id, timeline, simulated), separators=(",", ":")))
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise RunError(f"{path} cannot be written ({error.strerror}); choose another file with --out.") from None
     return path
 

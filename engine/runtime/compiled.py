@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engine.errors import first_line
 from engine.model.attention import leave_uncompiled
 
 RECOMPILE_LIMIT = 64
@@ -79,7 +80,7 @@ class CompiledBlock:
 
     def give_up(self, error: Exception) -> None:
         """Run the block as it is from now on. Backward is compiled when it first runs, and may be what fails."""
-        self.problem = _first_line(error)
+        self.problem = first_line(error)
 
 
 class CompiledFunction:
@@ -106,14 +107,10 @@ class CompiledFunction:
         return self._function(*args, **kwargs)
 
     def give_up(self, error: Exception) -> None:
-        self.problem = _first_line(error)
+        self.problem = first_line(error)
 
 
 @functools.cache
 def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> CompiledFunction:
     """One for the process, so that a second run finds what the first one compiled."""
     return CompiledFunction(function, dynamic)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

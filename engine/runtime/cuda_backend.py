@@ -19,6 +19,7 @@ import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
 from engine.plan.ops import UPDATE_LANES, Lane
+from engine.words import GIB
 
 SWITCH_SECONDS = 0.0005
 PART_BYTES = 128 << 20
@@ -154,7 +155,7 @@ class CudaBackend:
     def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
-            error = GpuMemoryError(f"{memory['allocated'] / 2**30:.1f} GiB in use of {memory['total'] / 2**30:.1f}")
+            error = GpuMemoryError(f"{memory['allocated'] / GIB:.1f} GiB in use of {memory['total'] / GIB:.1f}")
         ticket.error = error
         self._broken.setdefault(lane, error)
         if self._error is None:

@@ -15,13 +15,13 @@ import torch
 from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitLayout
+from engine.progress import Progress, untold
 from engine.runtime.host_kernels import Workers, kernel, ranges
+from engine.words import GIB
 
 WEIGHT_PLANES = ("weight_high", "weight_low")
 DMA_PLANES = ("weight_high", "grad")
 """Planes that the device reads or writes by DMA; only these are registered."""
-
-Progress = Callable[[int, int], None]
 
 _TOUCH_BYTES = 64 << 20
 _PIECE = 4 << 20  # elements converted at once when a source is not plain fp32
@@ -64,12 +64,12 @@ class HostStore:
         """Names of all planes of this dtype."""
         return tuple(PLANE_ITEM_BYTES[self.dtype])
 
-    def allocate_weights(self, progress: Progress | None = None) -> None:
-        """Allocate, touch and register the weight planes. `progress(done_bytes, total_bytes)` is called after each
+    def allocate_weights(self, progress: Progress = untold) -> None:
+        """Allocate, touch and register the weight planes. `progress` is called, with bytes, after each
         plane; what it raises undoes the allocation. Raises FitError when the memory is not there."""
         self._allocate([plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress)
 
-    def allocate_states(self, progress: Progress | None = None) -> None:
+    def allocate_states(self, progress: Progress = untold) -> None:
         """The same for moments and gradients."""
         self._allocate([plane for plane in self.planes if plane not in WEIGHT_PLANES], "optimizer states", progress)
 
@@ -151,7 +151,7 @@ class HostStore:
 
     # ------------------------------------------------------------------ inside
 
-    def _allocate(self, planes: list[str], what: str, progress: Progress | None) -> None:
+    def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
         wanted = {(unit, plane): layout.plane_bytes(self.dtype)[plane]
                   for unit, layout in self.layouts.items() for plane in planes}
         if any(key in self._arrays for key in wanted):
@@ -172,8 +172,7 @@ class HostStore:
                     self._register(address, size)
                     self._registered[address] = size
                 done += size
-                if progress is not None:
-                    progress(done, total)
+                progress(done, total)
         except BaseException:
             self._release([key for key in wanted if key in self._arrays])
             raise
@@ -255,4 +254,4 @@ def _refused(what: str, total: int) -> FitError:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB ({size:,} bytes)"
+    return f"{size / GIB:.1f} GiB ({size:,} bytes)"

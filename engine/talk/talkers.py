@@ -15,14 +15,12 @@ from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
 from engine.model.hub import fetch
+from engine.progress import Progress, saying, untold
 from engine.runtime.generate import Sampler
 from engine.talk.conversation import Message, Sampling, Source
 from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice
 from engine.train.paused_calls import PausedCalls
-
-Progress = Callable[..., None]
-"""Called with (done, total), and with (done, total, what is done) where weights are downloaded before they are loaded."""
 
 
 # ---------------------------------------------------------------------- talkers
@@ -62,7 +60,7 @@ class Talker:
         self._owned.close()
 
 
-def load(source: Source, progress: Progress | None = None) -> Talker:
+def load(source: Source, progress: Progress = untold) -> Talker:
     """Bring weights into memory, from the hub where they are not in its cache yet. What `progress` raises gives up. Raises
     RamstreamError for what cannot be loaded."""
     with contextlib.ExitStack() as owned:
@@ -82,7 +80,7 @@ def load(source: Source, progress: Progress | None = None) -> Talker:
 
 
 @contextlib.contextmanager
-def _opened(source: Source, progress: Progress | None) -> Iterator[Saved]:
+def _opened(source: Source, progress: Progress) -> Iterator[Saved]:
     """A model as a run would begin with it."""
     config = source.config
     if config.model.init == "pretrained":
@@ -95,23 +93,17 @@ def _opened(source: Source, progress: Progress | None) -> Iterator[Saved]:
         yield opened
 
 
-def _downloaded(source: Source, progress: Progress | None) -> Progress | None:
+def _downloaded(source: Source, progress: Progress) -> Progress:
     """Bring weights into the hub's cache; how the loading that follows is told. What is there when it begins is not counted, so
     that the time left is that of what comes."""
-    if progress is None:
-        progress = _untold
     first: list[float] = []
 
-    def downloading(done: float, total: float, _: str) -> None:
+    def downloading(done: float, total: float, _: str = "") -> None:
         first.extend([] if first else [done])
         progress(done - first[0], total - first[0], f"Downloading {source.config.model.source}")
 
     fetch(source.config.model.source, True, downloading, lambda: progress(0, 0))
-    return (lambda done, total: progress(done, total, f"Loading the weights: {source.label}")) if first else progress
-
-
-def _untold(*_: Any) -> None:
-    """Progress that nobody follows."""
+    return saying(progress, f"Loading the weights: {source.label}") if first else progress
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.errors import DeviceError, GpuMemoryError, HostMemoryError, RamstreamError, RunError
+from engine.errors import DeviceError, GpuMemoryError, HostMemoryError, RamstreamError, RunError, first_line
 from engine.fit.sizes import Item
 from engine.train.memory_shortage import GpuFigures, gpu_shares, gpu_shortage, others_are_blamed
 from engine.words import in_gib
@@ -35,9 +35,8 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
                                "model or batch, or free some memory.")
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
         # The first line says what happened; torch adds advice on debugging.
-        first = str(error).strip().splitlines()[0].rstrip(". ")[:200]
-        return DeviceError(f"The GPU failed ({first}); see with nvidia-smi whether it still answers, then resume the "
-                           "run from its last checkpoint.")
+        return DeviceError(f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, then resume "
+                           "the run from its last checkpoint.")
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from engine.config.settings import TrainConfig
 from engine.data.rows import MicroBatch
+from engine.fit.cost import parameter_flops
 from engine.machine.gpus import GpuSampler
 from engine.plan.ops import Lane, Span
 from engine.plan.waits import as_records, seconds_by_cause, waits_as_records, waits_of
@@ -66,7 +67,7 @@ class Observer:
         exposed = seconds_by_cause(waits)
         data = min(exposed["other"], data_wait(applied.spans, self._spans, submitted.began, submitted.ended))
         self._spans = applied.spans
-        flops = 6 * self._p.model.active_parameters * submitted.tokens
+        flops = parameter_flops(self._p.model.active_parameters, submitted.tokens)
         self._recorder.emit(StepFinished(
             step=applied.step, loss=applied.loss, grad_norm=applied.grad_norm, learning_rate=applied.learning_rate,
             tokens=submitted.tokens, loss_tokens=submitted.loss_tokens, seconds=seconds,

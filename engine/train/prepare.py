@@ -54,6 +54,7 @@ from engine.train.explain import note_memory
 from engine.train.memory_account import MemoryAccount, data_bytes
 from engine.train.memory_watch import PeakMemory
 from engine.train.resume import changed_settings
+from engine.words import GIB
 
 
 PROBE_SECONDS = 0.1
@@ -111,7 +112,7 @@ class Prepared:
                 parts.callback(part.close)
 
 
-class Progress:
+class RecordedProgress:
     """Reports one job to the record, at most twice a second and always at its end."""
 
     def __init__(self, recorder: RunRecorder, job: str, check: Callable[[], None] | None = None):
@@ -133,7 +134,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
 
     Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job that does not fit.
     """
-    download = Progress(recorder, "download", check)
+    download = RecordedProgress(recorder, "download", check)
     fetch(config.model.source, False, download, check)
     hf_config = load_config(config.model.source)
     tokenizer = load_tokenizer(config.model.source)
@@ -146,7 +147,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     # Processes that read data are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
     problem = model.packing.problem_of(config.data.max_seq_len)
     problem = problem and f"{hf_config.model_type}: {problem}"
-    data = prepare_data(config.data, tokenizer, config.train.seed, problem, Progress(recorder, "tokenise", check))
+    data = prepare_data(config.data, tokenizer, config.train.seed, problem, RecordedProgress(recorder, "tokenise", check))
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size
     if data.highest_id >= vocabulary:
@@ -209,7 +210,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
           backend: Backend, state: dict[str, Any] | None, check: Callable[[], None]) -> Planned:
     """Judge the fit, record it, and choose. Raises FitError for what does not fit."""
     if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
-        backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * 2**30) - CUDA_CONTEXT_BYTES))
+        backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * GIB) - CUDA_CONTEXT_BYTES))
     give_back_free_memory()
     _first_resident.setdefault(backend.device.type, sample_host_memory()[0])
     rates = _measured(backend, recorder, check)
@@ -233,7 +234,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         backend.reset_peak()
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES  # this process's context is there already
         if config.engine.gpu_memory_gib is not None:
-            limit = min(limit, int(config.engine.gpu_memory_gib * 2**30))
+            limit = min(limit, int(config.engine.gpu_memory_gib * GIB))
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         else:
             backend.limit_memory(backend.memory()["total"])
@@ -299,7 +300,7 @@ def _bytes_under(folder: Path) -> int:
 def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, store: HostStore,
           backend: Backend, from_checkpoint: bool, check: Callable[[], None]) -> tuple[int, int | None]:
     """Allocate and fill the planes; the step that they hold, and the most host memory while weights came from the model."""
-    allocating, loading = Progress(recorder, "allocate", check), Progress(recorder, "load_model", check)
+    allocating, loading = RecordedProgress(recorder, "allocate", check), RecordedProgress(recorder, "load_model", check)
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not from_checkpoint:

@@ -9,6 +9,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.errors import DataError
 from engine.model.units import StreamedModel
+from engine.progress import Progress
 from engine.runs.events import PromptsAnswered
 from engine.runtime.generate import Sampler, longest_row
 
@@ -28,7 +29,7 @@ class FixedPrompts:
                 raise DataError(f"output.sample_prompts[{k}]: the prompt has {len(ids):,} tokens and this model takes "
                                 f"{self._longest:,} at most; shorten it.")
 
-    def answer(self, sampler: Sampler, step: int, progress: Callable[[float, float, str], None],
+    def answer(self, sampler: Sampler, step: int, progress: Progress,
                check: Callable[[], None]) -> PromptsAnswered | None:
         """The answers of the weights as they are, everything home; None without prompts. `check` is called often, and what it
         raises gives up."""

@@ -15,7 +15,7 @@ import traceback
 
 from engine.config.changes import Change
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError
+from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError, first_line
 from engine.files import file_size
 from engine.fit.choose import Chosen
 from engine.fit.sizes import Item
@@ -128,9 +128,8 @@ class Run:
             told = explained(error, self._gpu_items())
         if told is not None:
             return RunEnded("failed", str(told), type(told).__name__)
-        first = (str(error).strip().splitlines() or [""])[0]
-        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first}); the log "
-                                  "of the run has the details.", type(error).__name__)
+        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first_line(error)}); the "
+                                  "log of the run has the details.", type(error).__name__)
 
     def _gpu_items(self) -> tuple[Item, ...]:
         """Of the plan, or of the report that came before it."""

@@ -18,6 +18,7 @@ from engine.config.changes import CHANGE, Change
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, one_pass
 from engine.errors import DiskFullError, HostMemoryError, NonFiniteError, RunError
+from engine.fit.cost import MEASURED_FLOPS_FORMULA
 from engine.runs.events import (CheckpointWritten, ControlReceived, EvalFinished, ExactMatchMeasured, ExportWritten, LogLine,
                                 RunEnded, RunStarted, SettingsChanged, StateChanged)
 from engine.runs.folder import RunFolder
@@ -29,13 +30,12 @@ from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
-from engine.train.prepare import Prepared, Progress
+from engine.train.prepare import Prepared, RecordedProgress
 from engine.train.prompts import FixedPrompts
 from engine.train.resume import resume_state
 from engine.train.schedule import learning_rate
 from engine.words import in_seconds
 
-FLOPS_FORMULA = "6 x parameters that a token passes through x tokens (padding and recompute not counted) / seconds"
 SHOWN_SAMPLES = 8
 
 
@@ -162,7 +162,7 @@ class Trainer:
         p = self.p
         if p.total_steps < LEAST_STEPS:
             return
-        progress = Progress(self.recorder, "dry_run")
+        progress = RecordedProgress(self.recorder, "dry_run")
         progress(0, 1, "One step on the longest rows")
         began = time.perf_counter()
         p.engine.dry_run(longest_batches(p.data.train, self.config.train.batch_size, p.chosen.micro_batch_size,
@@ -266,7 +266,7 @@ class Trainer:
             try:
                 state = resume_state(self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps)
                 info = write_checkpoint(self.folder.checkpoints_path, step, p.store, state,
-                                        self.config.output.keep_checkpoints, Progress(self.recorder, "checkpoint"),
+                                        self.config.output.keep_checkpoints, RecordedProgress(self.recorder, "checkpoint"),
                                         p.model.persistent_buffers())
                 break
             except DiskFullError as lacks:
@@ -317,7 +317,7 @@ class Trainer:
         self._observer.start_clock()
 
     def _answer_prompts(self, step: int) -> None:
-        answered = self._prompts.answer(self.p.sampler, step, Progress(self.recorder, "prompts"), self._look)
+        answered = self._prompts.answer(self.p.sampler, step, RecordedProgress(self.recorder, "prompts"), self._look)
         if answered is not None:
             self.recorder.emit(answered)
 
@@ -334,7 +334,7 @@ class Trainer:
         prompts = self.p.data.eval_prompts(self.config.output.exact_match_samples)
         if not prompts:
             return
-        progress = Progress(self.recorder, "sample")
+        progress = RecordedProgress(self.recorder, "sample")
         longest = max(prompt.answer_tokens for prompt in prompts)
         written = [0]
 
@@ -352,7 +352,7 @@ class Trainer:
         self.recorder.emit(ExactMatchMeasured(step, moment, correct, len(prompts), samples))
 
     def _export(self, step: int) -> None:
-        progress = Progress(self.recorder, "export")
+        progress = RecordedProgress(self.recorder, "export")
         progress(0, 1, "Writing the model")
         size = write_model(self.p.model, self.p.store, self.p.tokenizer, self.config.model.source,
                            self.folder.export_path)
@@ -370,5 +370,5 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         name=config.name, pid=pid, device=device.type, device_name=prepared.backend.device_name,
         total_steps=prepared.total_steps, parameters=prepared.model.parameter_count,
         units=[unit.name for unit in prepared.model.units],
-        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=FLOPS_FORMULA,
+        resumed_step=prepared.step if prepared.step else None, program_version=version, flops_formula=MEASURED_FLOPS_FORMULA,
         ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12)

@@ -22,6 +22,7 @@ from engine.errors import CheckpointError
 from engine.files import body_checksum
 from engine.model.layout import ParameterSpec, lay_out
 from engine.paths import PROGRAM_ROOT
+from engine.progress import untold
 from engine.runtime.host_store import HostStore
 
 STATE = {"schedule": {"step": 10}, "data": {"row": 320},
@@ -299,7 +300,7 @@ def test_cancelling_from_the_progress_callback(two, new_store):
 
 
 def test_one_failing_thread_stops_the_others():
-    meter, reached = checkpoint.Meter(10**6, None), []
+    meter, reached = checkpoint.Meter(10**6, untold), []
 
     def long() -> None:
         for count in range(10**6):

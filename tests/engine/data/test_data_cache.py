@@ -165,7 +165,7 @@ def test_a_source_that_does_not_say_what_it_holds_is_not_kept(tokenizer, monkeyp
 def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(tmp_path, tokenizer, own_cache):
     path = write(tmp_path / "a.jsonl")
     code = ("import os, sys; from engine.config.data_settings import DataConfig; from engine.data.loader import prepare_data\n"
-            "from tests import data_tokenizers as made\n"
+            "from tests.support import data_tokenizers as made\n"
             "prepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n"
             "             made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), 9))")
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)

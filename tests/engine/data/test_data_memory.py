@@ -17,7 +17,7 @@ PREPARE = """
 import json, resource, sys
 from engine.config.data_settings import DataConfig
 from engine.data.rows import batches; from engine.data.loader import prepare_data
-from tests import data_tokenizers as made
+from tests.support import data_tokenizers as made
 
 data = prepare_data(DataConfig(sys.argv[1], max_seq_len=512), made.byte_level_tokenizer(made.CHATML), 1,
                     processes=int(sys.argv[2]))

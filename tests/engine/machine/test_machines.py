@@ -18,10 +18,11 @@ from engine.fit.choose import choose
 from engine.fit.predict import predicted_seconds
 from engine.machine import known_machines as known
 from engine.machine.gpus import GpuInfo
-from engine.machine.known_machines import GIB, MIB, known_machine, known_rates, machines, named_machine, with_figures
+from engine.machine.known_machines import known_machine, known_rates, machines, named_machine, with_figures
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
 from engine.runtime import host_kernels as kernels
+from engine.words import GIB, MIB
 from tests.engine.fit.test_choose import big_shape
 
 BY_NAME = {entry.name: entry for entry in machines()}

@@ -77,7 +77,7 @@ def contents(folder):
 def processes():
     """Of downloads that this process has started."""
     listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat=,args="], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if "hub_process" in line and not line.startswith("Z")]
+    return [line for line in listed.splitlines() if "hub_download" in line and not line.startswith("Z")]
 
 
 # ------------------------------------------------------------------ what is fetched

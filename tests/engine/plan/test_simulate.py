@@ -9,7 +9,7 @@ import pytest
 from engine.config.settings import ModelConfig
 from engine.fit import cost
 from engine.fit.cost import (BLOCK_CALLS, BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Cost, attention_flops, op_seconds,
-                             step_flops, step_seconds)
+                             parameter_flops, step_flops, step_seconds)
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build import build_model
@@ -192,7 +192,7 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
 def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     flops = step_flops(shape, 4, 16, recomputed=len(shape.blocks))
     parameters = shape.parameter_count
-    assert flops["parameters"] == 6 * parameters * 64
+    assert flops["parameters"] == parameter_flops(shape.active_parameters, 64) == 6 * parameters * 64
     assert flops["model"] == pytest.approx(
         6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention_width)
     monkeypatch.setattr(cost, "HALF_SPEED_TOKENS", 0)

@@ -139,10 +139,10 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
     child = os.fork()
     if child == 0:
         try:
-            if moment in HOOKS:
-                HOOKS[moment](draw)
             there = sorted(path.name for path in runs.iterdir()) if runs.exists() else []
             run = resume_run(runs, there[0]) if there else start_run(config, runs)
+            if moment in HOOKS:  # not before the run has its settings, without which nothing can be resumed
+                HOOKS[moment](draw)
             ended = run.execute()
             if ended.state != "finished":
                 print(ended.reason, file=sys.stderr, flush=True)

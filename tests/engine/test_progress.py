@@ -1,0 +1,18 @@
+"""Progress: work that says what it does, and work that does not, tell it to the same callable."""
+
+from __future__ import annotations
+
+from engine.progress import Progress, saying, untold
+
+
+def test_work_that_says_nothing_is_told_under_a_name():
+    told = []
+
+    def note(done: float, total: float, message: str = "") -> None:
+        told.append((done, total, message))
+
+    progress: Progress = saying(note, "Reading")
+    progress(1, 2)
+    progress(2, 2, "unheard")
+    assert told == [(1, 2, "Reading"), (2, 2, "Reading")]
+    assert untold(1, 2) is None and untold(1, 2, "heard by nobody") is None
