@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, Figure, escaped, rounded, say_empty
+from app.view.drawing import BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, Figure, escaped, rounded, say_empty
 from app.view.spans import Phase, Window, gaps_of, lane_names, lanes_of, longest, phases_of, within
 from app.words import in_share, in_short_time
-from engine.plan.ops import Lane
+from engine.plan.ops import Lane, OpKind
 from engine.runs.events import PlanSimulated, StepTimeline
 
 OP_GROUPS = {
-    "Weights in": (BLUE, ("prefetch",)),
-    "Boundaries, sums": (GREY, ("store_boundary", "fetch_boundary", "fetch_grad", "reduce", "summary", "clip", "lend",
-                                "reclaim")),
-    "Forward": (GREEN, ("embed", "forward", "loss")),
-    "Recompute": (AMBER, ("recompute",)),
-    "Backward": (VIOLET, ("backward", "embed_backward")),
-    "Gradients out": (ORANGE, ("offload",)),
-    "States in and out": (TEAL, ("fetch_states", "fetch_gradient", "offload_weights", "offload_states")),
-    "Optimizer": (PINK, ("update", "device_update", "home")),
+    "Weights in": (BLUE, (OpKind.PREFETCH,)),
+    "Boundaries, sums": (GREY, (OpKind.STORE_BOUNDARY, OpKind.FETCH_BOUNDARY, OpKind.FETCH_GRAD, OpKind.REDUCE, OpKind.SUMMARY,
+                                OpKind.CLIP, OpKind.LEND, OpKind.RECLAIM)),
+    "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
+    "Backward": (VIOLET, (OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
+    "Gradients out": (ORANGE, (OpKind.OFFLOAD,)),
+    "States in and out": (TEAL, (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES)),
+    "Optimizer": (PINK, (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.APPLIED)),
 }
 """What each colour of the timeline stands for: the legend, in order."""
 
@@ -34,13 +33,14 @@ WAITS = {"h2d": (BLUE, "weights (H2D)"), "d2h": (ORANGE, "gradients out (D2H)"),
 """Stretches in which COMPUTE waited are red, hatched in the colour of what it waited for."""
 
 OP_COLOURS = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
-OP_WORDS = {"prefetch": "weights in", "offload": "gradients out", "update": "optimizer", "summary": "loss and norms out",
-            "store_boundary": "boundary to host", "fetch_boundary": "boundary from host",
-            "fetch_grad": "gradient sum from host", "reduce": "norm of the gradient", "clip": "clip factor",
-            "fetch_states": "optimizer states in", "fetch_gradient": "gradient in",
-            "device_update": "optimizer on the GPU", "offload_weights": "updated weights out",
-            "offload_states": "optimizer states out", "home": "everything updated is home",
-            "lend": "memory of activations for states", "reclaim": "memory of states for activations"}
+OP_WORDS = {OpKind.PREFETCH: "weights in", OpKind.OFFLOAD: "gradients out", OpKind.UPDATE: "optimizer",
+            OpKind.SUMMARY: "loss and norms out",
+            OpKind.STORE_BOUNDARY: "boundary to host", OpKind.FETCH_BOUNDARY: "boundary from host",
+            OpKind.FETCH_GRAD: "gradient sum from host", OpKind.REDUCE: "norm of the gradient", OpKind.CLIP: "clip factor",
+            OpKind.FETCH_STATES: "optimizer states in", OpKind.FETCH_GRADIENT: "gradient in",
+            OpKind.DEVICE_UPDATE: "optimizer on the GPU", OpKind.OFFLOAD_WEIGHTS: "updated weights out",
+            OpKind.OFFLOAD_STATES: "optimizer states out", OpKind.APPLIED: "everything updated is home",
+            OpKind.LEND: "memory of activations for states", OpKind.RECLAIM: "memory of states for activations"}
 
 LANE_WORDS = {Lane.H2D: "H2D", Lane.STATES_IN: "States in", Lane.COMPUTE: "Compute", Lane.UPDATE: "Update", Lane.D2H: "D2H",
               Lane.STATES_OUT: "States out", Lane.HOST: "Host"}
