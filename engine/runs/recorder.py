@@ -1,5 +1,4 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`: the second is
-for who wants the snapshot alone, several times as fast."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
 
 from __future__ import annotations
 
@@ -12,15 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
 from engine.files import FULL
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
-from engine.runs.following import EVENTS_FILE, Follower
-from engine.runs.lines import loaded, parse_line
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.lines import parse_line
 from engine.runs.reserve import LOOK_SECONDS, ROOM_BYTES, Reserve, has_room, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
@@ -65,9 +63,8 @@ class RunRecorder:
         try:
             _repair_end(self.path, self._descriptor)
             self._reserve.hold()
-            for block in Follower(self.path).blocks(in_stretches=True):
-                for record in chain.from_iterable(map(self.snapshot.to_apply, block)):
-                    self.snapshot.apply(record)
+            for record in replay(self.path):
+                self.snapshot.apply(record)
             if self.snapshot.last_seq:
                 session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
                 self.path.with_name(SESSION_FILE).write_text(json.dumps(session), encoding="utf-8")
@@ -130,7 +127,7 @@ class RunRecorder:
                  for place, event in enumerate(events, 1)]
         # Read back, so that whoever listens live sees exactly what a reader of the file sees; before they are written, so
         # that no line is which readers would take for damage.
-        records = [Record.from_json(loaded(line)) for line in lines]
+        records = [_read_back(line, event) for line, event in zip(lines, events)]
         self._write(b"".join(lines))
         for record in records:
             self.snapshot.apply(record)
@@ -147,7 +144,7 @@ class RunRecorder:
             return False
         if self._lack is None:
             s = self.snapshot
-            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.room or "found"))
+            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_room_for or "found"))
         if not self._lack.is_told:
             self._reserve.give_half()
             with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
@@ -242,6 +239,13 @@ def _encode(record: Record) -> bytes:
                 raise ValueError(f"{name} is {number}: a number that is not finite must end the run by name before it "
                                  "is recorded.") from None
         raise
+
+
+def _read_back(line: bytes, event: Event) -> Record:
+    try:
+        return parse_line(line)
+    except ValueError as error:
+        raise TypeError(f"{event.kind} is {error}") from None
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

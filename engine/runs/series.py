@@ -8,17 +8,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import itertools
-import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar
 
 from engine.runs.events import Event, MemorySampled, StepFinished, UnitNorms
-from engine.runs.step_window import Stretch
-from engine.runs.values import LARGEST_WHOLE
 
 EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
 """Causes that always have a column; a record may bring further ones."""
@@ -70,21 +66,6 @@ class Columns:
         self.time.append(time)
         self.number.append(self.number[-1] + 1 if self.number else 0)
         self.step.append(event.step)
-
-    def _append_all(self, times: Sequence[float], table: Mapping[str, Sequence[float]],
-                    worked_out: Iterable[tuple[array, Sequence[float]]]) -> None:
-        """As `append` for each row in turn: of `table` by field, of `worked_out` by column."""
-        number = self.number[-1] + 1 if self.number else 0
-        pairs = [(getattr(self, name), values) for name, values in table.items()]
-        pairs += [(self.time, times), (self.number, range(number, number + len(times))), *worked_out]
-        done = 0
-        while done < len(times):
-            if len(self.step) >= ROWS:
-                self._thin()
-            end = done + ROWS - len(self.step)
-            for column, values in pairs:
-                column.extend(values[done:end])
-            done = end
 
     def columns(self) -> Iterator[array]:
         for column in dataclasses.fields(self):
@@ -147,22 +128,6 @@ class StepColumns(Columns):
         for cause, seconds in self.exposed.items():
             seconds.append(given.get(cause, 0.0))
 
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether these steps may be added all at once: they name no cause for the first time, and their tokens can be
-        counted."""
-        return stretch.exposed.keys() <= self.exposed.keys() and max(map(abs, self._counted(stretch))) <= LARGEST_WHOLE
-
-    def extend(self, stretch: Stretch) -> None:
-        """As `append` for each step of a stretch."""
-        none = [0.0] * len(stretch.step_times)
-        self._append_all(stretch.step_times, stretch.steps, [
-            (self.tokens_so_far, self._counted(stretch)),
-            *((seconds, stretch.exposed.get(cause, none)) for cause, seconds in self.exposed.items())])
-
-    def _counted(self, stretch: Stretch) -> list[int]:
-        so_far = self.tokens_so_far[-1] if self.tokens_so_far else 0
-        return list(itertools.accumulate(stretch.steps["tokens"], initial=so_far))[1:]
-
 
 @dataclass
 class MemoryColumns(Columns):
@@ -191,23 +156,7 @@ class MemoryColumns(Columns):
         """What the card took from the sample before to `event`; nothing where that was before the session began."""
         if not len(self) or self.time[-1] < (session_time or 0.0):
             return 0.0
-        return _watt_hours(self.time[-1], self.power[-1], time, event.power)
-
-    def extend(self, stretch: Stretch, session_time: float | None, energy: float) -> float:
-        """As `append` for each sample of a stretch, with its `watt_hours` added to the `energy` before it. Returns the last."""
-        begun, energies = session_time or 0.0, []
-        before = (self.time[-1], self.power[-1]) if len(self) else (-math.inf, 0.0)
-        for sample in zip(stretch.sample_times, stretch.samples["power"]):
-            if before[0] >= begun:
-                energy += _watt_hours(*before, *sample)
-            energies.append(energy)
-            before = sample
-        self._append_all(stretch.sample_times, stretch.samples, [(self.energy, energies)])
-        return energy
-
-
-def _watt_hours(begin: float, begin_watts: float, end: float, end_watts: float) -> float:
-    return (begin_watts + end_watts) / 2 * max(0.0, end - begin) / 3600
+        return (self.power[-1] + event.power) / 2 * max(0.0, time - self.time[-1]) / 3600
 
 
 @dataclass
