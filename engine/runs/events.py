@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict, get_args
+from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
@@ -82,7 +82,6 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
 RunState = Literal["preparing", "running", "pausing", "paused", "stopping", "saving", "finished", "stopped", "failed",
                    "discarded"]
 """`interrupted` is not recorded: it is what a reader concludes when the process that wrote an unfinished run is gone."""
-RUN_STATES: tuple[str, ...] = get_args(RunState)
 
 
 class RunStarted(Event):

@@ -79,6 +79,7 @@ class RunFolder:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RunError(f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}.") from None
+        _let_go_in_children()
         _held.add(descriptor)
         try:
             self._take(descriptor)
@@ -134,16 +135,19 @@ class RunFolder:
 
 
 _held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+@functools.cache
+def _let_go_in_children() -> None:
+    """From the first lock on: a forked child would keep the lock alive after its parent is killed."""
+    os.register_at_fork(after_in_child=_close_held)
 
 
 def _close_held() -> None:
-    # A forked child would keep the lock alive after its parent is killed.
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_held)
 
 
 def shown_state(recorded: str, running: bool) -> str:

@@ -42,11 +42,8 @@ class RunRecorder:
         self.run_id = run_id
         self.path = Path(folder) / EVENTS_FILE
         self.snapshot = RunSnapshot()
-        self.endings: Callable[[], int] | None = None
-        """How often this run was asked to end so far. Where it is set, a record without room on its disk waits for some, until
-        one more such request comes; where it is not, that raises."""
-        self.goes_on: Callable[[], None] | None = None
-        """Called after such a wait, by each thread that waited."""
+        self._endings: Callable[[], int] | None = None
+        self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
         """Whether such a wait was ended by a request."""
         self._lack: _Lack | None = None
@@ -75,12 +72,21 @@ class RunRecorder:
             self.close()
             raise
 
+    def wait_for_room(self, endings: Callable[[], int] | None) -> None:
+        """From now on, where the disk has no room for a line, wait for some, until one more request to end the run comes:
+        `endings` says how many there were so far. For None, do not wait but raise, as at first."""
+        self._endings = endings
+
+    def call_after_wait(self, listener: Callable[[], None] | None) -> None:
+        """After a wait for room, each thread that waited calls `listener`; none for None, as at first."""
+        self._after_wait = listener
+
     def emit(self, event: Event) -> Record:
         """Write one event as one line, apply it to the snapshot, then call the subscribers. Any thread may call.
 
         A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
         TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
-        that cannot take the line raises RunError; the file then still ends with the line before. Where `endings` is set and
+        that cannot take the line raises RunError; the file then still ends with the line before. After `wait_for_room`, where
         room is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
         """
         looks, asked = 0, 0
@@ -99,8 +105,9 @@ class RunRecorder:
             # What was asked for by now was meant for a run that trains: it stays for the one that goes on.
             asked = self._asked() if not looks else asked
             looks += 1
-        if looks and self.goes_on is not None:
-            self.goes_on()
+        after_wait = self._after_wait  # which another thread may set to None
+        if looks and after_wait is not None:
+            after_wait()
         self._deliver()
         return record
 
@@ -137,7 +144,7 @@ class RunRecorder:
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Whether the thread that could not write `event` is to wait for room, which is told once; `asked` counts the requests
         to end the run as of the first of its `looks`."""
-        if error.errno not in FULL or isinstance(event, RunEnded) or self.endings is None:
+        if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
             return False
         self.gave_up = self.gave_up or looks > 0 and self._asked() > asked
         if self.gave_up:
@@ -153,7 +160,7 @@ class RunRecorder:
         return True
 
     def _asked(self) -> int:
-        endings = self.endings  # which another thread may set to None
+        endings = self._endings  # which another thread may set to None
         return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:

@@ -3,7 +3,7 @@
 A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from another process's
 file as it grows. Each record is applied in constant time (amortised), so a run of any length can be followed.
 
-The thread that applies is the one that reads: a column cannot grow while an array made from it is alive.
+The thread that applies is the one that reads: a table cannot grow while an array made from one of its columns is alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.runs.events import (CheckpointWritten, ControlReceived, DataPrepared
                                 ExportWritten, FitReported, ForecastChecked, JobProgressed, LineDamaged, LogLine, MemorySampled,
                                 PlanBuilt, PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged,
                                 StateChanged, StepFinished, StepTimeline, UnitNorms)
-from engine.runs.series import Columns, EvalColumns, MemoryColumns, NormColumns, StepColumns
+from engine.runs.event_tables import EventTable, EvalTable, MemoryTable, NormTable, StepTable
 from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
@@ -51,19 +51,12 @@ class LogEntry:
     text: str
 
 
-@dataclass(frozen=True)
-class Control:
-    time: float
-    command: str
-
-
 @dataclass
 class RunSnapshot:
     """Everything that a screen shows of one run. Times are Unix seconds."""
 
     run_id: str = ""
     name: str = ""
-    pid: int = 0
     device: str = ""
     device_name: str = ""
     total_steps: int = 0
@@ -84,7 +77,6 @@ class RunSnapshot:
     reason: str = ""
     lacks_room_for: str = ""
     """What a paused run waits to write until there is room on the disk, as `StateChanged` calls it."""
-    error_type: str = ""
     started_time: float | None = None
     session_time: float | None = None
     """When the latest session began: its change to `preparing`, or its `RunStarted` where that comes first."""
@@ -94,12 +86,12 @@ class RunSnapshot:
     """Length of the sessions before the latest one."""
     last_seq: int = 0
 
-    steps: StepColumns = field(default_factory=StepColumns)
-    memory: MemoryColumns = field(default_factory=MemoryColumns)
+    steps: StepTable = field(default_factory=StepTable)
+    memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
     """Watt hours that the card took so far."""
-    norms: NormColumns = field(default_factory=NormColumns)
-    evals: EvalColumns = field(default_factory=EvalColumns)
+    norms: NormTable = field(default_factory=NormTable)
+    evals: EvalTable = field(default_factory=EvalTable)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
     prompt_answers: list[PromptsAnswered] = field(default_factory=list)
     checkpoints: list[CheckpointWritten] = field(default_factory=list)
@@ -123,7 +115,8 @@ class RunSnapshot:
     """Of these, those that could not be read or whose step cannot be true."""
     order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    controls: list[Control] = field(default_factory=list)
+    requests_taken: int = 0
+    """What people asked of the run and it has taken up."""
     changes: list[SettingsChanged] = field(default_factory=list)
 
     # ------------------------------------------------------------------ what follows from it
@@ -178,13 +171,12 @@ class RunSnapshot:
         self.session_time = time
         self.sessions += 1
         self.is_started = False
-        self.error_type = ""
 
     def _run_started(self, time: float, event: RunStarted) -> None:
         if self.session_time is None or self.is_started or self.is_over:
             self._begin_session(time)
         self.is_started = True
-        for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
+        for name in ("name", "device", "device_name", "total_steps", "parameters", "units", "program_version",
                      "flops_formula", "ceiling_tflops", "resumed_step"):
             setattr(self, name, getattr(event, name))
         self.state, self.reason, self.lacks_room_for, self.job = "preparing", "", "", None
@@ -192,8 +184,8 @@ class RunSnapshot:
         self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
-        for columns in (self.steps, self.memory, self.evals, self.norms):
-            columns.drop_after(step)
+        for table in (self.steps, self.memory, self.evals, self.norms):
+            table.drop_after(step)
         for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
             events[:] = [event for event in events if event.step <= step]
         del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step):]
@@ -281,7 +273,7 @@ class RunSnapshot:
         self._end_job("export")
 
     def _control_received(self, time: float, event: ControlReceived) -> None:
-        self.controls.append(Control(time, event.command))
+        self.requests_taken += 1
 
     def _settings_changed(self, time: float, event: SettingsChanged) -> None:
         self.total_steps = event.total_steps or self.total_steps
@@ -295,9 +287,9 @@ class RunSnapshot:
         if self.damaged_lines <= DAMAGED_TOLD:
             self._log_line(time, event)
 
-    def _fits(self, columns: Columns, time: float, event: Event) -> bool:
-        """Whether a row's step can be true; columns never go back."""
-        fits = self.order.may_belong(event.step) and not (columns.step and event.step < columns.step[-1])
+    def _fits(self, table: EventTable, time: float, event: Event) -> bool:
+        """Whether a row's step can be true; tables never go back."""
+        fits = self.order.may_belong(event.step) and not (table.step and event.step < table.step[-1])
         if not fits:
             self._impossible(time, event)
         return fits
@@ -307,8 +299,7 @@ class RunSnapshot:
         self._line_damaged(time, LogLine("warning", text))
 
     def _run_ended(self, time: float, event: RunEnded) -> None:
-        self.state, self.reason, self.error_type = event.state, event.reason, event.error_type
-        self.lacks_room_for, self.job = "", None
+        self.state, self.reason, self.lacks_room_for, self.job = event.state, event.reason, "", None
 
 
 _FOLDS = {
@@ -316,7 +307,8 @@ _FOLDS = {
     JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
     FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
     PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
-    StepTimeline: RunSnapshot._step_timeline, UnitNorms: RunSnapshot._unit_norms, MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
+    StepTimeline: RunSnapshot._step_timeline, UnitNorms: RunSnapshot._unit_norms,
+    MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
     ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,
     ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,

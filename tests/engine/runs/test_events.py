@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from msgspec.structs import fields
 
-from engine.runs.events import EVENT_TYPES, RUN_STATES, Event, Record, RunStarted, StepFinished, StepTimeline, Unknown
+from engine.runs.events import EVENT_TYPES, Event, Record, RunStarted, RunState, StepFinished, StepTimeline, Unknown
 from engine.runs.lines import parse_line
 from engine.runs.snapshot import OVER_STATES
 
@@ -88,4 +89,4 @@ def test_events_cannot_be_changed():
 
 
 def test_the_states_that_end_a_run_are_states():
-    assert set(OVER_STATES) < set(RUN_STATES)
+    assert set(OVER_STATES) < set(get_args(RunState))

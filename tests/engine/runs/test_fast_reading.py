@@ -17,7 +17,7 @@ from engine.runs.following import Follower, catch_up, replay
 from engine.runs.lines import parse_line
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
-from engine.runs.timeline_index import SampledSteps
+from engine.runs.timeline_index import TimelineIndex
 from tests.engine.runs.test_damaged_records import DAMAGE, line_of
 from tests.engine.runs.test_recorder import fold
 from tests.engine.runs.test_snapshot import random_run
@@ -205,7 +205,7 @@ def test_damage_in_a_timeline_costs_that_timeline(path, whole):
     assert snapshot == plain_fold(b"".join(lines))
     assert snapshot.timeline == timeline(90) and snapshot.damaged_lines == 1 and 70 not in snapshot.timeline_steps
     with pytest.raises(RunError, match="The timeline of step 70 is damaged in the record"):
-        SampledSteps(path).read(70)
+        TimelineIndex(path).read(70)
 
 
 @pytest.mark.parametrize("last, shown", [(b'"step":10,', 80), (b'"step":900000,', 80)])

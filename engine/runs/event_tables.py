@@ -34,11 +34,11 @@ def _real() -> array:
 
 
 @dataclass
-class Columns:
+class EventTable:
     """Rows of one kind of event, an array a field, with the Unix time of each row and its number in the run, from 0.
     Steps never decrease.
 
-    A run of any length takes a bounded room and is drawn as fast: once there are `ROWS` rows, of the older half only
+    A run of any length takes a bounded memory and is drawn as fast: once there are `ROWS` rows, of the older half only
     those stay whose number a power of two divides, so that they lie evenly. The record keeps every row.
     """
 
@@ -67,7 +67,7 @@ class Columns:
         self.number.append(self.number[-1] + 1 if self.number else 0)
         self.step.append(event.step)
 
-    def columns(self) -> Iterator[array]:
+    def arrays(self) -> Iterator[array]:
         for column in dataclasses.fields(self):
             values = getattr(self, column.name)
             yield from values.values() if isinstance(values, dict) else (values,)
@@ -75,7 +75,7 @@ class Columns:
     def drop_after(self, step: int) -> None:
         """Forget the rows of later steps."""
         first = bisect.bisect_right(self.step, step)
-        for values in self.columns():
+        for values in self.arrays():
             del values[first:]
 
     def _thin(self) -> None:
@@ -84,23 +84,23 @@ class Columns:
         while len(kept) > ROWS // 4:
             kept = [k for k in kept if self.number[k] % stride == 0]
             stride *= 2
-        for values in self.columns():
+        for values in self.arrays():
             values[:older] = array(values.typecode, [values[k] for k in kept])
 
 
 @functools.cache
-def _fields_of(columns: type[Columns]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of the fields that a kind of columns shares with its event, of either."""
-    names = [column.name for column in dataclasses.fields(columns)
-             if column.name not in ("step", "time", "number", *columns.worked_out)]
+def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of the fields that a kind of table shares with its event, of either."""
+    names = [column.name for column in dataclasses.fields(table)
+             if column.name not in ("step", "time", "number", *table.worked_out)]
     if len(names) > 1:
         return attrgetter(*names)
     return lambda row: tuple(getattr(row, name) for name in names)
 
 
 @dataclass
-class StepColumns(Columns):
-    """`StepFinished` by field; `exposed` holds an array for each cause, 0.0 where a step does not name it. `tokens_so_far`: of
+class StepTable(EventTable):
+    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0 where a step does not name it. `tokens_so_far`: of
     this step and all before it."""
 
     worked_out = ("exposed", "tokens_so_far")
@@ -109,7 +109,6 @@ class StepColumns(Columns):
     grad_norm: array = _real()
     learning_rate: array = _real()
     tokens: array = _whole()
-    loss_tokens: array = _whole()
     seconds: array = _real()
     tokens_per_second: array = _real()
     tflops: array = _real()
@@ -130,15 +129,14 @@ class StepColumns(Columns):
 
 
 @dataclass
-class MemoryColumns(Columns):
-    """`MemorySampled` by field, in bytes and watts. `energy`: watt hours that the card took while the run trained, for steps
+class MemoryTable(EventTable):
+    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that the card took while the run trained, for steps
     that a resume did again too."""
 
     worked_out = ("energy",)
 
     host_rss: array = _whole()
     host_pinned: array = _whole()
-    host_available: array = _whole()
     gpu_allocated: array = _whole()
     gpu_reserved: array = _whole()
     gpu_peak: array = _whole()
@@ -160,16 +158,14 @@ class MemoryColumns(Columns):
 
 
 @dataclass
-class EvalColumns(Columns):
-    """`EvalFinished` by field."""
+class EvalTable(EventTable):
+    """`EvalFinished`: its loss."""
 
     loss: array = _real()
-    loss_tokens: array = _whole()
-    seconds: array = _real()
 
 
 @dataclass
-class NormColumns(Columns):
+class NormTable(EventTable):
     """`UnitNorms`: in `norms` an array for each unit by its place, 0.0 where a step does not name it."""
 
     worked_out = ("norms",)
