@@ -222,7 +222,7 @@ class Session:
         Returns the run's id.
         """
         folder, watch = open_run(self.runs_dir, run_id), self.watch(run_id)
-        taken = len(watch.snapshot.controls)  # a page may read that the command was taken as soon as it is sent
+        taken = watch.snapshot.requests_taken  # a page may read that the command was taken as soon as it is sent
         run = self._active
         if run is not None and run.id == run_id:
             run.request(command)

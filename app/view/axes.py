@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from app.view.drawing import Figure, rounded, say_empty
-from engine.runs.series import Columns
+from engine.runs.event_tables import EventTable
 from engine.runs.snapshot import RunSnapshot
 
 Axis = Literal["step", "time", "tokens"]
@@ -22,13 +22,13 @@ LIMIT_SHARE = 0.05
 """Of a limit, that a curve must reach for the limit to be drawn: a line far above would press the curve flat."""
 
 
-def places(snapshot: RunSnapshot, columns: Columns, axis: Axis) -> np.ndarray:
-    """Where the rows of `columns` lie on the axis."""
-    steps = np.asarray(columns.step, dtype=float)
+def places(snapshot: RunSnapshot, table: EventTable, axis: Axis) -> np.ndarray:
+    """Where the rows of `table` lie on the axis."""
+    steps = np.asarray(table.step, dtype=float)
     if axis == "step":
         return steps
     if axis == "time":
-        return 1000 * (np.asarray(columns.time, dtype=float) - (snapshot.started_time or 0.0))
+        return 1000 * (np.asarray(table.time, dtype=float) - (snapshot.started_time or 0.0))
     known, tokens = np.asarray(snapshot.steps.step, dtype=float), np.asarray(snapshot.steps.tokens_so_far, dtype=float)
     return np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], tokens]))
 

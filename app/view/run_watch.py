@@ -27,7 +27,7 @@ from engine.runs.about import read_about
 from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up
 from engine.runs.snapshot import RunSnapshot
-from engine.runs.timeline_index import SampledSteps
+from engine.runs.timeline_index import TimelineIndex
 
 REBUILD_SECONDS = 0.75
 """Shorter than the pauses of pages, so that each finds what is new, whenever it asks."""
@@ -45,7 +45,7 @@ class Watch:
         self._is_active = is_active
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
-        self.sampled = SampledSteps(folder.events_path)
+        self.timelines = TimelineIndex(folder.events_path)
         """Timelines of earlier steps, for who asks for one."""
         self._lock = asyncio.Lock()
         self._read_at = -REBUILD_SECONDS
@@ -81,7 +81,7 @@ class Watch:
         is_running = self._is_active() or self.folder.is_running()
         catch_up(self.snapshot, self._follower)
         snapshot = self.snapshot
-        if self._request is not None and (not is_running or len(snapshot.controls) > self._request[1]):
+        if self._request is not None and (not is_running or snapshot.requests_taken > self._request[1]):
             self._request = None
         about, config = read_about(self.folder.path), self._config()
         bar = run_bar(snapshot, self.folder.id, about.name or self._name(), is_running,
@@ -94,7 +94,7 @@ class Watch:
         curves = (snapshot.sessions, snapshot.steps.count, snapshot.memory.count, snapshot.evals.count)
         for axis in self._axes_in_use():
             for name, build in FIGURES.items():
-                # A map of all units is larger than a curve, and changes in sampled steps alone.
+                # A map of all units is larger than a curve, and changes in few steps alone.
                 key = (snapshot.sessions, snapshot.norms.count) if name == "norms" else curves
                 self._keep(name, axis, key, lambda: {**build(snapshot, axis), "said": said.get(name, ""),
                                                      "tone": "warn" if name in alarmed else ""})

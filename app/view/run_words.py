@@ -49,7 +49,7 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
     marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
     mark = marks.get(STATE_TONES[state]) or (percent if state == "running" else word)
     rates = snapshot.steps.tokens_per_second
-    lacks_room_for = snapshot.room if state == "paused" else ""
+    lacks_room_for = snapshot.lacks_room_for if state == "paused" else ""
     if lacks_room_for == "record":
         pending = None  # it cannot tell that it has taken a request: what can be asked of it stays on offer
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_room_for) or ACTIONS.get(state, ())
@@ -92,7 +92,7 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
     if snapshot.job is not None:
         return _job_sentence(snapshot)
     if state == "paused":
-        return snapshot.reason if snapshot.room else f"Paused at {at}: Resume continues at once."
+        return snapshot.reason if snapshot.lacks_room_for else f"Paused at {at}: Resume continues at once."
     if state == "running":
         return diagnosis(snapshot).text
     return snapshot.reason or {"preparing": "Getting ready.", "pausing": "Finishing the step, then pausing.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.view.drawing import BLUE, GREEN, GREY, ORANGE, PINK, TEAL
-from engine.runs.series import EXPOSED_CAUSES, StepColumns
+from engine.runs.event_tables import EXPOSED_CAUSES, StepTable
 from engine.runs.snapshot import RECENT_STEPS, RunSnapshot
 
 PARTS = {"compute": ("compute", GREEN), "data": ("putting rows together", TEAL), "h2d": ("weights coming in (H2D)", BLUE),
@@ -14,7 +14,7 @@ PARTS = {"compute": ("compute", GREEN), "data": ("putting rows together", TEAL),
 """Parts of a step from the bottom of the drawing to its top: what they are called, and their colours, as in the timeline."""
 
 
-def step_parts(steps: StepColumns) -> dict[str, np.ndarray]:
+def step_parts(steps: StepTable) -> dict[str, np.ndarray]:
     """Seconds of each of `PARTS` by step, which add up to the step's. Data's share is taken out of other, where it was
     counted; causes that this version does not know are other."""
     parts = {cause: np.asarray(steps.exposed[cause], dtype=float) for cause in EXPOSED_CAUSES}

@@ -1,6 +1,6 @@
 """Routes of the timelines of a run.
 
-    GET /api/runs/RUN/timeline[?step=N]   the figure of a sampled step (the latest), as the page draws it
+    GET /api/runs/RUN/timeline[?step=N]   the figure of a step that has a timeline (the latest), as the page draws it
     GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
                                           its figure again, of these microseconds of the step alone, so in more detail
     GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and chrome://tracing
@@ -25,19 +25,19 @@ from engine.runs.trace import trace_name, trace_of
 
 def timeline_routes(session: Session) -> list[Route]:
     async def timeline(request: Request) -> Response:
-        sampled, step = session.watch(request.path_params["run_id"]).sampled, _step_of(request)
-        return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*sampled.read(step))))
+        timelines, step = session.watch(request.path_params["run_id"]).timelines, _step_of(request)
+        return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*timelines.read(step))))
 
     async def part(request: Request) -> Response:
-        sampled, step, window = session.watch(request.path_params["run_id"]).sampled, _step_of(request), _window_of(request)
-        return JSONResponse(await asyncio.to_thread(lambda: timeline_figure(*sampled.read(step), window)))
+        timelines, step, window = session.watch(request.path_params["run_id"]).timelines, _step_of(request), _window_of(request)
+        return JSONResponse(await asyncio.to_thread(lambda: timeline_figure(*timelines.read(step), window)))
 
     async def trace(request: Request) -> Response:
         run_id, step = request.path_params["run_id"], _step_of(request)
-        sampled = session.watch(run_id).sampled
+        timelines = session.watch(run_id).timelines
 
         def work() -> tuple[str, bytes]:
-            found, simulated = sampled.read(step)
+            found, simulated = timelines.read(step)
             text = json.dumps(trace_of(run_id, found, simulated), separators=(",", ":"))
             return trace_name(run_id, found.step), text.encode()
 

@@ -73,11 +73,12 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
         one, owns it."""
-        _watch_forks()
+        _let_go_in_children()
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RunError(f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}.") from None
+        _let_go_in_children()
         _held.add(descriptor)
         try:
             self._take(descriptor)
@@ -133,19 +134,19 @@ class RunFolder:
 
 
 _held: set[int] = set()
-
-
-def _close_held() -> None:
-    # A forked child would keep the lock alive after its parent is killed.
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
+"""Descriptors of the locks that this process holds."""
 
 
 @functools.cache
-def _watch_forks() -> None:
-    """Once for the process, which forks no child that matters before it has a lock."""
+def _let_go_in_children() -> None:
+    """From the first lock on: a forked child would keep the lock alive after its parent is killed."""
     os.register_at_fork(after_in_child=_close_held)
+
+
+def _close_held() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
 
 
 def shown_state(recorded: str, running: bool) -> str:

@@ -1,5 +1,4 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`: the second is
-for who wants the snapshot alone, several times as fast."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
 
 from __future__ import annotations
 
@@ -12,15 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from engine.errors import RunError
 from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
-from engine.runs.following import EVENTS_FILE, Follower
-from engine.runs.lines import loaded, parse_line
+from engine.runs.following import EVENTS_FILE, replay
+from engine.runs.lines import parse_line
 from engine.runs.reserve import LOOK_SECONDS, ROOM_BYTES, Reserve, has_room, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
@@ -44,11 +42,8 @@ class RunRecorder:
         self.run_id = run_id
         self.path = Path(folder) / EVENTS_FILE
         self.snapshot = RunSnapshot()
-        self.endings: Callable[[], int] | None = None
-        """How often this run was asked to end so far. Where it is set, a record without room on its disk waits for some, until
-        one more such request comes; where it is not, that raises."""
-        self.goes_on: Callable[[], None] | None = None
-        """Called after such a wait, by each thread that waited."""
+        self._endings: Callable[[], int] | None = None
+        self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
         """Whether such a wait was ended by a request."""
         self._lack: _Lack | None = None
@@ -65,9 +60,8 @@ class RunRecorder:
         try:
             _repair_end(self.path, self._descriptor)
             self._reserve.hold()
-            for block in Follower(self.path).blocks(in_stretches=True):
-                for record in chain.from_iterable(map(self.snapshot.to_apply, block)):
-                    self.snapshot.apply(record)
+            for record in replay(self.path):
+                self.snapshot.apply(record)
             if self.snapshot.last_seq:
                 session = {"time": time.time(), "earlier_seconds": self.snapshot.seconds}
                 write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
@@ -78,12 +72,21 @@ class RunRecorder:
             self.close()
             raise
 
+    def wait_for_room(self, endings: Callable[[], int] | None) -> None:
+        """From now on, where the disk has no room for a line, wait for some, until one more request to end the run comes:
+        `endings` says how many there were so far. For None, do not wait but raise, as at first."""
+        self._endings = endings
+
+    def call_after_wait(self, listener: Callable[[], None] | None) -> None:
+        """After a wait for room, each thread that waited calls `listener`; none for None, as at first."""
+        self._after_wait = listener
+
     def emit(self, event: Event) -> Record:
         """Write one event as one line, apply it to the snapshot, then call the subscribers. Any thread may call.
 
         A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
         TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
-        that cannot take the line raises RunError; the file then still ends with the line before. Where `endings` is set and
+        that cannot take the line raises RunError; the file then still ends with the line before. After `wait_for_room`, where
         room is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
         """
         looks, asked = 0, 0
@@ -102,8 +105,9 @@ class RunRecorder:
             # What was asked for by now was meant for a run that trains: it stays for the one that goes on.
             asked = self._asked() if not looks else asked
             looks += 1
-        if looks and self.goes_on is not None:
-            self.goes_on()
+        after_wait = self._after_wait  # which another thread may set to None
+        if looks and after_wait is not None:
+            after_wait()
         self._deliver()
         return record
 
@@ -130,7 +134,7 @@ class RunRecorder:
                  for place, event in enumerate(events, 1)]
         # Read back, so that whoever listens live sees exactly what a reader of the file sees; before they are written, so
         # that no line is which readers would take for damage.
-        records = [Record.from_json(loaded(line)) for line in lines]
+        records = [_read_back(line, event) for line, event in zip(lines, events)]
         self._write(b"".join(lines))
         for record in records:
             self.snapshot.apply(record)
@@ -140,14 +144,14 @@ class RunRecorder:
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Whether the thread that could not write `event` is to wait for room, which is told once; `asked` counts the requests
         to end the run as of the first of its `looks`."""
-        if error.errno not in FULL or isinstance(event, RunEnded) or self.endings is None:
+        if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
             return False
         self.gave_up = self.gave_up or looks > 0 and self._asked() > asked
         if self.gave_up:
             return False
         if self._lack is None:
             s = self.snapshot
-            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.room or "found"))
+            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_room_for or "found"))
         if not self._lack.is_told:
             self._reserve.give_half()
             with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
@@ -156,7 +160,7 @@ class RunRecorder:
         return True
 
     def _asked(self) -> int:
-        endings = self.endings  # which another thread may set to None
+        endings = self._endings  # which another thread may set to None
         return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:
@@ -242,6 +246,13 @@ def _encode(record: Record) -> bytes:
                 raise ValueError(f"{name} is {number}: a number that is not finite must end the run by name before it "
                                  "is recorded.") from None
         raise
+
+
+def _read_back(line: bytes, event: Event) -> Record:
+    try:
+        return parse_line(line)
+    except ValueError as error:
+        raise TypeError(f"{event.kind} is {error}") from None
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:

@@ -3,27 +3,23 @@
 A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from another process's
 file as it grows. Each record is applied in constant time (amortised), so a run of any length can be followed.
 
-The thread that applies is the one that reads: a column cannot grow while an array made from it is alive.
+The thread that applies is the one that reads: a table cannot grow while an array made from one of its columns is alive.
 """
 
 from __future__ import annotations
 
 import bisect
-import contextlib
 import statistics
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.runs.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
                                 ExportWritten, FitReported, ForecastChecked, JobProgressed, LineDamaged, LogLine, MemorySampled,
                                 PlanBuilt, PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged,
-                                StateChanged, StepFinished, StepTimeline, UnitNorms, UnreadTimeline)
-from engine.runs.lines import parse_line
-from engine.runs.series import Columns, EvalColumns, MemoryColumns, NormColumns, StepColumns
+                                StateChanged, StepFinished, StepTimeline, UnitNorms)
+from engine.runs.event_tables import EventTable, EvalTable, MemoryTable, NormTable, StepTable
 from engine.runs.step_order import StepOrder
-from engine.runs.step_window import Stretch
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
 """The states that a run ends in."""
@@ -55,19 +51,12 @@ class LogEntry:
     text: str
 
 
-@dataclass(frozen=True)
-class Control:
-    time: float
-    command: str
-
-
 @dataclass
 class RunSnapshot:
     """Everything that a screen shows of one run. Times are Unix seconds."""
 
     run_id: str = ""
     name: str = ""
-    pid: int = 0
     device: str = ""
     device_name: str = ""
     total_steps: int = 0
@@ -86,25 +75,23 @@ class RunSnapshot:
 
     state: str = "preparing"
     reason: str = ""
-    room: str = ""
+    lacks_room_for: str = ""
     """What a paused run waits to write until there is room on the disk, as `StateChanged` calls it."""
-    error_type: str = ""
     started_time: float | None = None
     session_time: float | None = None
     """When the latest session began: its change to `preparing`, or its `RunStarted` where that comes first."""
-    ended_time: float | None = None
     last_time: float | None = None
     """Time of the latest record."""
     earlier_seconds: float = 0.0
     """Length of the sessions before the latest one."""
     last_seq: int = 0
 
-    steps: StepColumns = field(default_factory=StepColumns)
-    memory: MemoryColumns = field(default_factory=MemoryColumns)
+    steps: StepTable = field(default_factory=StepTable)
+    memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
     """Watt hours that the card took so far."""
-    norms: NormColumns = field(default_factory=NormColumns)
-    evals: EvalColumns = field(default_factory=EvalColumns)
+    norms: NormTable = field(default_factory=NormTable)
+    evals: EvalTable = field(default_factory=EvalTable)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
     prompt_answers: list[PromptsAnswered] = field(default_factory=list)
     checkpoints: list[CheckpointWritten] = field(default_factory=list)
@@ -114,8 +101,6 @@ class RunSnapshot:
     """The latest one."""
     timeline_steps: list[int] = field(default_factory=list)
     """The steps that have one in the record."""
-    unread: list[UnreadTimeline] = field(default_factory=list, repr=False, compare=False)
-    """Those after `timeline` that were left unread, since the record has a later one; none once that is applied."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     forecast: ForecastChecked | None = None
@@ -130,7 +115,8 @@ class RunSnapshot:
     """Of these, those that could not be read or whose step cannot be true."""
     order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    controls: list[Control] = field(default_factory=list)
+    requests_taken: int = 0
+    """What people asked of the run and it has taken up."""
     changes: list[SettingsChanged] = field(default_factory=list)
 
     # ------------------------------------------------------------------ what follows from it
@@ -170,15 +156,8 @@ class RunSnapshot:
 
     # ------------------------------------------------------------------ the fold
 
-    def to_apply(self, record: Record) -> Iterable[Record]:
-        """What to apply for a record: itself, or each line of a `Stretch` that has to be looked at line by line."""
-        if isinstance(record.event, Stretch) and not self._continues(record.event):
-            return record.event.records()
-        return (record,)
-
     def apply(self, record: Record) -> None:
-        """Add the next record of the run, one of `to_apply`. A kind that this version does not know changes only the envelope
-        fields."""
+        """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
@@ -192,24 +171,21 @@ class RunSnapshot:
         self.session_time = time
         self.sessions += 1
         self.is_started = False
-        self.error_type, self.ended_time = "", None
 
     def _run_started(self, time: float, event: RunStarted) -> None:
         if self.session_time is None or self.is_started or self.is_over:
             self._begin_session(time)
         self.is_started = True
-        for name in ("name", "pid", "device", "device_name", "total_steps", "parameters", "units", "program_version",
+        for name in ("name", "device", "device_name", "total_steps", "parameters", "units", "program_version",
                      "flops_formula", "ceiling_tflops", "resumed_step"):
             setattr(self, name, getattr(event, name))
-        self.state, self.reason, self.room, self.job = "preparing", "", "", None
+        self.state, self.reason, self.lacks_room_for, self.job = "preparing", "", "", None
         self._drop_after(event.resumed_step or 0)
         self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
-        if self.unread and self.unread[-1].step > step:
-            self._read_unread()
-        for columns in (self.steps, self.memory, self.evals, self.norms):
-            columns.drop_after(step)
+        for table in (self.steps, self.memory, self.evals, self.norms):
+            table.drop_after(step)
         for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
             events[:] = [event for event in events if event.step <= step]
         del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step):]
@@ -217,10 +193,10 @@ class RunSnapshot:
             self.timeline = None
 
     def _state_changed(self, time: float, event: StateChanged) -> None:
-        if event.state == "preparing" and event.room != "found":
+        if event.state == "preparing" and event.lacks_room_for != "found":
             self._begin_session(time)
         self.state, self.reason, self.job = event.state, event.reason, None
-        self.room = event.room if event.room != "found" else ""
+        self.lacks_room_for = event.lacks_room_for if event.lacks_room_for != "found" else ""
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
         if event.total > 0 and event.done >= event.total:
@@ -258,48 +234,12 @@ class RunSnapshot:
             self._drop_after(event.step - 1)
         self.steps.append(time, event)
 
-    def _continues(self, event: Stretch) -> bool:
-        """Whether each of these steps counts, and each sample: then they need not be looked at one by one."""
-        first, samples = event.steps["step"][0], self.memory.step
-        return (self.started_time is not None and first == self.order.last + 1 and first > self.step
-                and not (samples and first < samples[-1]) and self.steps.takes(event))
-
-    def _stretch(self, time: float, event: Stretch) -> None:
-        before = self.lines - 1
-        self.lines = before + len(event.rows)
-        self.order.begin(event.steps["step"][-1], before + event.last_step_line)
-        self.steps.extend(event)
-        if event.sample_times:
-            self.energy = self.memory.extend(event, self.session_time, self.energy)
-
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
-        if self._has_timeline(time, event):
-            self.timeline = event
-            self.unread.clear()
-        else:
-            self._read_unread()
-
-    def _unread_timeline(self, time: float, event: UnreadTimeline) -> None:
-        if self._has_timeline(time, event):
-            self.unread.append(event)
-
-    def _has_timeline(self, time: float, event: StepTimeline | UnreadTimeline) -> bool:
-        """Whether the step of a timeline can be true, which is then noted."""
-        fits = self.order.may_belong(event.step) and not (self.timeline_steps and event.step < self.timeline_steps[-1])
-        if fits:
+        if self.order.may_belong(event.step) and not (self.timeline_steps and event.step < self.timeline_steps[-1]):
             self.timeline_steps.append(event.step)
+            self.timeline = event
         else:
             self._impossible(time, event)
-        return fits
-
-    def _read_unread(self) -> None:
-        """The later timeline, for whose sake they were left unread, does not count: the latest whole one of them does."""
-        while self.unread:
-            with contextlib.suppress(ValueError):
-                event = parse_line(self.unread.pop().line).event
-                if isinstance(event, StepTimeline):
-                    self.timeline = event
-                    self.unread.clear()
 
     def _memory_sampled(self, time: float, event: MemorySampled) -> None:
         if self._fits(self.memory, time, event):
@@ -333,7 +273,7 @@ class RunSnapshot:
         self._end_job("export")
 
     def _control_received(self, time: float, event: ControlReceived) -> None:
-        self.controls.append(Control(time, event.command))
+        self.requests_taken += 1
 
     def _settings_changed(self, time: float, event: SettingsChanged) -> None:
         self.total_steps = event.total_steps or self.total_steps
@@ -347,9 +287,9 @@ class RunSnapshot:
         if self.damaged_lines <= DAMAGED_TOLD:
             self._log_line(time, event)
 
-    def _fits(self, columns: Columns, time: float, event: Event) -> bool:
-        """Whether a row's step can be true; columns never go back."""
-        fits = self.order.may_belong(event.step) and not (columns.step and event.step < columns.step[-1])
+    def _fits(self, table: EventTable, time: float, event: Event) -> bool:
+        """Whether a row's step can be true; tables never go back."""
+        fits = self.order.may_belong(event.step) and not (table.step and event.step < table.step[-1])
         if not fits:
             self._impossible(time, event)
         return fits
@@ -359,8 +299,7 @@ class RunSnapshot:
         self._line_damaged(time, LogLine("warning", text))
 
     def _run_ended(self, time: float, event: RunEnded) -> None:
-        self.state, self.reason, self.error_type = event.state, event.reason, event.error_type
-        self.ended_time, self.room, self.job = time, "", None
+        self.state, self.reason, self.lacks_room_for, self.job = event.state, event.reason, "", None
 
 
 _FOLDS = {
@@ -368,8 +307,8 @@ _FOLDS = {
     JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
     FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
     PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
-    Stretch: RunSnapshot._stretch, StepTimeline: RunSnapshot._step_timeline, UnreadTimeline: RunSnapshot._unread_timeline,
-    UnitNorms: RunSnapshot._unit_norms, MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
+    StepTimeline: RunSnapshot._step_timeline, UnitNorms: RunSnapshot._unit_norms,
+    MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
     ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,
     ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,

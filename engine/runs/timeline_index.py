@@ -19,7 +19,7 @@ _KEPT_EVENTS = 4
 _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spans": ?\[')
 
 
-class SampledSteps:
+class TimelineIndex:
     """The steps of one record that have a timeline. Each call looks at what was added since the last; any thread may call."""
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -42,7 +42,7 @@ class SampledSteps:
     def read(self, step: int | None = None) -> tuple[StepTimeline, PlanSimulated | None]:
         """The timeline of `step`, the latest for None, with the simulation of its session's plan where one was recorded.
 
-        Raises RunError for a step that was not sampled and for a record that cannot be read.
+        Raises RunError for a step that has none and for a record that cannot be read.
         """
         with self._lock:
             self._look()

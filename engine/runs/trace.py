@@ -13,7 +13,7 @@ from engine.files import write_whole
 from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
 from engine.runs.folder import open_run
-from engine.runs.timeline_index import SampledSteps
+from engine.runs.timeline_index import TimelineIndex
 
 ROWS = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, "COMPUTE waits", Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
 """From top to bottom; a row is a thread of the trace, numbered from 1."""
@@ -43,9 +43,9 @@ def trace_name(run_id: str, step: int) -> str:
 
 
 def write_trace(runs_dir: str | os.PathLike[str], run_id: str, step: int | None, target: Path | None) -> Path:
-    """Write the trace of `step` (None: the latest that was sampled) to `target` (None: a file of its own name in the current
+    """Write the trace of `step` (None: the latest that has a timeline) to `target` (None: a file of its own name in the current
     folder) and return where it is. Raises RunError for what is not there and for a file that cannot be written."""
-    timeline, simulated = SampledSteps(open_run(runs_dir, run_id).events_path).read(step)
+    timeline, simulated = TimelineIndex(open_run(runs_dir, run_id).events_path).read(step)
     path = target or Path(trace_name(run_id, timeline.step))
     try:
         # Whole or not at all: a viewer refuses half a file.

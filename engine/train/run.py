@@ -62,7 +62,7 @@ class Run:
         """Requests that were looked at and not obeyed yet: while the run was still being prepared, or waits for room."""
         self._asked_to_end: list[str] = []
         self._looking = threading.Lock()
-        self.recorder.endings = self._count_endings
+        self.recorder.wait_for_room(self._count_endings)
 
     def request(self, command: str | Change) -> None:
         """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe step."""
@@ -74,7 +74,7 @@ class Run:
         """Run to the end and return the last record; the record and the folder are then free again."""
         with self._owned:
             ended = self._guarded()
-            self.recorder.endings = None  # from here on, nothing is lost when the record takes no more
+            self.recorder.wait_for_room(None)  # from here on, nothing is lost when the record takes no more
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
@@ -103,7 +103,7 @@ class Run:
             ended = RunEnded("discarded", "Stopped before the first step.") if error.command == "discard" else RunEnded(
                 "stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
-            self.recorder.endings = None
+            self.recorder.wait_for_room(None)
             ended = self._discarded() if self.recorder.gave_up and self._asked_to_end[-1] == "discard" else self._failed(error)
         if "torch" in sys.modules:  # after the error and its frames are gone
             from engine.runtime.open_backend import give_memory_back
@@ -153,7 +153,7 @@ class Run:
             ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
-            self.recorder.endings = None  # a lane that waits for room would be waited for
+            self.recorder.wait_for_room(None)  # a lane that waits for room would be waited for
             # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
             # both may fail too; the first error is the one that is told.
             for give_back in (prepared.engine.drain, prepared.close):

@@ -62,7 +62,7 @@ class Trainer:
         self._forecast = Forecast(prepared.planned.predicted, prepared.loading_peak,
                                   prepared.backend.memory if prepared.backend.device.type != "cpu" else None)
         self._observer = Observer(config, recorder, prepared, self._watch, self._forecast)
-        recorder.goes_on = self._observer.start_clock  # after a wait for room on the disk
+        recorder.call_after_wait(self._observer.start_clock)  # after a wait for room on the disk
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
         o = config.output
         self._prompts = FixedPrompts(o.sample_prompts, o.sample_tokens, config.data, prepared.model, prepared.tokenizer,
@@ -96,7 +96,7 @@ class Trainer:
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded("discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked.")
         finally:
-            self.recorder.goes_on = None  # a record outlives its run, and would keep all that was allocated for it
+            self.recorder.call_after_wait(None)  # a record outlives its run, and would keep all that was allocated for it
             self._observer.close()
 
     def _to_the_end(self) -> RunEnded:
@@ -139,7 +139,8 @@ class Trainer:
 
     def _give_way(self, error: HostMemoryError) -> RunEnded:
         """Save and end while there is memory for that, without waiting for anything."""
-        step, self.recorder.endings = self._step, None
+        step = self._step
+        self.recorder.wait_for_room(None)
         self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
         self.p.engine.drain()
         self._save(step, "stopping", waits=False)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from msgspec.structs import replace
 from playwright.sync_api import Playwright, sync_playwright
 
 from engine.config.settings import TrainConfig
@@ -42,7 +43,7 @@ def long_run(runs: Path):
         recorder.emit(event)
     for step in range(1, STEPS + 1):
         recorder.emit(step_finished(step, STEPS))
-        recorder.emit(type(memory)(**vars(memory) | {"step": step}))
+        recorder.emit(replace(memory, step=step))
         if step % (STEPS // SAMPLED) == 0:
             recorder.emit(timeline(step, SPAN_BLOCKS))
             recorder.emit(unit_norms(step, STEPS, UNITS))

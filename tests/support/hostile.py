@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from engine.runs.events import Event, JobProgressed, PromptsAnswered, SettingsChanged
 from tests.support.synthetic_run import run_events
@@ -17,7 +18,7 @@ WORDS_OF_OURS = {"state", "lane", "cause", "moment", "device", "level", "command
 def made_hostile(value: Any, field: str = "") -> Any:
     """An event, or what is in it, with every text of a person's or another program's replaced."""
     if isinstance(value, Event):
-        return dataclasses.replace(value, **{name: made_hostile(inner, name) for name, inner in vars(value).items()})
+        return replace(value, **{name: made_hostile(inner, name) for name, inner in asdict(value).items()})
     if isinstance(value, dict):
         return {name: made_hostile(inner, name) for name, inner in value.items()} | (
             {HOSTILE: HOSTILE} if field in ("summary", "choices") else {})

@@ -125,4 +125,3 @@ def cannot_apply_step(monkeypatch, step: int) -> None:
         apply(self, record)
 
     monkeypatch.setattr(RunSnapshot, "apply", failing)
-    monkeypatch.setattr(RunSnapshot, "_continues", lambda self, event: False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +17,7 @@ from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import ACTIONS, details, run_bar, sentence, tiles
 from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
-from engine.runs.events import RUN_STATES, JobProgressed, MemorySampled, RunStarted, StateChanged, StepFinished, UnitNorms
+from engine.runs.events import JobProgressed, MemorySampled, RunStarted, RunState, StateChanged, StepFinished, UnitNorms
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import GIB, records, run_events
 
@@ -198,11 +199,11 @@ def test_smoothing_is_the_mean_around_each_value():
 
 
 def test_every_state_has_words_a_tone_and_a_sentence(finished):
-    for state in (*RUN_STATES, "interrupted", "unreadable"):
+    for state in (*get_args(RunState), "interrupted", "unreadable"):
         assert STATE_WORDS[state] and STATE_TONES[state]
-    for state in (*RUN_STATES, "interrupted"):
+    for state in (*get_args(RunState), "interrupted"):
         assert sentence(finished, state).endswith(".") and sentence(RunSnapshot(), state).endswith(".")
-    assert set(ACTIONS) <= {*RUN_STATES, "interrupted"}
+    assert set(ACTIONS) <= {*get_args(RunState), "interrupted"}
 
 
 def test_the_bar_of_a_running_run():

@@ -13,7 +13,7 @@ from engine.errors import RunError
 from engine.plan.ops import Lane
 from engine.runs.events import LogLine, PlanBuilt, PlanSimulated, RunStarted, StepTimeline
 from engine.runs.folder import create_run
-from engine.runs.timeline_index import SampledSteps, nearest
+from engine.runs.timeline_index import TimelineIndex, nearest
 from engine.runs.trace import MEASURED, PREDICTED, ROWS, trace_of
 from tests.support.synthetic_run import records, run_events, span, timeline, write_events
 
@@ -31,16 +31,16 @@ def record(tmp_path):
 
 
 def test_any_sampled_step_can_be_read(record):
-    sampled = SampledSteps(record)
-    assert sampled.steps() == [10, 20, 30, 40, 50, 60]
-    assert sampled.read(30) == (timeline(30), None) and sampled.read()[0] == timeline(60)
+    index = TimelineIndex(record)
+    assert index.steps() == [10, 20, 30, 40, 50, 60]
+    assert index.read(30) == (timeline(30), None) and index.read()[0] == timeline(60)
 
 
 @pytest.mark.parametrize("step, sentence", [(7, "Step 7 has no timeline; the nearest one that has is step 10."),
                                             (9**15, "is step 60."), (0, "is step 10.")])
 def test_a_step_that_was_not_sampled_is_told_with_the_nearest(record, step, sentence):
     with pytest.raises(RunError) as told:
-        SampledSteps(record).read(step)
+        TimelineIndex(record).read(step)
     assert sentence in str(told.value)
 
 
@@ -48,20 +48,20 @@ def test_nothing_sampled_and_nothing_there(tmp_path):
     path = tmp_path / "events.jsonl"
     for _ in range(2):
         with pytest.raises(RunError, match="No step of this run has a timeline yet"):
-            SampledSteps(path).read()
+            TimelineIndex(path).read()
         path.touch()
 
 
 def test_what_is_added_is_found_and_a_torn_line_is_not(record):
-    sampled = SampledSteps(record)
-    assert sampled.steps()[-1] == 60
+    index = TimelineIndex(record)
+    assert index.steps()[-1] == 60
     line = json.dumps(records([timeline(70)], first_seq=999)[0].to_json()) + "\n"
     with open(record, "a", encoding="utf-8") as file:
         file.write(line[:-20])
-    assert sampled.steps()[-1] == 60
+    assert index.steps()[-1] == 60
     with open(record, "a", encoding="utf-8") as file:
         file.write(line[-20:])
-    assert sampled.read()[0] == timeline(70)
+    assert index.read()[0] == timeline(70)
 
 
 def test_a_resume_takes_later_steps_out_and_brings_its_own_prediction(tmp_path):
@@ -70,31 +70,31 @@ def test_a_resume_takes_later_steps_out_and_brings_its_own_prediction(tmp_path):
     write_events(path, records([PlanBuilt(), first, RunStarted(), timeline(10), timeline(20), timeline(30), PlanBuilt(),
                                 RunStarted(resumed_step=20), timeline(30, blocks=2), PlanBuilt(), second,
                                 RunStarted(resumed_step=30), timeline(40)]))
-    sampled = SampledSteps(path)
-    assert sampled.steps() == [10, 20, 30, 40]
-    assert [sampled.read(step)[1] for step in sampled.steps()] == [first, first, None, second]
-    assert sampled.read(30)[0] == timeline(30, blocks=2)
+    index = TimelineIndex(path)
+    assert index.steps() == [10, 20, 30, 40]
+    assert [index.read(step)[1] for step in index.steps()] == [first, first, None, second]
+    assert index.read(30)[0] == timeline(30, blocks=2)
 
 
 def test_a_text_that_looks_like_a_timeline_is_none(tmp_path):
     path = tmp_path / "events.jsonl"
     write_events(path, records([LogLine(text='{"kind":"step_timeline","step":5,"spans":[')]))
-    assert SampledSteps(path).steps() == []
+    assert TimelineIndex(path).steps() == []
 
 
 def test_a_damaged_timeline_is_told(record):
     text = record.read_text(encoding="utf-8").replace('"unit": "block.3", "op": "forward"', '"unit": 3, "op": "forward"')
     record.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match="The timeline of step 20 is damaged"):
-        SampledSteps(record).read(20)
+        TimelineIndex(record).read(20)
 
 
 def test_another_record_in_its_place_is_read_anew(record):
-    sampled = SampledSteps(record)
-    assert len(sampled.steps()) == 6
+    index = TimelineIndex(record)
+    assert len(index.steps()) == 6
     record.unlink()
     write_events(record, records([timeline(5)]))
-    assert sampled.steps() == [5]
+    assert index.steps() == [5]
 
 
 def test_the_nearest_step():

@@ -67,7 +67,7 @@ def ask(word: str) -> Act:
 
 def waits(folder: RunFolder) -> list[StateChanged]:
     return [r.event for r in replay(folder.events_path) if isinstance(r.event, StateChanged)
-            and r.event.room in ("record", "checkpoint", "stop")]
+            and r.event.lacks_room_for in ("record", "checkpoint", "stop")]
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def went_on(folder: RunFolder, whole, reason: str, room: str) -> None:
     """The run waited once, said `reason`, and then equals one that never met a full disk."""
     records = equals(folder, whole)
     told, = waits(folder)
-    assert (told.state, told.room) == ("paused", room) and reason in told.reason and told.reason.endswith(".")
+    assert (told.state, told.lacks_room_for) == ("paused", room) and reason in told.reason and told.reason.endswith(".")
     assert "by itself" in told.reason and str(folder.path) in told.reason
     assert any(isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again") for r in records)
     assert not (folder.path / RESERVE_FILE).exists()
@@ -123,7 +123,7 @@ def went_on(folder: RunFolder, whole, reason: str, room: str) -> None:
                             for events in ((r.event for r in records), theirs))
         assert ours == whole_ones
     snapshot = fold(records)
-    assert (snapshot.sessions, snapshot.damaged_lines, snapshot.state, snapshot.room) == (1, 0, "finished", "")
+    assert (snapshot.sessions, snapshot.damaged_lines, snapshot.state, snapshot.lacks_room_for) == (1, 0, "finished", "")
 
 
 def fold(records) -> RunSnapshot:
@@ -268,7 +268,7 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
 
 
 def test_a_run_short_of_memory_does_not_wait_for_room(capsys, preset, no_room_for_a_checkpoint, monkeypatch):
-    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.room == "checkpoint",
+    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.lacks_room_for == "checkpoint",
              lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
     assert "checkpoint of step 6 needs" in failed(capsys, no_room_for_a_checkpoint, preset, code=1)
 
@@ -337,9 +337,9 @@ def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_roo
 def test_a_bar_offers_what_such_a_run_can_take():
     for room, actions, saves in (("record", ["stop", "discard"], False), ("checkpoint", ["save", "stop", "discard"], True),
                                  ("stop", ["save", "stop", "discard"], False)):
-        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", room=room), "r", "Run", True)
+        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", lacks_room_for=room), "r", "Run", True)
         assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == ("The disk is full.", actions, True, saves)
-    waiting = RunSnapshot(state="paused", reason="The disk is full.", room="record")
+    waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_room_for="record")
     bar = run_bar(waiting, "r", "Run", True, "save")
     assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), "a request hides no other"
     bar = run_bar(waiting, "r", "Run", False)

@@ -8,17 +8,13 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-import itertools
-import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar
 
 from engine.runs.events import Event, MemorySampled, StepFinished, UnitNorms
-from engine.runs.step_window import Stretch
-from engine.runs.values import LARGEST_WHOLE
 
 EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
 """Causes that always have a column; a record may bring further ones."""
@@ -38,11 +34,11 @@ def _real() -> array:
 
 
 @dataclass
-class Columns:
+class EventTable:
     """Rows of one kind of event, an array a field, with the Unix time of each row and its number in the run, from 0.
     Steps never decrease.
 
-    A run of any length takes a bounded room and is drawn as fast: once there are `ROWS` rows, of the older half only
+    A run of any length takes a bounded memory and is drawn as fast: once there are `ROWS` rows, of the older half only
     those stay whose number a power of two divides, so that they lie evenly. The record keeps every row.
     """
 
@@ -71,22 +67,7 @@ class Columns:
         self.number.append(self.number[-1] + 1 if self.number else 0)
         self.step.append(event.step)
 
-    def _append_all(self, times: Sequence[float], table: Mapping[str, Sequence[float]],
-                    worked_out: Iterable[tuple[array, Sequence[float]]]) -> None:
-        """As `append` for each row in turn: of `table` by field, of `worked_out` by column."""
-        number = self.number[-1] + 1 if self.number else 0
-        pairs = [(getattr(self, name), values) for name, values in table.items()]
-        pairs += [(self.time, times), (self.number, range(number, number + len(times))), *worked_out]
-        done = 0
-        while done < len(times):
-            if len(self.step) >= ROWS:
-                self._thin()
-            end = done + ROWS - len(self.step)
-            for column, values in pairs:
-                column.extend(values[done:end])
-            done = end
-
-    def columns(self) -> Iterator[array]:
+    def arrays(self) -> Iterator[array]:
         for column in dataclasses.fields(self):
             values = getattr(self, column.name)
             yield from values.values() if isinstance(values, dict) else (values,)
@@ -94,7 +75,7 @@ class Columns:
     def drop_after(self, step: int) -> None:
         """Forget the rows of later steps."""
         first = bisect.bisect_right(self.step, step)
-        for values in self.columns():
+        for values in self.arrays():
             del values[first:]
 
     def _thin(self) -> None:
@@ -103,23 +84,23 @@ class Columns:
         while len(kept) > ROWS // 4:
             kept = [k for k in kept if self.number[k] % stride == 0]
             stride *= 2
-        for values in self.columns():
+        for values in self.arrays():
             values[:older] = array(values.typecode, [values[k] for k in kept])
 
 
 @functools.cache
-def _fields_of(columns: type[Columns]) -> Callable[[Any], tuple[Any, ...]]:
-    """Gives the values of the fields that a kind of columns shares with its event, of either."""
-    names = [column.name for column in dataclasses.fields(columns)
-             if column.name not in ("step", "time", "number", *columns.worked_out)]
+def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
+    """Gives the values of the fields that a kind of table shares with its event, of either."""
+    names = [column.name for column in dataclasses.fields(table)
+             if column.name not in ("step", "time", "number", *table.worked_out)]
     if len(names) > 1:
         return attrgetter(*names)
     return lambda row: tuple(getattr(row, name) for name in names)
 
 
 @dataclass
-class StepColumns(Columns):
-    """`StepFinished` by field; `exposed` holds an array for each cause, 0.0 where a step does not name it. `tokens_so_far`: of
+class StepTable(EventTable):
+    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0 where a step does not name it. `tokens_so_far`: of
     this step and all before it."""
 
     worked_out = ("exposed", "tokens_so_far")
@@ -128,7 +109,6 @@ class StepColumns(Columns):
     grad_norm: array = _real()
     learning_rate: array = _real()
     tokens: array = _whole()
-    loss_tokens: array = _whole()
     seconds: array = _real()
     tokens_per_second: array = _real()
     tflops: array = _real()
@@ -147,33 +127,16 @@ class StepColumns(Columns):
         for cause, seconds in self.exposed.items():
             seconds.append(given.get(cause, 0.0))
 
-    def takes(self, stretch: Stretch) -> bool:
-        """Whether these steps may be added all at once: they name no cause for the first time, and their tokens can be
-        counted."""
-        return stretch.exposed.keys() <= self.exposed.keys() and max(map(abs, self._counted(stretch))) <= LARGEST_WHOLE
-
-    def extend(self, stretch: Stretch) -> None:
-        """As `append` for each step of a stretch."""
-        none = [0.0] * len(stretch.step_times)
-        self._append_all(stretch.step_times, stretch.steps, [
-            (self.tokens_so_far, self._counted(stretch)),
-            *((seconds, stretch.exposed.get(cause, none)) for cause, seconds in self.exposed.items())])
-
-    def _counted(self, stretch: Stretch) -> list[int]:
-        so_far = self.tokens_so_far[-1] if self.tokens_so_far else 0
-        return list(itertools.accumulate(stretch.steps["tokens"], initial=so_far))[1:]
-
 
 @dataclass
-class MemoryColumns(Columns):
-    """`MemorySampled` by field, in bytes and watts. `energy`: watt hours that the card took while the run trained, for steps
+class MemoryTable(EventTable):
+    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that the card took while the run trained, for steps
     that a resume did again too."""
 
     worked_out = ("energy",)
 
     host_rss: array = _whole()
     host_pinned: array = _whole()
-    host_available: array = _whole()
     gpu_allocated: array = _whole()
     gpu_reserved: array = _whole()
     gpu_peak: array = _whole()
@@ -191,36 +154,18 @@ class MemoryColumns(Columns):
         """What the card took from the sample before to `event`; nothing where that was before the session began."""
         if not len(self) or self.time[-1] < (session_time or 0.0):
             return 0.0
-        return _watt_hours(self.time[-1], self.power[-1], time, event.power)
-
-    def extend(self, stretch: Stretch, session_time: float | None, energy: float) -> float:
-        """As `append` for each sample of a stretch, with its `watt_hours` added to the `energy` before it. Returns the last."""
-        begun, energies = session_time or 0.0, []
-        before = (self.time[-1], self.power[-1]) if len(self) else (-math.inf, 0.0)
-        for sample in zip(stretch.sample_times, stretch.samples["power"]):
-            if before[0] >= begun:
-                energy += _watt_hours(*before, *sample)
-            energies.append(energy)
-            before = sample
-        self._append_all(stretch.sample_times, stretch.samples, [(self.energy, energies)])
-        return energy
-
-
-def _watt_hours(begin: float, begin_watts: float, end: float, end_watts: float) -> float:
-    return (begin_watts + end_watts) / 2 * max(0.0, end - begin) / 3600
+        return (self.power[-1] + event.power) / 2 * max(0.0, time - self.time[-1]) / 3600
 
 
 @dataclass
-class EvalColumns(Columns):
-    """`EvalFinished` by field."""
+class EvalTable(EventTable):
+    """`EvalFinished`: its loss."""
 
     loss: array = _real()
-    loss_tokens: array = _whole()
-    seconds: array = _real()
 
 
 @dataclass
-class NormColumns(Columns):
+class NormTable(EventTable):
     """`UnitNorms`: in `norms` an array for each unit by its place, 0.0 where a step does not name it."""
 
     worked_out = ("norms",)
