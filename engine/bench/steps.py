@@ -102,19 +102,21 @@ class StepFigures:
     """GB/s of whole planes to and from the device, and billions of parameters updated a second."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunFigures:
-    steps: list[StepFigures] = field(default_factory=list)
-    timeline: list[dict[str, Any]] = field(default_factory=list)
+    """What some steps in a row came to."""
+
+    steps: list[StepFigures]
+    timeline: list[dict[str, Any]]
     """Spans of the last step and of the one before it, in seconds from the first, as the record of a run keeps them."""
-    peak: int = 0
+    peak: int
     """Most device bytes allocated at once."""
-    reserved: int = 0
+    reserved: int
     """Most that was reserved from the driver, gaps included."""
-    fixed: int = 0
+    fixed: int
     """Bytes of the plan's own buffers."""
-    host_boundaries: int = 0
-    launches: list[float] = field(default_factory=list)
+    host_boundaries: int
+    launches: list[float]
     """Seconds of processor time, by step, of the thread that launches the ops of COMPUTE."""
 
 
@@ -127,7 +129,7 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
     gc.collect()
     backend.reset_peak()
     engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
-    figures = RunFigures(fixed=engine.state.fixed_bytes(), host_boundaries=engine.boundary_bytes)
+    launches: list[float] = []
     began = mark = time.perf_counter()
     applied_steps: deque[tuple[AppliedStep, float, int]] = deque(maxlen=STEPS_KEPT)
 
@@ -143,19 +145,19 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
         while number < first + steps or time.perf_counter() - began < seconds:
             before = time.thread_time()
             engine.train_step(number, batches, rate, on_applied)
-            figures.launches.append(time.thread_time() - before)
+            launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
-        figures.timeline = as_records([span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans])
-        tokens_per_step, previous = sum(b.tokens for b in batches), None
+        timeline = as_records([span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans])
+        tokens_per_step, previous, figures = sum(b.tokens for b in batches), None, []
         for applied, took, retries in applied_steps:
-            figures.steps.append(_step_figures(applied, previous, took, retries, tokens_per_step, planes))
+            figures.append(_step_figures(applied, previous, took, retries, tokens_per_step, planes))
             previous = applied.spans
-    finally:
         memory = backend.memory()
-        figures.peak, figures.reserved = memory["peak"], memory["peak_reserved"]
+        return RunFigures(figures, timeline, memory["peak"], memory["peak_reserved"], engine.state.fixed_bytes(),
+                          engine.boundary_bytes, launches)
+    finally:
         engine.close()
-    return figures
 
 
 def _step_figures(applied: AppliedStep, previous: list[Span] | None, took: float, retries: int, tokens: int,

@@ -217,17 +217,21 @@ class Meter:
     """Adds up the bytes of all threads for one progress callback."""
 
     def __init__(self, total: int, progress: Progress):
-        self.stopped = False
+        self._stopped = False
         self._total, self._progress = total, progress
         self._done = 0
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
         with self._lock:
-            if self.stopped:
+            if self._stopped:
                 raise RuntimeError("stopped, since another thread failed")
             self._done += count
             self._progress(self._done, self._total)
+
+    def stop(self) -> None:
+        """The next bytes of any thread are refused."""
+        self._stopped = True
 
 
 def in_threads(tasks: list[Callable[[], Any]], meter: Meter) -> list[Any]:
@@ -240,7 +244,7 @@ def in_threads(tasks: list[Callable[[], Any]], meter: Meter) -> list[Any]:
                 future.result()
             return [future.result() for future in futures]
         except BaseException:
-            meter.stopped = True
+            meter.stop()
             for future in futures:
                 future.cancel()
             raise

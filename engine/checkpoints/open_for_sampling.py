@@ -32,6 +32,11 @@ class Saved:
         self.checkpoint: CheckpointInfo | None = None
         """Which one its weights are of."""
 
+    def load(self, root: Path, path: Path | None, progress: Progress) -> None:
+        """The weights of the checkpoint at `path`, or of the newest under `root` that verifies."""
+        given = (self.store, self.model.persistent_buffers(), WEIGHT_PLANES, progress)
+        self.checkpoint = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+
     def engine(self) -> StreamingEngine:
         """An engine without an optimizer; blocks stay on the device when half of its free memory holds them."""
         blocks = self.model.blocks
@@ -52,8 +57,7 @@ def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | 
     if path is None and newest_checkpoint(root) is None:  # told before anything is built
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
     with open_model(folder.config) as saved:
-        given = (saved.store, saved.model.persistent_buffers(), WEIGHT_PLANES, progress)
-        saved.checkpoint = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+        saved.load(root, path, progress)
         yield saved
 
 

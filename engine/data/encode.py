@@ -101,7 +101,7 @@ class Encoder:
                 continue
             if unseen := sum(document.cut for document in made) - sum(document.cut for document in kept):
                 warning = "An answer is left out, because it begins after data.max_seq_len tokens"
-                self.renderer.warnings[warning] += unseen
+                self.renderer.warn(warning, unseen)
             results.append(Kept(kept, any(document.cut for document in made),
                                 kept[-1].answer if made[-1] is kept[-1] else None))
         return results

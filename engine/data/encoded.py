@@ -77,8 +77,7 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
     """The batch as arrays. The renderer's warnings are taken from it."""
     found = encode_rows(encoder, columns, batch)
     kept = [None if isinstance(row, Skipped) else row for row in found]
-    warnings = encoder.renderer.warnings.copy()
-    encoder.renderer.warnings.clear()
+    warnings = encoder.renderer.take_warnings()
     return Encoded(Documents.joined([row.documents if row else [] for row in kept]),
                    np.array([row and row.answer or (0, 0) for row in kept], np.int64).reshape(-1, 2),
                    sum(row is not None and row.cut for row in kept),

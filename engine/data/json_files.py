@@ -73,9 +73,9 @@ def item_rows(path: Path) -> Read | None:
         text = _JsonText(file, path.name)
         first = text.peek()
         if first == "[":
-            text.at += 1
+            text.step()
             if text.peek() == "]":
-                text.at += 1
+                text.step()
                 if not text.peek():
                     raise DataError(f"{path.name} is an empty list; give a file with at least one row.")
             return partial(_list_items, path)
@@ -152,6 +152,10 @@ class _JsonText:
             if self.at < len(self._piece) or self._ended:
                 return self._piece[self.at:self.at + 1]
             self._read_on()
+
+    def step(self) -> None:
+        """Past the character that `peek` found."""
+        self.at += 1
 
     def value(self) -> Any:
         """The value that begins here."""

@@ -75,6 +75,15 @@ class ChatRenderer:
         self.warnings: Counter[str] = Counter()
         self.control = ControlTokens(tokenizer, self._written() if self.available else "")
 
+    def warn(self, text: str, times: int = 1) -> None:
+        """A person should know `text`, and how often it came up."""
+        self.warnings[text] += times
+
+    def take_warnings(self) -> Counter[str]:
+        """Those since the last call."""
+        found, self.warnings = self.warnings, Counter()
+        return found
+
     @property
     def available(self) -> bool:
         return bool(getattr(self.tokenizer, "chat_template", None))

@@ -62,6 +62,18 @@ class Tally:
     """Where the first row was that was skipped for each reason."""
     warnings: Counter[str] = field(default_factory=Counter)
 
+    def count(self, rows: int, cut: int, highest_id: int, warnings: Counter[str]) -> None:
+        """Some more rows were read; `cut` of them were too long."""
+        self.rows += rows
+        self.cut += cut
+        self.highest_id = max(self.highest_id, highest_id)
+        self.warnings.update(warnings)
+
+    def skip(self, reason: str, where: str) -> None:
+        """A row is left out."""
+        self.skipped[reason] += 1
+        self.first_skipped.setdefault(reason, where)
+
 
 @dataclass(frozen=True)
 class Side:

@@ -138,14 +138,9 @@ class _Sides:
         held_out = np.zeros(len(batch), dtype=bool)
         marks = self._held_out[tally.rows:tally.rows + len(batch)]
         held_out[:len(marks)] = marks
-        tally.rows += len(batch)
-        tally.cut += encoded.cut
-        tally.highest_id = max(tally.highest_id, int(documents.ids.max(initial=-1)))
-        tally.warnings.update(encoded.warnings)
+        tally.count(len(batch), encoded.cut, int(documents.ids.max(initial=-1)), encoded.warnings)
         for place, skipped in encoded.skipped:
-            tally.skipped[skipped.reason] += 1
-            tally.first_skipped.setdefault(skipped.reason, batch[place][2]
-                                           + (f": {skipped.detail}" if skipped.detail else ""))
+            tally.skip(skipped.reason, batch[place][2] + (f": {skipped.detail}" if skipped.detail else ""))
         for place in np.flatnonzero(held_out & (documents.counts > 0)).tolist():
             self._hold_out(batch[place], documents.of_rows(_only(place, len(batch))), encoded.answers[place])
         trained = np.flatnonzero(~held_out & (documents.counts > 0))

@@ -99,6 +99,11 @@ class Needs:
             self.parts["gpu"] = Part(chosen.gpu_items, gpu_limit(config, machine))
         self.parts["disk"] = Part(self._disk(), machine.disk_free if machine.disk_path else None)
 
+    def compare_with(self, least: Needs, name: str) -> None:
+        """Judge the part `name` by what the leanest plan would take of it."""
+        part = self.parts[name]
+        self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
+
     def verdict(self, parts: Collection[str] | None = None) -> str:
         found = {part.verdict for name, part in self.parts.items() if parts is None or name in parts}
         return next((v for v in (DOES_NOT_FIT, TIGHT_VERDICT) if v in found), FITS)
@@ -175,8 +180,7 @@ def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding:
         # The planner fills what is free; that is no reason to warn.
         least = least_needs(config, machine, shape)
         for name in tight:
-            part = needs.parts[name]
-            needs.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
+            needs.compare_with(least, name)
     return needs
 
 

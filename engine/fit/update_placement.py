@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.fit.cost import Cost, host_rate
@@ -52,7 +53,7 @@ class _Homes:
             else:
                 lanes.back_to(before)
                 host, ready = host + unit.numel / adamw, on_host
-                lanes.inward = max(0.0, lanes.inward) + self._prefetch(unit)
+                lanes.prefetch(self._prefetch(unit))
             ready_at[unit.name] = ready
         if lender is not None and buffers:
             ready_at[lender] = max(ready_at[lender], lanes.spares_sent())
@@ -91,26 +92,18 @@ class _Homes:
             while earlier >= 0 and len(lanes.freed) < earlier + min(LEAD, self._own):
                 lanes.send_states()
             free = self._free[number] if earlier < 0 else lanes.freed[earlier]
-            lanes.inward = max(lanes.inward, free)
-            early = lanes.inward < 0
-            lanes.inward += cost.carried(OpKind.FETCH_STATES, size, early)
-            if unit.name not in self._staged:
-                lanes.inward += cost.carried(OpKind.FETCH_GRADIENT, size, early)
-            updated = max(0.0, lanes.inward) + size * 2 * cost.state_bytes / self._rates.device_memory
-            lanes.updated.append(updated)
-            lanes.owed.append(cost.carried(OpKind.OFFLOAD_STATES, size))
-            if placed:
-                lanes.owed[-1] += cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
-                ready = max(ready, updated)
-            else:
-                lanes.outward = max(lanes.outward, updated) + cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
-                ready = max(ready, lanes.outward)
+            fetched = [OpKind.FETCH_STATES] + ([] if unit.name in self._staged else [OpKind.FETCH_GRADIENT])
+            there = lanes.fetch(free, lambda early: [cost.carried(kind, size, early) for kind in fetched])
+            updated = max(0.0, there) + size * 2 * cost.state_bytes / self._rates.device_memory
+            weights = cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
+            lanes.update(updated, cost.carried(OpKind.OFFLOAD_STATES, size) + (weights if placed else 0.0))
+            ready = max(ready, updated if placed else lanes.send_weights(updated, weights))
             if earlier < 0:
-                lanes.weights_sent = lanes.outward
+                lanes.first_weights_are_sent()
         if placed:
             return ready
         # On the same bus as the states that come after it.
-        lanes.inward = max(0.0, lanes.inward) + self._prefetch(unit)
+        lanes.prefetch(self._prefetch(unit))
         return ready + self._prefetch(unit)
 
     def _prefetch(self, unit: UnitShape) -> float:
@@ -136,6 +129,32 @@ class _Lanes:
     """How long the rest of each piece takes to send."""
     freed: list[float] = field(default_factory=list)
     """When each piece that was sent left its buffer, spare ones left out: one of those is sent between two others."""
+
+    def fetch(self, free: float, seconds: Callable[[bool], list[float]]) -> float:
+        """A piece comes in once its buffer is `free`; when it is there. seconds: of its copies, by whether they begin while
+        nothing is updated yet."""
+        self.inward = max(self.inward, free)
+        for copy in seconds(self.inward < 0):
+            self.inward += copy
+        return self.inward
+
+    def prefetch(self, seconds: float) -> None:
+        """Weights for the forward pass take the bus for so long."""
+        self.inward = max(0.0, self.inward) + seconds
+
+    def update(self, at: float, owed: float) -> None:
+        """The next piece is updated; the rest of it takes `owed` seconds to send."""
+        self.updated.append(at)
+        self.owed.append(owed)
+
+    def send_weights(self, updated: float, seconds: float) -> float:
+        """When the weights of a piece are on the host."""
+        self.outward = max(self.outward, updated) + seconds
+        return self.outward
+
+    def first_weights_are_sent(self) -> None:
+        """So far; the piece was one of those that were there first."""
+        self.weights_sent = self.outward
 
     def send_states(self) -> None:
         """Of the next piece that is not in a spare buffer; one of those goes out between two others."""

@@ -66,7 +66,7 @@ class GpuSampler:
             self._nvml = None
 
 
-def _read_gpus() -> tuple[list[GpuInfo], list[str]]:
+def read_gpus() -> tuple[list[GpuInfo], list[str]]:
     nvml, problem = _open_nvml()
     if nvml is None:
         return [], [problem]

@@ -15,7 +15,7 @@ import psutil
 
 from engine.files import disk_free
 from engine.machine.cgroups import cgroup_memory, usable_cores
-from engine.machine.gpus import GpuInfo, _read_gpus
+from engine.machine.gpus import GpuInfo, read_gpus
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
     """Read everything now. `disk_path` need not exist yet. What cannot be read is named in `notes`, never raised."""
     memory = psutil.virtual_memory()
     limit, within = cgroup_memory()
-    gpus, notes = _read_gpus()
+    gpus, notes = read_gpus()
     try:
         free = disk_free(disk_path)
     except OSError as error:

@@ -106,7 +106,7 @@ def _kept_bytes(model: StreamedModel, unit: Unit, arguments: BlockArguments, hid
     entering = hidden.to("meta").requires_grad_()
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), _FusedAttention(origins), origins:
         out = given.call(block, entering)
-    origins.anchors[_storage(entering)] = entering.untyped_storage().nbytes()
+    origins.keep(entering)
     # A family's own attention runs as it is: what it keeps is not known to be recomputed.
     compiled = origins.of(kept, own) if origins.fused else sum(kept.values())
     del out  # the graph kept every storage, and so its address, until here
@@ -123,6 +123,9 @@ class _Origins(TorchDispatchMode):
         """Torch's own attention ran."""
         self._sources: dict[int, set[int]] = {}
         self._alive: list[torch.Tensor] = []
+
+    def note_fused(self) -> None:
+        self.fused = True
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -182,7 +185,7 @@ class _FusedAttention(TorchFunctionMode):
             mask = rest[0] if rest else kwargs.get("attn_mask")
             out = _KeepsInputs.apply(query, key, value, mask, self._origins)
             self._origins.keep(query, key, value, out)
-            self._origins.fused = True
+            self._origins.note_fused()
             return out
         return func(*args, **kwargs)
 

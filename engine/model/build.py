@@ -200,7 +200,7 @@ def _probe(module: nn.Module, skeleton: Skeleton, blocks: list[Unit], names: dic
     for unit in blocks:
         untrained = trial.untrained[unit.kind]
         specs = [replace(s, decay=s.decay and s.name not in untrained) for s in unit.layout.parameters]
-        unit.layout = lay_out(unit.name, specs)
+        unit.lay_out_as(lay_out(unit.name, specs))
     embed = {n: p for n, p in outer.items() if id(p) in embed_ids}
     head = {n: p for n, p in outer.items() if id(p) in head_ids and n not in embed}
     unused = [n for n in outer if n not in embed and n not in head]

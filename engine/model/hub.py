@@ -18,7 +18,7 @@ from typing import Any
 
 from engine.errors import FitError, ModelError
 from engine.helper_process import HelperProcess, ending
-from engine.model.hub_cache import _cached_files, cached_config, cached_weights, is_offline
+from engine.model.hub_cache import cached_files, cached_config, cached_weights, is_offline
 from engine.paths import resolve_source
 from engine.progress import Progress
 from engine.words import in_hours
@@ -47,7 +47,7 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
     if resolve_source(source) is not None or not _HUB_ID.fullmatch(source):
         return
     reason = "offline mode is on: HF_HUB_OFFLINE" if is_offline() else _transfer(source, weights, progress, check)
-    _fetched[source] = _cached_files(source)
+    _fetched[source] = cached_files(source)
     if reason is None or (is_offline() and cached_config(source) is None):  # who reads the configuration tells the latter
         return
     if cached_config(source) is None:

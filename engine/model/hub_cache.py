@@ -36,12 +36,12 @@ def is_offline() -> bool:
 
 def cached_weights(source: str) -> Path | None:
     """The folder of the hub's cache that has the whole of a model's weights, or None."""
-    files = _cached_files(source)
+    files = cached_files(source)
     found = weight_files(files, lambda name: files[name].read_text(encoding="utf-8"))
     return files["config.json"].parent if found and files.keys() >= set(found) else None
 
 
-def _cached_files(source: str) -> dict[str, Path]:
+def cached_files(source: str) -> dict[str, Path]:
     """What the cache has of a model that has a configuration there, by name in the model's folder."""
     config = cached_config(source)
     try:

@@ -28,6 +28,13 @@ class Unit:
     """`layer_idx` of each module in the block that has one: some families compute with it."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
 
+    def lay_out_as(self, layout: UnitLayout) -> None:
+        """Another layout of the same parameters."""
+        self.layout = layout
+
+    def move_buffers(self, device: torch.device) -> None:
+        self.buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
+
 
 @dataclass
 class StreamedModel:

@@ -79,6 +79,9 @@ class Buffer(NamedTuple):
         """The buffer that this one is a piece of."""
         return self._replace(piece=None)
 
+    def part(self, piece: int) -> Buffer:
+        return self._replace(piece=piece)
+
 
 class ContentKind(Word):
     READY = "ready"

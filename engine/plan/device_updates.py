@@ -239,7 +239,7 @@ class DeviceUpdates:
 
 def _part(slot: Buffer, piece: int, pieces: int) -> Buffer:
     """Pieces of one unit are written to its slot one by one."""
-    return slot if pieces == 1 else slot._replace(piece=piece)
+    return slot if pieces == 1 else slot.part(piece)
 
 
 def _arena(buffer: Buffer) -> Buffer:

@@ -27,6 +27,9 @@ class _Boundaries:
     ahead: Iterator[int]
     rings: dict[int, Buffer] = field(default_factory=dict)
 
+    def come_by(self, micro_batch: int, ring: Buffer) -> None:
+        self.rings[micro_batch] = ring
+
 
 class StepWriter:
     """Writes one step's ops, once, and names the buffers that they use.
@@ -239,7 +242,8 @@ class StepWriter:
     def _fetch_boundary(self, block: str, round_: int, boundaries: _Boundaries) -> None:
         mb = next(boundaries.ahead, None)
         if mb is not None:
-            ring = boundaries.rings[mb] = self._next_ring(BufferKind.FETCH_RING)
+            ring = self._next_ring(BufferKind.FETCH_RING)
+            boundaries.come_by(mb, ring)
             self._emit(FetchBoundary, block,
                        {Buffer(BufferKind.HOST_BOUNDARY, block, mb): Content(ContentKind.BOUNDARY, number=round_)},
                        {ring: Content(ContentKind.BOUNDARY, block, mb)}, micro_batch=mb, ring=ring)

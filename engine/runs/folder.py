@@ -73,7 +73,6 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
         one, owns it."""
-        _let_go_in_children()
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:

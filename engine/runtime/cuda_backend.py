@@ -50,6 +50,10 @@ class _Ticket:
         self.issued = threading.Event()
         self.error: BaseException | None = None
 
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits for this op is told."""
+        self.error = error
+
     def require(self) -> None:
         self.issued.wait()
         if self.error is not None:
@@ -74,6 +78,11 @@ class _HostTicket(_Ticket):
     """An op of the host thread; issued means finished."""
 
     start = end = 0.0
+
+    def run(self, work: Callable[[], None]) -> None:
+        self.start = time.perf_counter()
+        work()
+        self.end = time.perf_counter()
 
     def span(self) -> tuple[float, float]:
         return self.start, self.end
@@ -145,9 +154,7 @@ class CudaBackend:
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
                     self._synchronize(wait)
-            ticket.start = time.perf_counter()
-            work()
-            ticket.end = time.perf_counter()
+            ticket.run(work)
         except BaseException as error:
             self._fail(Lane.HOST, ticket, error)
         ticket.issued.set()
@@ -156,7 +163,7 @@ class CudaBackend:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
             error = GpuMemoryError(f"{memory['allocated'] / GIB:.1f} GiB in use of {memory['total'] / GIB:.1f}")
-        ticket.error = error
+        ticket.fail(error)
         self._broken.setdefault(lane, error)
         if self._error is None:
             self._error = error

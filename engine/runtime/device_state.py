@@ -112,7 +112,7 @@ class DeviceState:
                     module._parameters[attribute] = parameter
             self.outer_parameters[name] = parameters
         for unit in self.model.blocks:
-            unit.buffers = {name: buffer.to(self.device) for name, buffer in unit.buffers.items()}
+            unit.move_buffers(self.device)
 
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         flat = self.slots[slot]

@@ -36,6 +36,12 @@ class MemoryAccount:
         self._others_on_host = others_on_host(host_limit(), available, rss)
         self._others_on_gpu = self._figures().others
 
+    def holds(self, held: Callable[[], Mapping[str, int]], buffers: Callable[[], int] | None = None) -> None:
+        """What is held from now on; with `buffers` once there is an engine, and nothing is loaded any more."""
+        self.held = held
+        if buffers is not None:
+            self.buffers, self.loading = buffers, False
+
     def ran_low(self, rss: int, available: int) -> str:
         """For `MemoryWatch`: the beginning of a sentence."""
         return (f"Host memory ran low, with {in_gib(available)} left of {in_gib(host_limit())}: "

@@ -100,6 +100,10 @@ class Prepared:
     def chosen(self) -> Chosen:
         return self.planned.chosen
 
+    def change_total_steps(self, steps: int) -> None:
+        """The run is to end after another number of steps."""
+        self.total_steps = steps
+
     @functools.cached_property
     def sampler(self) -> Sampler:
         """Draws answers from the weights as they are; everything must be home."""
@@ -171,7 +175,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
                           backend.unregister if on_device else None)
         account = planned.account
-        account.held = lambda: {"planes": store.allocated_bytes, "data": data_bytes(data)}
+        account.holds(lambda: {"planes": store.allocated_bytes, "data": data_bytes(data)})
         watched = account.watched(check, "nothing was trained yet" if state is None else "nothing is lost")
         step, loading_peak = _fill(config, folder, recorder, model, store, backend, state is not None, watched)
         train = config.train
@@ -179,9 +183,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         tokens = chosen.micro_batch_size * padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
         engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
                                  train.max_grad_norm, train.seed)
-        account.held = lambda: {"planes": store.allocated_bytes, "boundaries": engine.boundary_bytes,
-                                "data": data_bytes(data)}
-        account.buffers, account.loading = engine.state.fixed_bytes, False
+        account.holds(lambda: {"planes": store.allocated_bytes, "boundaries": engine.boundary_bytes,
+                               "data": data_bytes(data)}, engine.state.fixed_bytes)
         recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
                                                             "loss_chunk": chosen.loss_chunk,
                                                             "predicted_seconds": planned.seconds,

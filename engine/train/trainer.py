@@ -215,7 +215,8 @@ class Trainer:
             return
         told = change.in_words(self.config, config, self.p.total_steps)
         self.config = config
-        self.p.total_steps = config.train.steps if "train.steps" in change.values else self.p.total_steps
+        if "train.steps" in change.values:
+            self.p.change_total_steps(config.train.steps)
         self._optim = self._fitting_warm_up()
         self.recorder.emit(SettingsChanged(step + 1, dict(change.values), self.p.total_steps))
         self.recorder.emit(LogLine("info", f"From step {step + 1:,} on: {told}."))
