@@ -24,6 +24,13 @@ FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 """What no file of a tree may import."""
 
 LATE = {
+    "engine/checkpoints/checkpoint.py": "for types alone: the app lists checkpoints without torch",
+    "engine/checkpoints/restore.py": "for types alone: the app finds checkpoints without torch",
+    "engine/cli/check.py": "libraries that read data sets take a fifth of a second, which only a preset's data are worth",
+    "engine/model/find_shape.py": "torch is loaded only for a model that nobody has built here before",
+    "engine/talk/talk_sources.py": "torch is loaded only where a conversation begins",
+    "engine/train/paused_calls.py": "for types alone: the app asks a paused run without torch",
+    "engine/train/run.py": "a run has its folder, and is shown, before torch is loaded",
     "app/pages/measuring.py": "the page is served before torch is loaded, and a measurement needs the devices",
     "app/session/engine_calls.py": "the page is served before torch is loaded",
 }

@@ -156,7 +156,7 @@ class RunRecorder:
             self._reserve.give_half()
             with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
                 self._append(StateChanged("paused", wait_in_words(error, self.path.parent), "record"))
-                self._lack.is_told = True
+                self._lack.tell()
         return True
 
     def _asked(self) -> int:
@@ -234,6 +234,9 @@ class _Lack:
     state: StateChanged
     is_told: bool = False
     since: float = field(default_factory=time.monotonic)
+
+    def tell(self) -> None:
+        self.is_told = True
 
 
 def _encode(record: Record) -> bytes:
