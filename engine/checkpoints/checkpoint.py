@@ -181,7 +181,7 @@ def _clear_leftovers(root: Path) -> None:
             shutil.rmtree(path)
 
 
-# ---------------------------------------------------------------------- shared with engine.restore
+# ---------------------------------------------------------------------- shared with engine.checkpoints.restore
 
 def folders_by_step(root: Path) -> dict[int, Path]:
     """Step to folder. A ``.step-N.old`` counts where ``step-N`` itself is missing: its writer was killed between the

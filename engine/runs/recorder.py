@@ -1,4 +1,4 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``. Its readers are in `engine.runs.following`."""
 
 from __future__ import annotations
 

@@ -215,4 +215,4 @@ def test_the_readme_has_the_table_of_today():
              for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
-    assert inside == table(found), "run python -m tests.families and put its output into README.md"
+    assert inside == table(found), "run python -m tests.support.families and put its output into README.md"
