@@ -299,7 +299,7 @@ class _Planner:
         elif choices.gradient_sum == GradientSum.DEVICE and sizer.buffers_over_sums() > UPDATE_BUFFERS[-1]:
             numbers = (*numbers, sizer.buffers_over_sums())
         for place, buffers in itertools.product(places, numbers):
-            # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.
+            # Room for the buffers is set aside as if a unit had its home there; which ones are is decided at the end.
             homes = lean.device_homes if given else (EMBED,) if buffers else ()
             place = replace(place, update_buffers=buffers, device_homes=homes)
             if not sizer.fits(size, place):

@@ -89,7 +89,7 @@ class DeviceUpdates:
         return self._slots.get(unit) if unit in self._homes else None
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
-        """The weights on the host: pieces of a unit come home one by one."""
+        """The weights on the host: pieces of a unit arrive one by one."""
         if unit in self._homes:
             return {Buffer(BufferKind.WEIGHTS, unit, piece=k): READY for k in range(len(self._bounds[unit]))}
         return {Buffer(BufferKind.WEIGHTS, unit): READY}

@@ -125,7 +125,7 @@ class CudaBackend:
 
     def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
         """Raise what broke an op that this one needs. Lane order is a wait too, so that no update follows a failed
-        clip; lanes that need nothing of the failure go on, so that the step before still comes home."""
+        clip; lanes that need nothing of the failure go on, so that the step before is still applied."""
         if lane in self._broken:
             raise self._broken[lane]
         for wait in waits:

@@ -106,7 +106,7 @@ class Prepared:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """Draws answers from the weights as they are; everything must be home."""
+        """Draws answers from the weights as they are; every step must be applied."""
         return Sampler(self.engine)
 
     def close(self) -> None:
