@@ -21,7 +21,7 @@ PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 
 
 def is_margin(name: str) -> bool:
-    """Whether a host item is room that is set aside."""
+    """Whether a host item is space that is set aside."""
     return "margin" in name.lower()
 
 

@@ -55,7 +55,7 @@ class DeviceUpdates:
         spare = choices.spare_buffers
         self.spare = self.buffers[:spare]
         own = self.buffers[spare:]
-        # What is fetched later finds no room in a spare buffer: that would be needed again before it was sent back.
+        # What is fetched later finds no space in a spare buffer: that would be needed again before it was sent back.
         self._buffer = {piece: self.buffers[k] if k < spare else own[(k - spare) % len(own)]
                         for k, piece in enumerate(self._pieces)}
         self.lenders = blocks[len(blocks) - choices.spare_blocks:] if self.spare else []

@@ -104,8 +104,8 @@ class RunStarted(Event):
 class StateChanged(Event):
     state: RunState = "preparing"
     reason: str = ""
-    lacks_room_for: str = field(name="room", default="")
-    """What a paused run cannot write before there is room on the disk: its `record`, a `checkpoint`, or the checkpoint with
+    lacks_space_for: str = field(name="room", default="")
+    """What a paused run cannot write before there is space on the disk: its `record`, a `checkpoint`, or the checkpoint with
     which it would `stop`. Then it goes on by itself; `found` where it does so, back in the state from before."""
 
 

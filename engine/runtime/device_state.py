@@ -116,8 +116,8 @@ class DeviceState:
             unit.move_buffers(self.device)
 
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
-        flat = self.slots[slot]
-        return [nn.Parameter(flat[offset:offset + spec.numel].view(spec.shape))
+        weights = self.slots[slot]
+        return [nn.Parameter(weights[offset:offset + spec.numel].view(spec.shape))
                 for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)]
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
