@@ -23,7 +23,7 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
     make_data(tmp_path / "data.jsonl", 4000)
     config = make_config(tmp_path, **{"train.steps": 3, "train.warmup_steps": 1, "train.batch_size": 64,
                                       "train.micro_batch_size": "auto", "data.max_seq_len": 256, "model.dtype": "bfloat16",
-                                      "engine.device": "cuda", "engine.runtime.host_kernels": kernels})
+                                      "engine.device": "cuda", "engine.kernels": kernels})
     asked: list[tuple] = []
     estimate = prepare.estimate
     monkeypatch.setattr(prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments))

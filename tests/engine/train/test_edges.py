@@ -63,7 +63,7 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     # Nothing that is chosen by the memory there is.
     config = make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1, "engine.device": device, "engine.slots": 2,
                                       "engine.save_level": "boundary", "engine.residency": 0, "engine.rounds": 1,
-                                      "engine.runtime.host_kernels": "eager"})
+                                      "engine.kernels": "eager"})
     config.save(tmp_path / "run.yaml")
 
     def run(limit: int):
