@@ -11,7 +11,7 @@ from app.form.settings_form import as_labelled, describe_error, read_config, set
 from app.pages.draft import Draft
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
-from app.view.fit_figures import fit_figure, item_colour
+from app.view.fit_figures import fit_figure, item_colour, item_words
 from app.words import in_bytes, in_count
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
@@ -174,8 +174,8 @@ def _at_least_a_hundredth(value: float, form: str) -> str:
 
 def _bar(name: str, label: str, part: Part) -> dict[str, Any]:
     """Host memory, GPU memory or disk: its figure, what it says in words, and its items."""
-    items = [{"name": item.name.replace("_", " "), "text": in_bytes(item.bytes), "note": item.note,
-              "colour": item_colour(item.name)} for item in part.items if item.bytes]
+    items = [{"name": item_words(item), "text": in_bytes(item.bytes), "note": item.note,
+              "colour": item_colour(item.kind)} for item in part.items if item.bytes]
     total, limit = part.total, part.limit
     text = in_bytes(total) + (f" of {in_bytes(limit)} free" if limit is not None else ", free space not known")
     if limit is not None and total > limit:
@@ -184,7 +184,7 @@ def _bar(name: str, label: str, part: Part) -> dict[str, Any]:
         f"The plan fills free memory to be faster; {in_bytes(part.least)} would do.")
     largest = max(part.items, key=lambda item: item.bytes)
     return {"name": name, "label": label, "text": text, "tone": VERDICTS[part.verdict][0], "items": items, "note": note,
-            "said": f"{label}: {text}, most of it {largest.name.replace('_', ' ')} ({in_bytes(largest.bytes)}).",
+            "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
             "figure": fit_figure(part)}
 
 

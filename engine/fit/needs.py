@@ -6,7 +6,7 @@ The plan is the one that the run will use (`engine.fit.choose`), the planes are 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +14,12 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.choose import Chosen, choose, least_choices
 from engine.fit.cost import largest_product
+from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import Item
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 from engine.words import GIB, MIB, in_gib
@@ -79,7 +79,7 @@ class Part:
         return FITS if needed <= TIGHT * self.limit else TIGHT_VERDICT
 
     def to_dict(self) -> dict[str, Any]:
-        return {"items": [asdict(item) for item in self.items], "total": self.total, "limit": self.limit,
+        return {"items": [item.to_dict() for item in self.items], "total": self.total, "limit": self.limit,
                 "least": self.least}
 
 
@@ -120,36 +120,36 @@ class Needs:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]
         program = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
         if self._resident is None:
-            items = [Item("Runtime", RUNTIME_BYTES[self.device], program)]
+            items = [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], program)]
         else:
-            items = [Item("Runtime", self._resident.now, f"{program}, and data: this program as it is"),
-                     Item("Libraries", self._resident.to_come, "what is still loaded and compiled as it trains")]
-        items.append(Item("Margin", HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk"))
+            items = [Item(MemoryItem.RUNTIME, self._resident.now, f"{program}, and data: this program as it is"),
+                     Item(MemoryItem.LIBRARIES, self._resident.to_come, "what is still loaded and compiled as it trains")]
+        items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk"))
         planes = shape.plane_bytes()
-        items += [Item(plane, size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
+        items += [Item(MemoryItem(plane), size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
                   for plane, size in planes.items()]
         if self.chosen.host_boundary_bytes:
-            items.append(Item("Boundaries on the host", self.chosen.host_boundary_bytes, "inputs of blocks, for backward"))
+            items.append(Item(MemoryItem.HOST_BOUNDARIES, self.chosen.host_boundary_bytes, "inputs of blocks, for backward"))
         if self.device == "cpu":
             items += self.chosen.gpu_items
         if self._resident is None:
-            items.append(Item("Tokenised data", _data_bytes(self.config), "rows; tokens stay on disk"))
+            items.append(Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk"))
         if self.config.model.init == "pretrained":
-            weights = sum(size for plane, size in planes.items() if plane.startswith("weight"))
+            weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
             loading = weights + shape.parameter_count * shape.item_bytes
             running = sum(planes.values()) + self.chosen.host_boundary_bytes
-            items.append(Item("Loading peak", max(0, loading - running),
+            items.append(Item(MemoryItem.LOADING_PEAK, max(0, loading - running),
                               f"weight planes and one copy of the weights: {in_gib(loading)}"
                               + (", less than training takes" if loading <= running else "")))
         return tuple(items)
 
     def _disk(self) -> tuple[Item, ...]:
         copies = checkpoints_at_once(self.config)
-        items = [Item("Checkpoints", copies * self.shape.checkpoint_bytes,
+        items = [Item(MemoryItem.CHECKPOINTS, copies * self.shape.checkpoint_bytes,
                       f"{copies} of {in_gib(self.shape.checkpoint_bytes)}, one of them being written")]
         if self.config.output.export:
-            items.append(Item("Export", self.shape.export_bytes, f"a Hugging Face folder in {self.shape.dtype}"))
-        return (*items, Item("Record", RECORD_BYTES, "events, timelines and tokenizer files"))
+            items.append(Item(MemoryItem.EXPORT, self.shape.export_bytes, f"a Hugging Face folder in {self.shape.dtype}"))
+        return (*items, Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"))
 
 
 def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,

@@ -125,12 +125,11 @@ def _reasons(needs: Needs, helped: bool) -> list[str]:
 
 def _breaking(part: Part) -> str:
     """Items stand from what every run needs to what choices add; the one that crosses the limit is named."""
-    overhead = ("Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")
-    filled = sum(item.bytes for item in part.items if item.name in overhead)
+    filled = sum(item.bytes for item in part.items if item.kind.is_overhead)
     if filled > part.limit:
         return "the program alone takes more"
     for item in part.items:
-        if item.name not in overhead:
+        if not item.kind.is_overhead:
             filled += item.bytes
             if filled > part.limit:
                 break

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET
 from app.view.fit_figures import item_colour
+from engine.fit.memory_items import Item, MemoryItem, items_of, read_item
 from engine.fit.needs import Part
 from engine.fit.predicted import predictions
 from engine.fit.report import _breaking
-from engine.fit.sizes import Item
+from engine.model.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
 from engine.train.memory_shortage import GpuFigures, gpu_shares, host_shares
 from engine.words import GIB
 
-HOST = ("Runtime", "Libraries", "Margin", "weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad", "Boundaries on the host",
-        "Tokenised data", "Loading peak")
+HOST = ("Runtime", "Libraries", "Margin", "weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad",
+        "Boundaries on the host", "Tokenised data", "Loading peak")
 DEVICE = ("Block slots", "Embed and head slots", "Resident blocks", "Gradient sums", "Gradient staging", "Optimizer states",
           "Boundary rings", "Boundaries", "Hidden states", "Rotary embeddings", "Kept activations", "Working set",
           "Tokens and masks", "CUDA context", "Allocator slack")
@@ -29,7 +32,7 @@ COLOURS = {
 
 
 def item(name: str, size: int) -> Item:
-    return Item(name, size)
+    return read_item({"name": name, "bytes": size, "note": ""})
 
 
 def of_powers(names: tuple[str, ...]) -> list[dict]:
@@ -101,11 +104,44 @@ def test_the_item_that_crosses_the_limit_is_named(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_item_has_its_colour(name):
-    assert item_colour(name) == COLOURS.get(name, GREY)
+    assert item_colour(MemoryItem(name)) == COLOURS.get(name, GREY)
 
 
 def test_a_part_as_plain_data_names_its_items_in_text():
-    told = Part((item("Runtime", 3), Item("weight_high", 4, "a note")), 10).to_dict()
-    assert told == {"items": [{"name": "Runtime", "bytes": 3, "note": ""}, {"name": "weight_high", "bytes": 4, "note": "a note"}],
+    told = Part((item("Runtime", 3), Item(MemoryItem.WEIGHT_HIGH, 4, "a note")), 10).to_dict()
+    assert told == {"items": [{"name": "Runtime", "bytes": 3, "note": ""},
+                              {"name": "weight_high", "bytes": 4, "note": "a note"}],
                     "total": 7, "limit": 10, "least": None}
     assert all(type(one["name"]) is str for one in told["items"])
+
+
+# ---------------------------------------------------------------------- read back
+
+def test_the_names_are_those_that_records_have():
+    assert tuple(kind.value for kind in MemoryItem) == (*NAMES, "")
+    assert {kind.value for kind in MemoryItem if kind.is_plane} == PLANES == set().union(*PLANE_ITEM_BYTES.values())
+    assert tuple(kind.value for kind in MemoryItem if kind.is_weights) == WEIGHT_PLANES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_item_is_read_back_from_a_record(name):
+    made = Item(MemoryItem(name), 7, "a note")
+    assert made.name == name and read_item(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
+    told = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
+    (unknown,) = items_of({"gpu": {"items": [told | {"share": 0.5}]}}, "gpu")
+    assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == told
+    assert item_colour(unknown.kind) == GREY
+    found = predictions({"host": {"items": [told]}, "gpu": {"items": [told]}})
+    assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
+    (share,) = host_shares({"host": {"items": [told]}}, {}, 0, 0, 0)
+    assert (share.name, share.planned) == ("the rest of it", GIB)
+    assert [share.planned for share in gpu_shares([unknown], GpuFigures(0, 0, 0, 0, 0, 0), 0)] == [0, GIB, 0, 0]
+    assert _breaking(Part((item("Runtime", GIB), unknown), GIB)) == f"{unknown.name} (1.0 GiB) is what no longer fits"
+
+
+@pytest.mark.parametrize("report", [{}, {"gpu": None}, {"gpu": {}}, {"gpu": {"items": None}}])
+def test_a_report_without_a_part_has_no_items_of_it(report):
+    assert items_of(report, "gpu") == ()
