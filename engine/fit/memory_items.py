@@ -13,6 +13,18 @@ from engine.model.layout import PLANES, WEIGHT_PLANES
 from engine.plan.buffers import Word
 
 
+class PartName(Word):
+    """What holds the items: a report has a part for each, under this name."""
+
+    HOST = "host"
+    GPU = "gpu"
+    DISK = "disk"
+
+
+MEMORY = (PartName.HOST, PartName.GPU)
+"""What a machine must hold; its disk is easily changed."""
+
+
 class MemoryItem(Word):
     """What takes memory. The values are the names that reports show, and stand in records of runs."""
 
@@ -123,6 +135,6 @@ def read_item(values: Mapping[str, Any]) -> Item:
         return Item(MemoryItem.UNKNOWN, *rest, unknown_name=name)
 
 
-def items_of(report: Mapping[str, Any], part: str) -> tuple[Item, ...]:
-    """Of one part of a report that is plain data (`FitReport.to_dict()`); empty where it has none. part: `PartName`."""
+def items_of(report: Mapping[str, Any], part: PartName) -> tuple[Item, ...]:
+    """Of one part of a report that is plain data (`FitReport.to_dict()`); empty where it has none."""
     return tuple(map(read_item, (report.get(part) or {}).get("items") or ()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.fit.memory_items import Item, MemoryItem, items_of
+from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
 from engine.model.layout import PLANE_ITEM_BYTES
 
 QUANTITIES = {
@@ -25,11 +25,11 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     are read, and for those that are drawn: what is there before the optimizer states are.
     """
     found: dict[str, float] = {}
-    items = items_of(report, "host")
+    items = items_of(report, PartName.HOST)
     if items:
         found["loading_peak_bytes"] = loading_peak(items, report.get("model") or {})
         found["host_bytes"] = _total(item for item in items if item.kind.is_there_in_training)
-    gpu = items_of(report, "gpu")
+    gpu = items_of(report, PartName.GPU)
     if gpu:
         found["gpu_peak_bytes"] = _total(gpu)
     seconds = (report.get("time") or {}).get("step_seconds")

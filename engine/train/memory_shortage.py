@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.fit.memory_items import Item, MemoryItem, items_of
+from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
 from engine.fit.predicted import loading_peak
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.plan.buffers import Word
@@ -92,7 +92,7 @@ def host_shares(report: Mapping[str, Any], held: Mapping[ShareName, int], rss: i
     report: `FitReport.to_dict()`. held: bytes of planes, boundaries and data, as they are allocated. rss: resident bytes of
     this process. loading: weights are being read; once more planes than theirs are held, they have been.
     """
-    items = items_of(report, "host")
+    items = items_of(report, PartName.HOST)
     taken = [item for item in items if item.kind.is_there_in_training]
     planes = sum(item.bytes for item in taken if item.kind.is_plane)
     boundaries = sum(item.bytes for item in taken if item.kind == MemoryItem.HOST_BOUNDARIES)

@@ -23,7 +23,7 @@ from engine.data.rows import padded_length
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import largest_product
-from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, rates_of_steps
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, Verdict, rates_of_steps
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
 from engine.fit.report import estimate
@@ -229,7 +229,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding, rates,
                       _total_steps(config, data), _resident(backend.device.type))
     recorder.emit(FitReported(report.to_dict()))
-    if report.verdict == "does_not_fit":
+    if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
     device = backend.device.type
     limit = None

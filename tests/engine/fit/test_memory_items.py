@@ -8,7 +8,7 @@ import pytest
 
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET
 from app.view.fit_figures import item_colour
-from engine.fit.memory_items import Item, MemoryItem, items_of, read_item
+from engine.fit.memory_items import Item, MemoryItem, PartName, items_of, read_item
 from engine.fit.needs import Part
 from engine.fit.predicted import predictions
 from engine.fit.report import _breaking
@@ -131,7 +131,7 @@ def test_an_item_is_read_back_from_a_record(name):
 
 def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     told = {"name": "Loading margin, runtime data", "bytes": GIB, "note": ""}
-    (unknown,) = items_of({"gpu": {"items": [told | {"share": 0.5}]}}, "gpu")
+    (unknown,) = items_of({"gpu": {"items": [told | {"share": 0.5}]}}, PartName.GPU)
     assert unknown.kind is MemoryItem.UNKNOWN and unknown.to_dict() == told
     assert item_colour(unknown.kind) == GREY
     found = predictions({"host": {"items": [told]}, "gpu": {"items": [told]}})
@@ -144,4 +144,4 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
 
 @pytest.mark.parametrize("report", [{}, {"gpu": None}, {"gpu": {}}, {"gpu": {"items": None}}])
 def test_a_report_without_a_part_has_no_items_of_it(report):
-    assert items_of(report, "gpu") == ()
+    assert items_of(report, PartName.GPU) == ()
