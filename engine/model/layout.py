@@ -17,6 +17,9 @@ PLANE_ITEM_BYTES = {
 }
 """Bytes an element by plane. In `bfloat16`, weight_high (what the GPU sees) and weight_low together are the fp32
 master; in `float32`, weight_high is the fp32 weight itself. DMA touches weight_high and grad only."""
+PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
+WEIGHT_PLANES = ("weight_high", "weight_low")
+"""Those that hold weights."""
 
 DOCUMENTS = "documents"
 """Name of the attention that makes no masks (engine.attention), whose activations are counted apart."""

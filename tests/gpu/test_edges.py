@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.fit.needs import DOES_NOT_FIT
+from engine.fit.needs import Verdict
 from engine.train import prepare
 from engine.train.run import start_run
 from engine.words import GIB, MIB
@@ -37,7 +37,8 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
         low, high = 0, 16 * 1024
         while high - low > 1:
             middle = (low + high) // 2
-            fits = estimate(job.with_values({"engine.gpu_memory_gib": middle * MIB / GIB}), *rest).verdict != DOES_NOT_FIT
+            capped = job.with_values({"engine.gpu_memory_gib": middle * MIB / GIB})
+            fits = estimate(capped, *rest).verdict != Verdict.DOES_NOT_FIT
             low, high = (low, middle) if fits else (middle, high)
         enough = run(high)
         assert enough.state == "finished", enough.reason
