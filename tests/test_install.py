@@ -73,12 +73,12 @@ import json
 from pathlib import Path
 from app.form.presets import FIRST_PRESET, read_presets
 from app.session.detached import train_command
-from app.web.server import BROWSER_FILES, PAGE_FILES
+from app.web.server import BROWSER_FILES, page_files
 from engine.paths import resolve_source
 from engine.runs.folder import RunFolder
 
 first = read_presets()[FIRST_PRESET].config
-print(json.dumps({"pages": [str(BROWSER_FILES / name) for name in PAGE_FILES], "presets": sorted(read_presets()),
+print(json.dumps({"pages": [str(BROWSER_FILES / name) for name in page_files()], "presets": sorted(read_presets()),
                   "model": str(resolve_source(first.model.source)), "data": str(resolve_source(first.data.source)),
                   "started": train_command(RunFolder(Path("runs/x")))[1]}))
 """))

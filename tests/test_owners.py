@@ -120,8 +120,6 @@ REASONS: dict[str, dict[str, str]] = {
         "block.forward is set": TORCH_MODULE},
     "engine/runs/folder.py": {
         "_held of the module is changed": "the process's own locks, which a forked child must close"},
-    "engine/runs/snapshot.py": {
-        "setattr of self": "its own fields, named by the event"},
     "engine/runtime/block_ops.py": {
         "step.inputs.caches is changed": "a step under way is where an op leaves what the next ones take",
         "step.hidden is changed": "a step under way is where an op leaves what the next ones take",

@@ -66,7 +66,7 @@ CHOICE_LABELS = {
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
     "engine.save_level": {"boundary_host": "block inputs, in host RAM", "boundary": "block inputs, on the GPU",
                           "all": "all activations"},
-    "engine.runtime.host_kernels": {"compiled": "compiled by torch", "eager": "one by one"},
+    "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
 PROMINENT = ("model.source", "model.dtype", "data.source", "data.max_seq_len", "train.steps", "train.epochs",

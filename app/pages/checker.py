@@ -11,21 +11,22 @@ from app.form.settings_form import as_labelled, describe_error, read_config, set
 from app.pages.draft import Draft
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
-from app.view.fit_figures import fit_figure, item_colour
+from app.view.fit_figures import fit_figure, item_colour, item_words
 from app.words import in_bytes, in_count
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
-from engine.fit.needs import DOES_NOT_FIT, FITS, TIGHT_VERDICT, Part
+from engine.fit.memory_items import PartName
+from engine.fit.needs import Part, Verdict
 from engine.fit.report import HOST_WATTS, FitReport
 from engine.machine.read_machine import Machine, read_machine
 from engine.words import counted, in_hours, in_seconds
 
 MACHINE_SECONDS = 10
 """Free memory is read again after this long; estimates are made anew where it has changed."""
-VERDICTS = {FITS: ("good", "It fits this machine."), TIGHT_VERDICT: ("warn", "It fits, but only just."),
-            DOES_NOT_FIT: ("bad", "It does not fit this machine.")}
-BARS = (("host", "Host memory"), ("gpu", "GPU memory"), ("disk", "Disk"))
-HELP = {FITS: "", TIGHT_VERDICT: "One click leaves more room:", DOES_NOT_FIT: "One click makes it fit:"}
+VERDICTS = {Verdict.FITS: ("good", "It fits this machine."), Verdict.TIGHT: ("warn", "It fits, but only just."),
+            Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine.")}
+BARS = ((PartName.HOST, "Host memory"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
+HELP = {Verdict.FITS: "", Verdict.TIGHT: "One click leaves more room:", Verdict.DOES_NOT_FIT: "One click makes it fit:"}
 """What stands above the remedies."""
 REMEDIES_SHOWN = 3
 PREVIEW_ROWS = 5
@@ -66,7 +67,7 @@ class Checker:
             return verdict | {"headline": "This cannot be checked yet.", "reasons": [sentence], "why_not": sentence}
         tone, headline = VERDICTS[report.verdict]
         busy = self._session.why_not_start()
-        fits = report.verdict != DOES_NOT_FIT
+        fits = report.verdict != Verdict.DOES_NOT_FIT
         why_not = busy if fits else "It would not fit, so it cannot be started."
         bars = [_bar(name, label, getattr(report, name)) for name, label in BARS if getattr(report, name) is not None]
         remedies = [{"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
@@ -172,19 +173,19 @@ def _at_least_a_hundredth(value: float, form: str) -> str:
     return f"about {value:,{form}}" if value >= 0.01 else "less than 0.01"
 
 
-def _bar(name: str, label: str, part: Part) -> dict[str, Any]:
+def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
     """Host memory, GPU memory or disk: its figure, what it says in words, and its items."""
-    items = [{"name": item.name.replace("_", " "), "text": in_bytes(item.bytes), "note": item.note,
-              "colour": item_colour(item.name)} for item in part.items if item.bytes]
+    items = [{"name": item_words(item), "text": in_bytes(item.bytes), "note": item.note,
+              "colour": item_colour(item.kind)} for item in part.items if item.bytes]
     total, limit = part.total, part.limit
     text = in_bytes(total) + (f" of {in_bytes(limit)} free" if limit is not None else ", free space not known")
     if limit is not None and total > limit:
         text += f": {in_bytes(total - limit)} short"
-    note = "" if part.least is None or part.verdict != FITS else (
+    note = "" if part.least is None or part.verdict != Verdict.FITS else (
         f"The plan fills free memory to be faster; {in_bytes(part.least)} would do.")
     largest = max(part.items, key=lambda item: item.bytes)
-    return {"name": name, "label": label, "text": text, "tone": VERDICTS[part.verdict][0], "items": items, "note": note,
-            "said": f"{label}: {text}, most of it {largest.name.replace('_', ' ')} ({in_bytes(largest.bytes)}).",
+    return {"name": name.value, "label": label, "text": text, "tone": VERDICTS[part.verdict][0], "items": items, "note": note,
+            "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
             "figure": fit_figure(part)}
 
 

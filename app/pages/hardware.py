@@ -19,7 +19,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 from engine.fit.model_table import (HERE, SHOWN, Cell, Column, Row, as_csv, as_dicts, columns, largest_model, machines_for,
                                     table)
-from engine.fit.needs import TIGHT_VERDICT
+from engine.fit.needs import Verdict
 from engine.machine.known_machines import KnownMachine, known_machine, known_rates, machines
 from engine.machine.rates import Rates, measured_at, stored_rates
 from engine.machine.read_machine import Machine, read_machine
@@ -133,7 +133,7 @@ class Hardware:
         shape = _shape(entry, config)
         speed = "" if cell.tokens_per_second is None else \
             f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{' (estimated)' if cell.estimated else ''}"
-        tight = ", only just" if cell.verdict == TIGHT_VERDICT else ""
+        tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
         return {"id": entry.id, "sentence": f"{entry.title} ({in_billions(shape.parameter_count)} parameters): {job} take "
                                             f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)}{tight}{speed}."}
 
@@ -147,7 +147,7 @@ class Hardware:
             raise RunError(describe_error(error)) from None
         return {"id": entry.id, "title": entry.title, "parameters": in_billions(shape.parameter_count), "source": entry.source,
                 "offers": [{"name": offer.known.name, "ram": f"{offer.ram_gib:,} GiB", "gpu": gpu_memory_words(offer.known),
-                            "speed": speed_words(offer.cell), "tight": offer.cell.verdict == TIGHT_VERDICT,
+                            "speed": speed_words(offer.cell), "tight": offer.cell.verdict == Verdict.TIGHT,
                             "note": offer.known.note} for offer in found]}
 
     def _columns(self, names: Sequence[str]) -> tuple[Column, ...]:

@@ -8,28 +8,35 @@ import numpy as np
 
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, Figure, escaped, rounded
 from app.words import GIB, in_bytes
+from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 
 PART_COLOURS = {
-    "weight_high": BLUE, "weight_low": TEAL, "exp_avg": GREEN, "exp_avg_sq": VIOLET, "grad": ORANGE,
-    "Boundaries on the host": AMBER, "Loading peak": PINK, "Resident blocks": BLUE, "Block slots": TEAL,
-    "Embed and head slots": PINK, "Gradient sums": ORANGE, "Optimizer states": VIOLET, "Kept activations": AMBER,
-    "Boundaries": AMBER, "Working set": GREEN, "Checkpoints": BLUE, "Export": GREEN,
+    MemoryItem.WEIGHT_HIGH: BLUE, MemoryItem.WEIGHT_LOW: TEAL, MemoryItem.EXP_AVG: GREEN, MemoryItem.EXP_AVG_SQ: VIOLET,
+    MemoryItem.GRAD: ORANGE, MemoryItem.HOST_BOUNDARIES: AMBER, MemoryItem.LOADING_PEAK: PINK,
+    MemoryItem.RESIDENT_BLOCKS: BLUE, MemoryItem.BLOCK_SLOTS: TEAL, MemoryItem.OUTER_SLOTS: PINK,
+    MemoryItem.GRADIENT_SUMS: ORANGE, MemoryItem.OPTIMIZER_STATES: VIOLET, MemoryItem.KEPT_ACTIVATIONS: AMBER,
+    MemoryItem.BOUNDARIES: AMBER, MemoryItem.WORKING_SET: GREEN, MemoryItem.CHECKPOINTS: BLUE, MemoryItem.EXPORT: GREEN,
 }
 """By item: what means the same has one colour wherever it stands. The small ones, which every run has, are grey."""
 FREE_COLOUR, LIMIT_COLOUR = "--rs-free", "--rs-text"
 """Colours of the theme: the page puts in what they are in light or in dark."""
 
 
-def item_colour(name: str) -> str:
+def item_colour(kind: MemoryItem) -> str:
     """Of an item of host memory, GPU memory or disk."""
-    return PART_COLOURS.get(name, GREY)
+    return PART_COLOURS.get(kind, GREY)
+
+
+def item_words(item: Item) -> str:
+    """Its name for the screen."""
+    return item.name.replace("_", " ")
 
 
 def fit_figure(part: Part) -> Figure:
     """One stacked bar, in GiB: a segment for each item, then what stays free; the limit as a line, where one is known."""
     total, limit = part.total / GIB, None if part.limit is None else part.limit / GIB
-    data = [_segment(item.name.replace("_", " "), item.bytes, item_colour(item.name)) for item in part.items if item.bytes]
+    data = [_segment(item_words(item), item.bytes, item_colour(item.kind)) for item in part.items if item.bytes]
     if limit is not None and limit > total:
         data.append(_segment("free", part.limit - part.total, FREE_COLOUR) | {"meta": "free"})
     line = [] if limit is None else [{"type": "line", "xref": "x", "yref": "paper", "x0": limit, "x1": limit, "y0": 0, "y1": 1,

@@ -6,14 +6,15 @@ from typing import Any
 
 from app.words import GIB, in_bytes
 from engine.fit.model_table import Cell, cell_in_words
-from engine.fit.needs import DOES_NOT_FIT, FITS, TIGHT_VERDICT
+from engine.fit.needs import Verdict
 from engine.machine.gpus import GpuInfo
 from engine.machine.known_machines import ADAMW_BYTES, KnownMachine
 from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.words import counted
 
-VERDICT_WORDS = {FITS: ("good", "fits"), TIGHT_VERDICT: ("warn", "just fits"), DOES_NOT_FIT: ("bad", "too large")}
+VERDICT_WORDS = {Verdict.FITS: ("good", "fits"), Verdict.TIGHT: ("warn", "just fits"),
+                 Verdict.DOES_NOT_FIT: ("bad", "too large")}
 FIGURE_NAMES = {"memory_mib": "Memory", "memory_bandwidth": "Its bandwidth", "bf16_flops": "bf16 matrix products, peak",
                 "best_bf16_flops": "Best that others measured", "link": "Link to the host",
                 "host_bandwidth": "Bandwidth of RAM", "ram_gib": "RAM", "cpu_cores": "CPU cores", "power_watts": "Power"}

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoints.checkpoint import CheckpointInfo
-from engine.checkpoints.restore import WEIGHT_PLANES, load_checkpoint, load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.model.build import build_model
+from engine.model.layout import WEIGHT_PLANES
 from engine.model.pretrained_files import load_config, load_tokenizer
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from engine.runtime.host_store import HostStore
 
-WEIGHT_PLANES = ("weight_high", "weight_low")
-
 
 class NewerFormat(CheckpointError):
     """A checkpoint of a later version of this program."""

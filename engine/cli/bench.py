@@ -21,7 +21,7 @@ from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import step_flops
-from engine.fit.needs import DOES_NOT_FIT
+from engine.fit.needs import Verdict
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
@@ -118,7 +118,7 @@ def _training(config: TrainConfig, planes: Planes, shape: ModelShape, ceilings: 
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
     report = estimate(config, replace(read_machine(), disk_path=""))  # nothing is written
-    if report.verdict == DOES_NOT_FIT:
+    if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 
 

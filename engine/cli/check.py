@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.fit.memory_items import PartName
 from engine.fit.model_table import (HERE, SHOWN, Column, as_csv, as_dicts, as_text, cell, cell_in_words, columns, machines_for,
                                     table)
-from engine.fit.needs import DOES_NOT_FIT, Part
+from engine.fit.needs import Part, Verdict
 from engine.fit.report import FitReport, estimate
 from engine.fit.sizes import buffers_in_words
 from engine.machine.known_machines import known_name, machines, named_machine, with_figures
@@ -20,7 +21,7 @@ from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.words import counted, in_gib, in_hours, in_seconds
 
-TITLES = (("host", "RAM"), ("gpu", "GPU memory"), ("disk", "Disk"))
+TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
 
 
 def check(preset: str | Path | None, model: str | None, overrides: Sequence[str], runs_dir: str | Path, *,
@@ -65,7 +66,7 @@ def check_table(preset: str | Path | None, overrides: Sequence[str], runs_dir: s
 def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
     """The models of the catalog that fit `machine`, largest first."""
     column = Column(HERE, machine)
-    rows = [row for row in table(config, (column,)) if row.cells[0].verdict != DOES_NOT_FIT]
+    rows = [row for row in table(config, (column,)) if row.cells[0].verdict != Verdict.DOES_NOT_FIT]
     rows.sort(key=lambda row: -row.parameters)
     if as_json:
         return json.dumps({"machine": machine.to_dict(), "models": as_dicts(rows, (column,))}, indent=2)
@@ -94,12 +95,12 @@ def run_check(config: TrainConfig, machine: Machine, as_json: bool) -> tuple[str
     report = estimate(config, machine, shape)
     text = json.dumps(report.to_dict() | {"machine": machine.to_dict()}, indent=2) if as_json else \
         "\n".join([report_as_text(report, machine), *_offers(config, shape, report)])
-    return text, 1 if report.verdict == DOES_NOT_FIT else 0
+    return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
 
 def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[str]:
     """Where memory is what fails: what machines would train this, the one with the least GPU memory and the fastest."""
-    if not any(part is not None and part.verdict == DOES_NOT_FIT for part in (report.host, report.gpu)):
+    if not any(part is not None and part.verdict == Verdict.DOES_NOT_FIT for part in (report.host, report.gpu)):
         return []
     offers = machines_for(config, shape, timed=False)
     if not offers:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 from engine.fit.cost import Cost, step_seconds
+from engine.fit.memory_items import Item
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import COMFORTABLE, Item, Sizer, host_boundary_bytes
+from engine.fit.sizes import COMFORTABLE, Sizer, host_boundary_bytes
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
 from engine.machine.read_machine import compiler_problem

@@ -14,7 +14,8 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
-from engine.fit.needs import DOES_NOT_FIT, FITS, PART_WORDS, least_needs, measured_rates, needs_of
+from engine.fit.memory_items import MEMORY, PartName
+from engine.fit.needs import PART_WORDS, Verdict, least_needs, measured_rates, needs_of
 from engine.machine.known_machines import KnownMachine, machines, with_figures
 from engine.machine.read_machine import Machine
 from engine.model.catalog import CatalogEntry, catalog
@@ -26,8 +27,6 @@ SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
 """Machines that a table shows where none are named."""
 RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
 """GiB of RAM that machines are sold with."""
-MEMORY = ("host", "gpu")
-"""What a machine must hold; its disk is easily changed."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Column:
 class Cell:
     """One model on one machine. Bytes are the least that it takes."""
 
-    verdict: str
+    verdict: Verdict
     host_bytes: int
     gpu_bytes: int | None
     missing: str
@@ -96,14 +95,14 @@ def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool =
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
     missing = ", ".join(f"{(part.total - part.limit) / GIB:,.0f} GiB of {PART_WORDS[name]}" for name, part in parts.items()
-                        if part.verdict == DOES_NOT_FIT)
+                        if part.verdict == Verdict.DOES_NOT_FIT)
     rate = None
-    if timed and verdict != DOES_NOT_FIT:
+    if timed and verdict != Verdict.DOES_NOT_FIT:
         needs = needs_of(config, machine, shape, quick=True)
         if needs.step_seconds:
             rate = config.train.batch_size * config.data.max_seq_len / needs.step_seconds
-    return Cell(verdict, parts["host"].total, parts["gpu"].total if "gpu" in parts else None, missing, rate,
-                measured_rates(config, machine) is None)
+    gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
+    return Cell(verdict, parts[PartName.HOST].total, gpu_bytes, missing, rate, measured_rates(config, machine) is None)
 
 
 def largest_model(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, Cell] | None:
@@ -145,7 +144,7 @@ def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> i
 
 def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
     try:
-        return least_needs(config, machine, shape).verdict(MEMORY) != DOES_NOT_FIT
+        return least_needs(config, machine, shape).verdict(MEMORY) != Verdict.DOES_NOT_FIT
     except ConfigError:
         return False
 
@@ -172,9 +171,9 @@ def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any
     """Plain data of every row, for tools and the screen."""
     return [{"id": row.entry.id, "title": row.entry.title, "family": row.entry.family, "parameters": row.parameters,
              "active_parameters": row.active_parameters,
-             "cells": {column.name: {"verdict": found.verdict, "host_bytes": found.host_bytes, "gpu_bytes": found.gpu_bytes,
-                                     "missing": found.missing, "tokens_per_second": found.tokens_per_second,
-                                     "estimated": found.estimated} for column, found in zip(shown, row.cells)}}
+             "cells": {column.name: {"verdict": found.verdict.value, "host_bytes": found.host_bytes,
+                                     "gpu_bytes": found.gpu_bytes, "missing": found.missing,
+                                     "tokens_per_second": found.tokens_per_second, "estimated": found.estimated} for column, found in zip(shown, row.cells)}}
             for row in rows]
 
 
@@ -188,9 +187,9 @@ def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
 
 def cell_in_words(found: Cell) -> str:
     """1,240 tokens/s; fits; needs 83 GiB of RAM more."""
-    if found.verdict == DOES_NOT_FIT:
+    if found.verdict == Verdict.DOES_NOT_FIT:
         return f"{found.missing} more"
-    mark = "" if found.verdict == FITS else ", only just"
+    mark = "" if found.verdict == Verdict.FITS else ", only just"
     if found.tokens_per_second is None:
         return f"fits{mark}"
     return f"{float(f'{found.tokens_per_second:.3g}'):,.0f} tokens/s{mark}"

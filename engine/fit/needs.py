@@ -6,7 +6,7 @@ The plan is the one that the run will use (`engine.fit.choose`), the planes are 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,17 +14,18 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.choose import Chosen, choose, least_choices
 from engine.fit.cost import largest_product
+from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.predict import predicted_seconds
-from engine.fit.sizes import Item
 from engine.machine.known_machines import known_rates
 from engine.machine.rates import Rates, stored_cpu_rates, stored_rates
 from engine.machine.read_machine import Machine
-from engine.model.layout import PLANE_ITEM_BYTES
+from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
+from engine.plan.buffers import Word
 from engine.words import GIB, MIB, in_gib
 
-TIGHT = 0.9
+TIGHT_SHARE = 0.9
 """Above this share of a limit the verdict is `tight`."""
 
 RUNTIME_BYTES = {"cuda": round(1.9 * GIB), "cpu": 480 * MIB}
@@ -43,8 +44,15 @@ PLANE_NOTES = {
     "weight_high": "weights as the device sees them", "weight_low": "the rest of the fp32 masters",
     "exp_avg": "AdamW's first moment, fp32", "exp_avg_sq": "AdamW's second moment, fp32", "grad": "gradients",
 }
-PART_WORDS = {"host": "RAM", "gpu": "GPU memory", "disk": "disk"}
-FITS, TIGHT_VERDICT, DOES_NOT_FIT = "fits", "tight", "does_not_fit"
+PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "disk"}
+
+
+class Verdict(Word):
+    """Whether what is needed fits, from the best answer to the worst. The values stand in records of runs."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
 
 
 @dataclass(frozen=True)
@@ -70,16 +78,16 @@ class Part:
         return sum(item.bytes for item in self.items)
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         if self.limit is None:
-            return FITS
+            return Verdict.FITS
         if self.total > self.limit:
-            return DOES_NOT_FIT
+            return Verdict.DOES_NOT_FIT
         needed = self.total if self.least is None else self.least
-        return FITS if needed <= TIGHT * self.limit else TIGHT_VERDICT
+        return Verdict.FITS if needed <= TIGHT_SHARE * self.limit else Verdict.TIGHT
 
     def to_dict(self) -> dict[str, Any]:
-        return {"items": [asdict(item) for item in self.items], "total": self.total, "limit": self.limit,
+        return {"items": [item.to_dict() for item in self.items], "total": self.total, "limit": self.limit,
                 "least": self.least}
 
 
@@ -94,19 +102,19 @@ class Needs:
         self.config, self.machine, self.shape, self.chosen, self.rates = config, machine, shape, chosen, rates
         self._resident = resident
         self.device = device_of(config, machine)
-        self.parts = {"host": Part(self._host(), machine.ram_available)}
+        self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}
         if self.device == "cuda":
-            self.parts["gpu"] = Part(chosen.gpu_items, gpu_limit(config, machine))
-        self.parts["disk"] = Part(self._disk(), machine.disk_free if machine.disk_path else None)
+            self.parts[PartName.GPU] = Part(chosen.gpu_items, gpu_limit(config, machine))
+        self.parts[PartName.DISK] = Part(self._disk(), machine.disk_free if machine.disk_path else None)
 
-    def compare_with(self, least: Needs, name: str) -> None:
+    def compare_with(self, least: Needs, name: PartName) -> None:
         """Judge the part `name` by what the leanest plan would take of it."""
         part = self.parts[name]
         self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
 
-    def verdict(self, parts: Collection[str] | None = None) -> str:
+    def verdict(self, parts: Collection[PartName] | None = None) -> Verdict:
         found = {part.verdict for name, part in self.parts.items() if parts is None or name in parts}
-        return next((v for v in (DOES_NOT_FIT, TIGHT_VERDICT) if v in found), FITS)
+        return next((v for v in (Verdict.DOES_NOT_FIT, Verdict.TIGHT) if v in found), Verdict.FITS)
 
     @cached_property
     def step_seconds(self) -> float | None:
@@ -120,36 +128,36 @@ class Needs:
         shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]
         program = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
         if self._resident is None:
-            items = [Item("Runtime", RUNTIME_BYTES[self.device], program)]
+            items = [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], program)]
         else:
-            items = [Item("Runtime", self._resident.now, f"{program}, and data: this program as it is"),
-                     Item("Libraries", self._resident.to_come, "what is still loaded and compiled as it trains")]
-        items.append(Item("Margin", HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk"))
+            items = [Item(MemoryItem.RUNTIME, self._resident.now, f"{program}, and data: this program as it is"),
+                     Item(MemoryItem.LIBRARIES, self._resident.to_come, "what is still loaded and compiled as it trains")]
+        items.append(Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk"))
         planes = shape.plane_bytes()
-        items += [Item(plane, size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
+        items += [Item(MemoryItem(plane), size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
                   for plane, size in planes.items()]
         if self.chosen.host_boundary_bytes:
-            items.append(Item("Boundaries on the host", self.chosen.host_boundary_bytes, "inputs of blocks, for backward"))
+            items.append(Item(MemoryItem.HOST_BOUNDARIES, self.chosen.host_boundary_bytes, "inputs of blocks, for backward"))
         if self.device == "cpu":
             items += self.chosen.gpu_items
         if self._resident is None:
-            items.append(Item("Tokenised data", _data_bytes(self.config), "rows; tokens stay on disk"))
+            items.append(Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk"))
         if self.config.model.init == "pretrained":
-            weights = sum(size for plane, size in planes.items() if plane.startswith("weight"))
+            weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
             loading = weights + shape.parameter_count * shape.item_bytes
             running = sum(planes.values()) + self.chosen.host_boundary_bytes
-            items.append(Item("Loading peak", max(0, loading - running),
+            items.append(Item(MemoryItem.LOADING_PEAK, max(0, loading - running),
                               f"weight planes and one copy of the weights: {in_gib(loading)}"
                               + (", less than training takes" if loading <= running else "")))
         return tuple(items)
 
     def _disk(self) -> tuple[Item, ...]:
         copies = checkpoints_at_once(self.config)
-        items = [Item("Checkpoints", copies * self.shape.checkpoint_bytes,
+        items = [Item(MemoryItem.CHECKPOINTS, copies * self.shape.checkpoint_bytes,
                       f"{copies} of {in_gib(self.shape.checkpoint_bytes)}, one of them being written")]
         if self.config.output.export:
-            items.append(Item("Export", self.shape.export_bytes, f"a Hugging Face folder in {self.shape.dtype}"))
-        return (*items, Item("Record", RECORD_BYTES, "events, timelines and tokenizer files"))
+            items.append(Item(MemoryItem.EXPORT, self.shape.export_bytes, f"a Hugging Face folder in {self.shape.dtype}"))
+        return (*items, Item(MemoryItem.RECORD, RECORD_BYTES, "events, timelines and tokenizer files"))
 
 
 def seconds_of(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,
@@ -175,7 +183,7 @@ def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding:
     chosen = choose(shape, config, device_of(config, machine), gpu_limit(config, machine), machine.ram_available,
                     config.data.max_seq_len, rounding, rates, machine.here, quick)
     needs = Needs(config, machine, shape, chosen, rates, resident)
-    tight = [name for name in ("host", "gpu") if name in needs.parts and needs.parts[name].verdict == TIGHT_VERDICT]
+    tight = [name for name in MEMORY if name in needs.parts and needs.parts[name].verdict == Verdict.TIGHT]
     if tight:
         # The planner fills what is free; that is no reason to warn.
         least = least_needs(config, machine, shape)
@@ -187,7 +195,7 @@ def needs_of(config: TrainConfig, machine: Machine, shape: ModelShape, rounding:
 def least_needs(config: TrainConfig, machine: Machine, shape: ModelShape) -> Needs:
     """With the plan that takes least: of those with boundaries on the host or on the device, the one that fits better."""
     found = [Needs(config, machine, shape, lean, None) for lean in _least(config, machine, shape)]
-    return min(found, key=lambda needs: (FITS, TIGHT_VERDICT, DOES_NOT_FIT).index(needs.verdict(("host", "gpu"))))
+    return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
 
 
 def _least(config: TrainConfig, machine: Machine, shape: ModelShape) -> tuple[Chosen, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
 from engine.model.layout import PLANE_ITEM_BYTES
 
 QUANTITIES = {
@@ -16,20 +17,6 @@ QUANTITIES = {
 
 # ---------------------------------------------------------------------- what was predicted
 
-PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
-"""Names of the items that are planes."""
-
-
-def is_margin(name: str) -> bool:
-    """Whether a host item is space that is set aside."""
-    return "margin" in name.lower()
-
-
-def is_loading(name: str) -> bool:
-    """Whether a host item is only there while weights are read."""
-    return "loading" in name.lower()
-
-
 def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) -> dict[str, float]:
     """The quantities that a report predicts, by name; those it says nothing of are missing.
 
@@ -38,11 +25,11 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     are read, and for those that are drawn: what is there before the optimizer states are.
     """
     found: dict[str, float] = {}
-    items = (report.get("host") or {}).get("items") or ()
+    items = items_of(report, PartName.HOST)
     if items:
         found["loading_peak_bytes"] = loading_peak(items, report.get("model") or {})
-        found["host_bytes"] = _total(item for item in items if not is_margin(item["name"]) and not is_loading(item["name"]))
-    gpu = (report.get("gpu") or {}).get("items") or ()
+        found["host_bytes"] = _total(item for item in items if item.kind.is_there_in_training)
+    gpu = items_of(report, PartName.GPU)
     if gpu:
         found["gpu_peak_bytes"] = _total(gpu)
     seconds = (report.get("time") or {}).get("step_seconds")
@@ -53,25 +40,24 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
     return found
 
 
-def loading_peak(items: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> float:
+def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     """Bytes that the report expects while weights are read. items: the host's. model: of the report.
 
     Its loading item is what loading takes more than the planes and boundaries of training do. Where that is nothing: the
     weight planes, what every run needs, and the one copy of the weights that is being read (none where they are drawn).
     """
-    named = {item["name"].lower(): item["bytes"] for item in items}
-    general = sum(size for name, size in named.items() if name.startswith(("runtime", "tokenised data")))
-    loading = [size for name, size in named.items() if is_loading(name)]
-    if sum(loading):
-        kept = sum(size for name, size in named.items() if name in PLANES or name.startswith("boundaries on the host"))
-        return general + kept + sum(loading)
-    weights = sum(size for name, size in named.items() if name.startswith("weight_"))
+    general = _total(item for item in items if item.kind.is_there_from_the_start)
+    loading = [item for item in items if item.kind == MemoryItem.LOADING_PEAK]
+    if _total(loading):
+        kept = _total(item for item in items if item.kind.is_plane or item.kind == MemoryItem.HOST_BOUNDARIES)
+        return general + kept + _total(loading)
+    weights = _total(item for item in items if item.kind.is_weights)
     copy = model.get("parameters", 0) * PLANE_ITEM_BYTES[model.get("dtype", "bfloat16")]["weight_high"] if loading else 0
     return general + weights + copy
 
 
-def _total(items: Iterable[Mapping[str, Any]]) -> int:
-    return sum(item["bytes"] for item in items)
+def _total(items: Iterable[Item]) -> int:
+    return sum(item.bytes for item in items)
 
 
 # ---------------------------------------------------------------------- both, side by side

@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
-from engine.fit.needs import FITS, PART_WORDS, TIGHT_VERDICT, Needs, least_needs
+from engine.fit.memory_items import MEMORY, PartName
+from engine.fit.needs import PART_WORDS, Needs, Verdict, least_needs
 from engine.plan.ops import GradientSum
 from engine.words import counted, in_gib
 
@@ -26,7 +27,7 @@ class Remedy:
 def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
     """Changes that fit where `needs` do not, or not comfortably; the smallest first, and of each kind the least that does.
     Each says what the job takes at least then."""
-    wanted = (FITS,) if needs.verdict() == TIGHT_VERDICT else (FITS, TIGHT_VERDICT)
+    wanted = (Verdict.FITS,) if needs.verdict() == Verdict.TIGHT else (Verdict.FITS, Verdict.TIGHT)
     bad = tuple(name for name, part in needs.parts.items() if part.verdict not in wanted)
 
     def tried(changes: dict[str, Any]) -> Needs | None:
@@ -42,7 +43,7 @@ def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
         if not set(kinds) & set(bad):
             continue
         # Where it fits already, though only just, nobody wants to hear of rows an eighth as long.
-        for text, changes in options[:2] if wanted == (FITS,) else options:
+        for text, changes in options[:2] if wanted == (Verdict.FITS,) else options:
             result = tried(changes)
             if result is None:
                 continue
@@ -63,35 +64,35 @@ def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
     return tuple(remedies)
 
 
-def _candidates(needs: Needs) -> list[tuple[tuple[str, ...], list[tuple[str, dict[str, Any]]]]]:
+def _candidates(needs: Needs) -> list[tuple[tuple[PartName, ...], list[tuple[str, dict[str, Any]]]]]:
     """Kinds of change from the smallest on: (parts that it can help, its options from the least on)."""
     config = needs.config
-    t, e, o, memory = config.train, config.engine, config.output, ("host", "gpu")
-    found = [(("disk",), [(f"Keep {counted(keep, 'checkpoint')} instead of {o.keep_checkpoints}",
-                           {"output.keep_checkpoints": keep}) for keep in range(o.keep_checkpoints - 1, 0, -1)])]
+    t, e, o = config.train, config.engine, config.output
+    found = [((PartName.DISK,), [(f"Keep {counted(keep, 'checkpoint')} instead of {o.keep_checkpoints}",
+                                  {"output.keep_checkpoints": keep}) for keep in range(o.keep_checkpoints - 1, 0, -1)])]
     if o.export:
-        found.append((("disk",), [("Export later, not when the run ends", {"output.export": False})]))
+        found.append(((PartName.DISK,), [("Export later, not when the run ends", {"output.export": False})]))
     for name in ("slots", "residency", "save_level", "rounds"):
         if getattr(e, name) != AUTO:
-            found.append((memory, [(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})]))
+            found.append((MEMORY, [(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})]))
     if e.gpu_memory_gib is not None:
-        found.append((("gpu",), [("Use all GPU memory that is free", {"engine.gpu_memory_gib": None})]))
+        found.append(((PartName.GPU,), [("Use all GPU memory that is free", {"engine.gpu_memory_gib": None})]))
     if e.save_level != "boundary_host" and needs.device == "cuda":
-        found.append((("gpu",), [("Keep boundaries on the host", {"engine.save_level": "boundary_host"})]))
+        found.append(((PartName.GPU,), [("Keep boundaries on the host", {"engine.save_level": "boundary_host"})]))
     size = needs.chosen.micro_batch_size
-    found.append((("gpu" if needs.device == "cuda" else "host",),
+    found.append(((PartName.GPU if needs.device == "cuda" else PartName.HOST,),
                   [(f"Lower train.micro_batch_size from {size} to {less}", {"train.micro_batch_size": less})
                    for less in range(size - 1, 0, -1) if t.batch_size % less == 0]))
     rounds = needs.chosen.choices.rounds
-    found.append((memory, [(f"Spread a step over {more} rounds", {"engine.rounds": more})
+    found.append((MEMORY, [(f"Spread a step over {more} rounds", {"engine.rounds": more})
                            for more in range(rounds + 1, MOST_ROUNDS + 1) if t.batch_size % more == 0]))
-    found.append((memory, [(f"Lower train.batch_size from {t.batch_size} to {rows}", _fewer_rows(config, rows))
+    found.append((MEMORY, [(f"Lower train.batch_size from {t.batch_size} to {rows}", _fewer_rows(config, rows))
                            for rows in _halves(t.batch_size, 1)]))
     length = config.data.max_seq_len
-    found.append((memory, [(f"Shorten data.max_seq_len from {length} to {less}", {"data.max_seq_len": less})
+    found.append((MEMORY, [(f"Shorten data.max_seq_len from {length} to {less}", {"data.max_seq_len": less})
                            for less in _halves(length, SHORTEST_ROW)]))
     if config.model.dtype == "float32":
-        found.append((("host", "gpu", "disk"), [("Compute in bfloat16", {"model.dtype": "bfloat16"})]))
+        found.append((tuple(PartName), [("Compute in bfloat16", {"model.dtype": "bfloat16"})]))
     return found
 
 
@@ -111,7 +112,7 @@ def _fewer_rows(config: TrainConfig, rows: int) -> dict[str, Any]:
     return changes
 
 
-def _outcome(needs: Needs, names: tuple[str, ...]) -> str:
+def _outcome(needs: Needs, names: tuple[PartName, ...]) -> str:
     outcome = ", ".join(f"{in_gib(part.total)} of {in_gib(part.limit)} {PART_WORDS[name]}"
                         for name, part in needs.parts.items() if name in names)
     if needs.chosen.choices.gradient_sum == GradientSum.HOST and needs.shape.dtype == "bfloat16":

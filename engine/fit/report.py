@@ -11,7 +11,8 @@ from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
-from engine.fit.needs import DOES_NOT_FIT, FITS, PART_WORDS, TIGHT_VERDICT, Needs, Part, Resident, measured_rates, needs_of
+from engine.fit.memory_items import PartName
+from engine.fit.needs import PART_WORDS, Needs, Part, Resident, Verdict, measured_rates, needs_of
 from engine.fit.remedies import Remedy, remedies_for
 from engine.machine.known_machines import known_machine
 from engine.machine.rates import Rates
@@ -20,7 +21,7 @@ from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.words import GIB, in_gib
 
-WORDS = {FITS: "fits", TIGHT_VERDICT: "fits, but only just", DOES_NOT_FIT: "does not fit"}
+WORDS = {Verdict.FITS: "fits", Verdict.TIGHT: "fits, but only just", Verdict.DOES_NOT_FIT: "does not fit"}
 HOST_WATTS = 150.0
 """Of a workstation around its GPU, assumed: processor and memory at work, fans and losses."""
 
@@ -29,7 +30,7 @@ HOST_WATTS = 150.0
 class FitReport:
     """`estimate`'s answer. Bytes throughout; `gpu` is None where blocks compute on the CPU."""
 
-    verdict: str
+    verdict: Verdict
     headline: str
     reasons: tuple[str, ...]
     remedies: tuple[Remedy, ...]
@@ -42,7 +43,7 @@ class FitReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as the record and the screen take it."""
-        return {"verdict": self.verdict, "headline": self.headline, "reasons": list(self.reasons),
+        return {"verdict": self.verdict.value, "headline": self.headline, "reasons": list(self.reasons),
                 "remedies": [asdict(remedy) for remedy in self.remedies], "host": self.host.to_dict(),
                 "gpu": self.gpu.to_dict() if self.gpu is not None else None, "disk": self.disk.to_dict(),
                 "model": self.model, "choices": self.choices, "time": self.time}
@@ -60,11 +61,11 @@ def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = N
         shape = shape.in_dtype(config.model.dtype)
     needs = needs_of(config, machine, shape, rounding, rates, resident=resident)
     verdict = needs.verdict()
-    remedies = remedies_for(needs) if verdict != FITS else ()
+    remedies = remedies_for(needs) if verdict != Verdict.FITS else ()
     measured = rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
     return FitReport(
         verdict=verdict, headline=_headline(needs, verdict), reasons=tuple(_reasons(needs, bool(remedies))),
-        remedies=remedies, host=needs.parts["host"], gpu=needs.parts.get("gpu"), disk=needs.parts["disk"],
+        remedies=remedies, host=needs.parts[PartName.HOST], gpu=needs.parts.get(PartName.GPU), disk=needs.parts[PartName.DISK],
         model={"parameters": shape.parameter_count, "active_parameters": shape.active_parameters,
                "blocks": len(shape.blocks), "model_type": shape.model_type, "source": config.model.source,
                "dtype": config.model.dtype},
@@ -91,7 +92,7 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- words
 
-def _headline(needs: Needs, verdict: str) -> str:
+def _headline(needs: Needs, verdict: Verdict) -> str:
     taken = []
     for name, part in needs.parts.items():
         limit = "" if part.limit is None else f" ({in_gib(part.limit)} free)"
@@ -100,7 +101,7 @@ def _headline(needs: Needs, verdict: str) -> str:
 
 
 def _reasons(needs: Needs, helped: bool) -> list[str]:
-    failing = [name for name, part in needs.parts.items() if part.verdict == DOES_NOT_FIT]
+    failing = [name for name, part in needs.parts.items() if part.verdict == Verdict.DOES_NOT_FIT]
     reasons = []
     for name in failing:
         part = needs.parts[name]
@@ -110,7 +111,7 @@ def _reasons(needs: Needs, helped: bool) -> list[str]:
         least = " and ".join(f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing)
         reasons.append(f"No change of settings was found that makes it fit: it takes {least}, or a smaller model.")
     for name, part in needs.parts.items():
-        if part.verdict == TIGHT_VERDICT:
+        if part.verdict == Verdict.TIGHT:
             largest = max(part.items, key=lambda item: item.bytes)
             reasons.append(f"{_capital(PART_WORDS[name])} is {100 * part.total / part.limit:.0f} % full, mostly with "
                            f"{largest.name} ({in_gib(largest.bytes)}).")
@@ -126,12 +127,11 @@ def _reasons(needs: Needs, helped: bool) -> list[str]:
 
 def _breaking(part: Part) -> str:
     """Items stand from what every run needs to what choices add; the one that crosses the limit is named."""
-    overhead = ("Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")
-    filled = sum(item.bytes for item in part.items if item.name in overhead)
+    filled = sum(item.bytes for item in part.items if item.kind.is_overhead)
     if filled > part.limit:
         return "the program alone takes more"
     for item in part.items:
-        if item.name not in overhead:
+        if not item.kind.is_overhead:
             filled += item.bytes
             if filled > part.limit:
                 break

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import add
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.fit.memory_items import Item, MemoryItem
 from engine.model.layout import PLANE_ITEM_BYTES, Activations
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.choices import PlanChoices
@@ -28,15 +28,6 @@ SMALL_GPU_BYTES = 20 * GIB
 LOSS_CHUNKS = (128, 8192)
 STEP_TOKEN_BYTES = 32
 """Token id, position, loss index and label of a token, int64 each."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One line of a report."""
-
-    name: str
-    bytes: int
-    note: str = ""
 
 
 # ---------------------------------------------------------------------- arithmetic of buffers
@@ -69,14 +60,14 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
         pieces = max(0, pieces - 4 * sum(unit.numel for unit in blocks))
     rings = 2 * c.boundary_rings if c.host_boundaries else 0
     return (
-        Item("Block slots", slots * streamed_slot * item, f"{slots} for the blocks that are streamed"),
-        Item("Embed and head slots", sum(outer) * item),
-        Item("Resident blocks", sum(unit.numel for unit in resident) * item, f"the last {len(resident)} blocks"),
-        Item("Gradient sums", 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
-        Item("Gradient staging", (2 * largest + max(outer)) * item, "rounded gradients on their way to the host"),
-        Item("Optimizer states", pieces, f"pieces of {len(c.device_homes)} units that are updated on the device, "
+        Item(MemoryItem.BLOCK_SLOTS, slots * streamed_slot * item, f"{slots} for the blocks that are streamed"),
+        Item(MemoryItem.OUTER_SLOTS, sum(outer) * item),
+        Item(MemoryItem.RESIDENT_BLOCKS, sum(unit.numel for unit in resident) * item, f"the last {len(resident)} blocks"),
+        Item(MemoryItem.GRADIENT_SUMS, 4 * (sums + len(shape.units) + 3), f"fp32: {sums_note}"),
+        Item(MemoryItem.GRADIENT_STAGING, (2 * largest + max(outer)) * item, "rounded gradients on their way to the host"),
+        Item(MemoryItem.OPTIMIZER_STATES, pieces, f"pieces of {len(c.device_homes)} units that are updated on the device, "
                                          f"{buffers_in_words(c.update_buffers, c.spare_buffers)}"),
-        Item("Boundary rings", rings * boundary_numel * item, f"{rings} buffers for boundaries on the host"),
+        Item(MemoryItem.BOUNDARY_RINGS, rings * boundary_numel * item, f"{rings} buffers for boundaries on the host"),
     )
 
 
@@ -125,21 +116,23 @@ class Sizer:
             masks = pairs * item
         items = [
             *fixed_items(shape, c, tokens * shape.hidden_size),
-            Item("Boundaries", together * bounded * hidden, f"inputs of {bounded} blocks, {together * tokens:,} tokens"),
-            Item("Hidden states", together * hidden,
+            Item(MemoryItem.BOUNDARIES, together * bounded * hidden,
+                 f"inputs of {bounded} blocks, {together * tokens:,} tokens"),
+            Item(MemoryItem.HIDDEN_STATES, together * hidden,
                  f"{together} micro-batch{'es' if together > 1 else ''} of {tokens:,} tokens"),
-            Item("Rotary embeddings", together * (size if self.packed else 1) * self.row_length * shape.argument_numel * item,
+            Item(MemoryItem.ROTARY_EMBEDDINGS,
+                 together * (size if self.packed else 1) * self.row_length * shape.argument_numel * item,
                  "made once for all blocks"),
-            Item("Kept activations", kept, f"{c.kept_blocks} blocks that are not recomputed"),
-            Item("Working set", working, what),
-            Item("Tokens and masks", together * tokens * STEP_TOKEN_BYTES + masks,
+            Item(MemoryItem.KEPT_ACTIVATIONS, kept, f"{c.kept_blocks} blocks that are not recomputed"),
+            Item(MemoryItem.WORKING_SET, working, what),
+            Item(MemoryItem.TOKENS_AND_MASKS, together * tokens * STEP_TOKEN_BYTES + masks,
                  "a dense attention mask for every row" if masks else ""),
         ]
         if self.device == "cuda":
-            items.append(Item("CUDA context", CUDA_CONTEXT_BYTES))
+            items.append(Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES))
         libraries = LIBRARY_BYTES[self.device] + (COMPILER_BYTES if self.compiled and self.device == "cuda" else 0)
         slack = round(ALLOCATOR_SLACK * sum(i.bytes for i in items)) + libraries
-        items.append(Item("Allocator slack", slack, "for gaps, and for libraries to work in"))
+        items.append(Item(MemoryItem.ALLOCATOR_SLACK, slack, "for gaps, and for libraries to work in"))
         return tuple(i for i in items if i.bytes)
 
     def _blocks(self, size: int) -> tuple[list[int], list[int]]:

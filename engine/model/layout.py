@@ -17,9 +17,12 @@ PLANE_ITEM_BYTES = {
 }
 """Bytes an element by plane. In `bfloat16`, weight_high (what the GPU sees) and weight_low together are the fp32
 master; in `float32`, weight_high is the fp32 weight itself. DMA touches weight_high and grad only."""
+PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
+WEIGHT_PLANES = ("weight_high", "weight_low")
+"""Those that hold weights."""
 
 DOCUMENTS = "documents"
-"""Name of the attention that makes no masks (engine.attention), whose activations are counted apart."""
+"""Name of the attention that makes no masks (engine.model.attention), whose activations are counted apart."""
 
 MASK_ELEMENTS = 2**20
 """Of a micro-batch: up to so many pairs of tokens, a GPU attends in float32 under one mask after all: a call for each

@@ -100,8 +100,8 @@ def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
 
 @dataclass
 class StepTable(EventTable):
-    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0 where a step does not name it. `tokens_so_far`: of
-    this step and all before it."""
+    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0 where a step does not name it.
+    `tokens_so_far`: of this step and all before it."""
 
     worked_out = ("exposed", "tokens_so_far")
 
@@ -130,8 +130,8 @@ class StepTable(EventTable):
 
 @dataclass
 class MemoryTable(EventTable):
-    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that the card took while the run trained, for steps
-    that a resume did again too."""
+    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that the card took while the run
+    trained, for steps that a resume did again too."""
 
     worked_out = ("energy",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Union
 
+from msgspec import MsgspecError
 from msgspec.json import Decoder
 
 from engine.runs.events import EVENT_TYPES, Envelope, Record
@@ -24,8 +25,8 @@ def parse_line(line: bytes) -> Record:
         try:
             envelope = _envelope(line)
             return Record(envelope.run_id, envelope.seq, envelope.time, _event(line))
-        except (ValueError, RecursionError):  # json may take it all the same: an unknown kind, a number named twice, NaN
-            pass
+        except (MsgspecError, ValueError, RecursionError):
+            pass  # json may take it all the same: an unknown kind, a field that is named twice, NaN where anything may stand
     try:
         return Record.from_json(_loaded(line))
     except (ValueError, TypeError, RecursionError) as error:

@@ -176,9 +176,10 @@ class RunSnapshot:
         if self.session_time is None or self.is_started or self.is_over:
             self._begin_session(time)
         self.is_started = True
-        for name in ("name", "device", "device_name", "total_steps", "parameters", "units", "program_version",
-                     "flops_formula", "ceiling_tflops", "resumed_step"):
-            setattr(self, name, getattr(event, name))
+        self.name, self.device, self.device_name = event.name, event.device, event.device_name
+        self.total_steps, self.parameters, self.units = event.total_steps, event.parameters, event.units
+        self.program_version, self.flops_formula = event.program_version, event.flops_formula
+        self.ceiling_tflops, self.resumed_step = event.ceiling_tflops, event.resumed_step
         self.state, self.reason, self.lacks_space_for, self.job = "preparing", "", "", None
         self._drop_after(event.resumed_step or 0)
         self.order.begin(event.resumed_step or 0, self.lines)

@@ -14,12 +14,11 @@ import torch
 
 from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
-from engine.model.layout import PLANE_ITEM_BYTES, ParameterSpec, UnitLayout
+from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
 from engine.runtime.host_kernels import Workers, kernel, ranges
 from engine.words import GIB
 
-WEIGHT_PLANES = ("weight_high", "weight_low")
 DMA_PLANES = ("weight_high", "grad")
 """Planes that the device reads or writes by DMA; only these are registered."""
 

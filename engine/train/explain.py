@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.errors import DeviceError, GpuMemoryError, HostMemoryError, RamstreamError, RunError, first_line
-from engine.fit.sizes import Item
+from engine.fit.memory_items import Item
 from engine.train.memory_shortage import GpuFigures, gpu_shares, gpu_shortage, others_are_blamed
 from engine.words import in_gib
 

@@ -1,7 +1,7 @@
 """Predicted against measured: what the fit report said of a run beside what the run came to. No torch here.
 
-The report's items are summed by their names, so that items may come and go: those called a margin are space that is set
-aside and not taken, the one that names the loading is there while weights are read and not afterwards.
+The report's items are summed by their kinds, so that items may come and go: a margin is space that is set aside and not taken,
+the loading peak is there while weights are read and not afterwards.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from engine.errors import HostMemoryError
 from engine.machine.cgroups import sample_host_memory
 from engine.runtime.backend import Backend
 from engine.train.explain import MemoryNote
-from engine.train.memory_shortage import GpuFigures, host_shares, host_shortage, others_on_host
+from engine.train.memory_shortage import GpuFigures, ShareName, host_shares, host_shortage, others_on_host
 from engine.train.memory_watch import MemoryWatch, host_limit
 from engine.words import in_gib
 
@@ -27,7 +27,7 @@ class MemoryAccount:
 
     report: Mapping[str, Any]
     backend: Backend
-    held: Callable[[], Mapping[str, int]]
+    held: Callable[[], Mapping[ShareName, int]]
     buffers: Callable[[], int] | None = None
     loading: bool = False
 
@@ -36,7 +36,7 @@ class MemoryAccount:
         self._others_on_host = others_on_host(host_limit(), available, rss)
         self._others_on_gpu = self._figures().others
 
-    def holds(self, held: Callable[[], Mapping[str, int]], buffers: Callable[[], int] | None = None) -> None:
+    def holds(self, held: Callable[[], Mapping[ShareName, int]], buffers: Callable[[], int] | None = None) -> None:
         """What is held from now on; with `buffers` once there is an engine, and nothing is loaded any more."""
         self.held = held
         if buffers is not None:

@@ -10,15 +10,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.fit.predicted import PLANES, is_loading, is_margin, loading_peak
-from engine.fit.sizes import CUDA_CONTEXT_BYTES, Item
+from engine.fit.memory_items import Item, MemoryItem, PartName, items_of
+from engine.fit.predicted import loading_peak
+from engine.fit.sizes import CUDA_CONTEXT_BYTES
+from engine.plan.buffers import Word
 from engine.words import MIB, in_gib
 
 NOTABLE_BYTES = 16 * MIB
 """Less than this above the plan is not what broke it."""
 
-ACTIVATIONS = ("Boundaries", "Hidden states", "Rotary embeddings", "Kept activations", "Working set", "Tokens and masks")
-"""Items of device memory that come and go within a step; buffers live all run long."""
+
+class ShareName(Word):
+    """What the account of a shortage tells apart; it is told so."""
+
+    # Of the host.
+    PLANES = "planes"
+    BOUNDARIES = "boundaries"
+    DATA = "data"
+    REST = "the rest of it"
+    OTHERS = "everything else"
+    # Of the GPU.
+    ACTIVATIONS = "activations and the working set"
+    BUFFERS = "buffers"
+    GAPS = "gaps between tensors"
+    OTHERS_ON_GPU = "other programs on the card"
+
+    @property
+    def alone(self) -> str:
+        """Its words where no account stands before it."""
+        return {ShareName.REST: "the rest of this process", ShareName.OTHERS: "other programs"}.get(self, self.value)
 
 
 @dataclass(frozen=True)
@@ -26,7 +46,7 @@ class Share:
     """What one kind of memory was planned to take and what it takes, in bytes. `ours`: of this process; of other programs,
     `planned` is what they took when the plan was made."""
 
-    name: str
+    name: ShareName
     planned: int
     measured: int
     ours: bool = True
@@ -65,27 +85,28 @@ def others_on_host(limit: int, available: int, rss: int) -> int:
     return max(0, limit - available - rss)
 
 
-def host_shares(report: Mapping[str, Any], held: Mapping[str, int], rss: int, others: int, others_before: int,
+def host_shares(report: Mapping[str, Any], held: Mapping[ShareName, int], rss: int, others: int, others_before: int,
                 loading: bool = False) -> tuple[Share, ...]:
     """The host's memory by item.
 
     report: `FitReport.to_dict()`. held: bytes of planes, boundaries and data, as they are allocated. rss: resident bytes of
     this process. loading: weights are being read; once more planes than theirs are held, they have been.
     """
-    items = (report.get("host") or {}).get("items") or ()
-    taken = [item for item in items if not is_margin(item["name"]) and not is_loading(item["name"])]
-    planes = sum(item["bytes"] for item in taken if item["name"] in PLANES)
-    boundaries = sum(item["bytes"] for item in taken if item["name"].lower().startswith("boundaries on the host"))
-    data = sum(item["bytes"] for item in taken if "data" in item["name"].lower())
-    rest = sum(item["bytes"] for item in taken) - planes - boundaries - data
-    weights = sum(item["bytes"] for item in taken if item["name"].startswith("weight_"))
-    if loading and held.get("planes", 0) <= weights:
+    items = items_of(report, PartName.HOST)
+    taken = [item for item in items if item.kind.is_there_in_training]
+    planes = sum(item.bytes for item in taken if item.kind.is_plane)
+    boundaries = sum(item.bytes for item in taken if item.kind == MemoryItem.HOST_BOUNDARIES)
+    data = sum(item.bytes for item in taken if item.kind == MemoryItem.DATA)
+    rest = sum(item.bytes for item in taken) - planes - boundaries - data
+    weights = sum(item.bytes for item in taken if item.kind.is_weights)
+    if loading and held.get(ShareName.PLANES, 0) <= weights:
         planes, boundaries = weights, 0
         rest = max(0, round(loading_peak(items, report.get("model") or {})) - planes - data)
-    shares = (Share("planes", planes, held.get("planes", 0)), Share("boundaries", boundaries, held.get("boundaries", 0)),
-              Share("data", data, held.get("data", 0)),
-              Share("the rest of it", rest, max(0, rss - sum(held.values()))),
-              Share("everything else", others_before, others, ours=False))
+    shares = (Share(ShareName.PLANES, planes, held.get(ShareName.PLANES, 0)),
+              Share(ShareName.BOUNDARIES, boundaries, held.get(ShareName.BOUNDARIES, 0)),
+              Share(ShareName.DATA, data, held.get(ShareName.DATA, 0)),
+              Share(ShareName.REST, rest, max(0, rss - sum(held.values()))),
+              Share(ShareName.OTHERS, others_before, others, ours=False))
     return tuple(share for share in shares if share.planned or share.measured)
 
 
@@ -100,16 +121,17 @@ def host_shortage(shares: Sequence[Share], rss: int) -> str:
 
 def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -> tuple[Share, ...]:
     """The GPU's memory by item. items: the plan's."""
-    planned = dict.fromkeys(("buffers", "activations", "gaps"), 0)
+    planned = dict.fromkeys((ShareName.ACTIVATIONS, ShareName.BUFFERS, ShareName.GAPS), 0)
     for item in items:
-        kind = ("activations" if item.name in ACTIVATIONS else "gaps" if "slack" in item.name.lower()
-                else None if "context" in item.name.lower() else "buffers")
-        if kind is not None:
-            planned[kind] += item.bytes
-    return (Share("activations and the working set", planned["activations"], max(0, figures.peak - figures.buffers)),
-            Share("buffers", planned["buffers"], figures.buffers),
-            Share("gaps between tensors", planned["gaps"], max(0, figures.reserved - max(figures.peak, figures.allocated))),
-            Share("other programs on the card", others_before, figures.others, ours=False))
+        if item.kind == MemoryItem.CUDA_CONTEXT:  # it is in none of the figures
+            continue
+        planned[ShareName.ACTIVATIONS if item.kind.is_activation
+                else ShareName.GAPS if item.kind == MemoryItem.ALLOCATOR_SLACK else ShareName.BUFFERS] += item.bytes
+    gaps = max(0, figures.reserved - max(figures.peak, figures.allocated))
+    return (Share(ShareName.ACTIVATIONS, planned[ShareName.ACTIVATIONS], max(0, figures.peak - figures.buffers)),
+            Share(ShareName.BUFFERS, planned[ShareName.BUFFERS], figures.buffers),
+            Share(ShareName.GAPS, planned[ShareName.GAPS], gaps),
+            Share(ShareName.OTHERS_ON_GPU, others_before, figures.others, ours=False))
 
 
 def gpu_shortage(shares: Sequence[Share]) -> str:
@@ -124,9 +146,8 @@ def blamed(shares: Sequence[Share]) -> str:
     worst = max(shares, key=lambda share: share.excess, default=None)
     if worst is None or worst.excess < NOTABLE_BYTES:
         return "nothing took more than planned, so the plan left too little room"
-    name = {"the rest of it": "the rest of this process", "everything else": "other programs"}.get(worst.name, worst.name)
     than = "planned" if worst.ours else "when the plan was made"
-    return f"{name} took {in_gib(worst.measured)}, {in_gib(worst.excess)} more than {than}"
+    return f"{worst.name.alone} took {in_gib(worst.measured)}, {in_gib(worst.excess)} more than {than}"
 
 
 def others_are_blamed(shares: Sequence[Share]) -> bool:

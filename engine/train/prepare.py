@@ -23,7 +23,7 @@ from engine.data.rows import padded_length
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import largest_product
-from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, rates_of_steps
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, Verdict, rates_of_steps
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
 from engine.fit.report import estimate
@@ -52,6 +52,7 @@ from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.explain import note_memory
 from engine.train.memory_account import MemoryAccount, data_bytes
+from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.resume import changed_settings
 from engine.words import GIB
@@ -175,7 +176,7 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
                           backend.unregister if on_device else None)
         account = planned.account
-        account.holds(lambda: {"planes": store.allocated_bytes, "data": data_bytes(data)})
+        account.holds(lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)})
         watched = account.watched(check, "nothing was trained yet" if state is None else "nothing is lost")
         step, loading_peak = _fill(config, folder, recorder, model, store, backend, state is not None, watched)
         train = config.train
@@ -183,8 +184,8 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         tokens = chosen.micro_batch_size * padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
         engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
                                  train.max_grad_norm, train.seed)
-        account.holds(lambda: {"planes": store.allocated_bytes, "boundaries": engine.boundary_bytes,
-                               "data": data_bytes(data)}, engine.state.fixed_bytes)
+        account.holds(lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.BOUNDARIES: engine.boundary_bytes,
+                               ShareName.DATA: data_bytes(data)}, engine.state.fixed_bytes)
         recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
                                                             "loss_chunk": chosen.loss_chunk,
                                                             "predicted_seconds": planned.seconds,
@@ -228,7 +229,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding, rates,
                       _total_steps(config, data), _resident(backend.device.type))
     recorder.emit(FitReported(report.to_dict()))
-    if report.verdict == "does_not_fit":
+    if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
     device = backend.device.type
     limit = None
@@ -248,7 +249,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         backend.share_work(product)
     simulated = _simulated(shape, chosen, rates, longest, device, config.data.packing)
     told = report.to_dict()
-    account = MemoryAccount(told, backend, lambda: {"data": data_bytes(data)}, loading=state is None)
+    account = MemoryAccount(told, backend, lambda: {ShareName.DATA: data_bytes(data)}, loading=state is None)
     return Planned(chosen, predictions(told, shape.checkpoint_bytes), simulated, account,
                    _ceiling(stored_cpu_rates(product) if device == "cpu" else rates, shape, device))
 

@@ -18,7 +18,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, GpuMemoryError, RamstreamError, RunError, first_line
 from engine.files import file_size
 from engine.fit.choose import Chosen
-from engine.fit.sizes import Item
+from engine.fit.memory_items import Item, PartName, items_of
 from engine.runs.control import COMMANDS, CommandReader
 from engine.runs.events import ControlReceived, LogLine, RunEnded, RunStarted, StateChanged
 from engine.runs.folder import RunFolder, create_run, lasting_config, open_run
@@ -135,7 +135,7 @@ class Run:
         """Of the plan, or of the report that came before it."""
         if self._chosen is not None:
             return self._chosen.gpu_items
-        return tuple(Item(**item) for item in (self.recorder.snapshot.fit.get("gpu") or {}).get("items", ()))
+        return items_of(self.recorder.snapshot.fit, PartName.GPU)
 
     def _train(self) -> RunEnded:
         self.recorder.emit(StateChanged("preparing"))

@@ -18,7 +18,7 @@ from engine.bench.steps import Planes, random_rows, run_steps
 from engine.errors import FitError
 from engine.model.attention import KERNELS
 from engine.plan.choices import PlanChoices
-from engine.plan.waits import exposed_seconds
+from engine.plan.waits import seconds_by_cause, waits_of
 from engine.runtime.cuda_backend import CudaBackend
 from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.gpu.measure import llama, peak_at_depth, synchronizations
@@ -266,7 +266,7 @@ def test_watching_a_step_adds_no_synchronization():
     homes = []
 
     def watch(home):
-        homes.append((exposed_seconds(home.spans, None, inline=False), run.backend.memory()))
+        homes.append((seconds_by_cause(waits_of(home.spans, None, inline=False)), run.backend.memory()))
 
     added = synchronizations(run.engine, 3, batches, RATE, watch) - bare
     run.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.fit.needs import DOES_NOT_FIT
+from engine.fit.needs import Verdict
 from engine.train import prepare
 from engine.train.run import start_run
 from engine.words import GIB, MIB
@@ -23,7 +23,7 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
     make_data(tmp_path / "data.jsonl", 4000)
     config = make_config(tmp_path, **{"train.steps": 3, "train.warmup_steps": 1, "train.batch_size": 64,
                                       "train.micro_batch_size": "auto", "data.max_seq_len": 256, "model.dtype": "bfloat16",
-                                      "engine.device": "cuda", "engine.runtime.host_kernels": kernels})
+                                      "engine.device": "cuda", "engine.kernels": kernels})
     asked: list[tuple] = []
     estimate = prepare.estimate
     monkeypatch.setattr(prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments))
@@ -37,7 +37,8 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
         low, high = 0, 16 * 1024
         while high - low > 1:
             middle = (low + high) // 2
-            fits = estimate(job.with_values({"engine.gpu_memory_gib": middle * MIB / GIB}), *rest).verdict != DOES_NOT_FIT
+            capped = job.with_values({"engine.gpu_memory_gib": middle * MIB / GIB})
+            fits = estimate(capped, *rest).verdict != Verdict.DOES_NOT_FIT
             low, high = (low, middle) if fits else (middle, high)
         enough = run(high)
         assert enough.state == "finished", enough.reason

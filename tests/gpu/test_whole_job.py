@@ -46,7 +46,7 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
 
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
 def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_path, monkeypatch, kernels):
-    config = gpu_config(tmp_path, "bfloat16", **{"engine.runtime.host_kernels": kernels, "train.steps": 12})
+    config = gpu_config(tmp_path, "bfloat16", **{"engine.kernels": kernels, "train.steps": 12})
     dry = start_run(config, tmp_path / "runs")
     assert execute(dry).state == "finished", dry.recorder.snapshot.reason
     first, *_, last = events_of(dry, ForecastChecked)

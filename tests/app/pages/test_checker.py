@@ -21,9 +21,9 @@ from app.web.guard import Guard, GuardPolicy
 from app.web.server import _check_routes
 from engine.config.settings import TrainConfig
 from engine.data.mapping import preview
+from engine.fit.memory_items import Item, MemoryItem
 from engine.fit.needs import Part
 from engine.fit.report import estimate
-from engine.fit.sizes import Item
 from engine.machine.known_machines import named_machine, with_figures
 from engine.model.pretrained_files import load_tokenizer
 from engine.words import GIB
@@ -135,7 +135,7 @@ def test_every_known_model_has_a_verdict_without_the_hub(checker):
 
 
 def test_the_limit_is_a_line_and_what_is_free_a_segment():
-    items = (Item("Runtime", GIB), Item("<b>", 2 * GIB), Item("Empty", 0))
+    items = (Item(MemoryItem.RUNTIME, GIB), Item(MemoryItem.UNKNOWN, 2 * GIB, "", "<b>"), Item(MemoryItem.EXPORT, 0))
     figure = fit_figure(Part(items, 10 * GIB))
     assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("Runtime", [1]), ("<b>", [2]), ("free", [7])]
     assert "&lt;b&gt;: 2.00 GiB" in figure["data"][1]["hovertemplate"]

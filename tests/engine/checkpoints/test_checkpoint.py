@@ -17,10 +17,10 @@ import torch
 
 from engine.checkpoints import checkpoint
 from engine.checkpoints.checkpoint import checkpoint_bytes, write_checkpoint
-from engine.checkpoints.restore import WEIGHT_PLANES, load_checkpoint, load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import ParameterSpec, lay_out
+from engine.model.layout import WEIGHT_PLANES, ParameterSpec, lay_out
 from engine.paths import PROGRAM_ROOT
 from engine.progress import untold
 from engine.runtime.host_store import HostStore

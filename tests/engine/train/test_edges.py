@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from engine.fit.needs import DOES_NOT_FIT
+from engine.fit.needs import Verdict
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import FitReported
 from engine.runs.following import EVENTS_FILE, replay
@@ -40,7 +40,7 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
     low, high = 0, (1 << 34) // MIB
     while high - low > 1:
         middle = (low + high) // 2
-        fits = estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict != DOES_NOT_FIT
+        fits = estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict != Verdict.DOES_NOT_FIT
         low, high = (low, middle) if fits else (middle, high)
     enough = run(high * MIB)
     assert enough.state == "finished", enough.reason
@@ -63,7 +63,7 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     # Nothing that is chosen by the memory there is.
     config = make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1, "engine.device": device, "engine.slots": 2,
                                       "engine.save_level": "boundary", "engine.residency": 0, "engine.rounds": 1,
-                                      "engine.runtime.host_kernels": "eager"})
+                                      "engine.kernels": "eager"})
     config.save(tmp_path / "run.yaml")
 
     def run(limit: int):
@@ -80,5 +80,5 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     enough, _ = run(need + NEAR)
     assert enough.returncode == 0, enough.stderr
     refused, report = run(need - NEAR)
-    assert report["verdict"] == DOES_NOT_FIT
+    assert report["verdict"] == Verdict.DOES_NOT_FIT
     assert refused.returncode not in (0, -9, 137) and "does not fit" in refused.stderr and "RAM" in refused.stderr

@@ -9,7 +9,8 @@ import torch
 
 import engine.train.memory_watch
 from engine.errors import GpuMemoryError, HostMemoryError
-from engine.fit.sizes import CUDA_CONTEXT_BYTES, Item
+from engine.fit.memory_items import Item, MemoryItem
+from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.runs.events import JobProgressed
 from engine.runtime.cpu_backend import CpuBackend
 from engine.train.explain import MemoryNote, explained, note_memory
@@ -111,9 +112,9 @@ def test_memory_that_runs_low_while_weights_are_read_ends_the_run_by_item(capsys
 
 # ---------------------------------------------------------------------- the GPU
 
-ITEMS = (Item("Block slots", 4 * GIB), Item("Gradient sums", 6 * GIB), Item("Boundaries", 3 * GIB),
-         Item("Working set", 5 * GIB, "backward of one block"), Item("CUDA context", CUDA_CONTEXT_BYTES),
-         Item("Allocator slack", GIB // 4))
+ITEMS = (Item(MemoryItem.BLOCK_SLOTS, 4 * GIB), Item(MemoryItem.GRADIENT_SUMS, 6 * GIB), Item(MemoryItem.BOUNDARIES, 3 * GIB),
+         Item(MemoryItem.WORKING_SET, 5 * GIB, "backward of one block"), Item(MemoryItem.CUDA_CONTEXT, CUDA_CONTEXT_BYTES),
+         Item(MemoryItem.ALLOCATOR_SLACK, GIB // 4))
 
 
 def figures(peak=18.0, reserved=18.25, others=0.0, buffers=10.0) -> GpuFigures:
