@@ -82,7 +82,7 @@ def main(source: Path, run_id: str, talk_id: str) -> None:
                 shown = {"talk": f"run={talk_id}", "runs": f"compare={run_id},{talk_id}"}.get(tab, f"run={run_id}")
                 page.goto(f"{server.address}/?tab={tab}&{shown}")
                 page.wait_for_timeout(3000)
-                for _ in range(2):  # what is not seen is not drawn, and what is drawn may take more room
+                for _ in range(2):  # what is not seen is not drawn, and what is drawn may take more space
                     whole = page.evaluate("document.documentElement.scrollHeight")
                     page.set_viewport_size({"width": WIDTH, "height": min(whole, TALLEST.get(tab, whole))})
                     settle(page)

@@ -340,7 +340,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(page.locator(".rs-files")).to_contain_text("Checkpoint of step")
     expect(state(page)).to_have_text("Running")
 
-    # No room left: the run waits and says what for, and the server goes on answering.
+    # No space left: the run waits and says what for, and the server goes on answering.
     ballast = fill_up(small_disk)
     expect(state(page)).to_have_text("Paused")
     sentence = page.locator(".rs-bar [data-field=sentence]")
@@ -360,7 +360,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(page.locator("#start")).to_be_disabled()
     assert {run.id for run in list_runs(server.runs)} == {over.id, folder.id}, "nothing half-made is left"
 
-    # With room again, it goes on without being asked, no step is missing, and what is typed next is kept.
+    # With space again, it goes on without being asked, no step is missing, and what is typed next is kept.
     waited_at = steps_done(folder)
     ballast.unlink()
     expect(state(page)).to_have_text("Running")
@@ -372,7 +372,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     shows_every_step(page)
     expect(page.locator(".rs-log")).to_contain_text("There is room on the disk again")
 
-    # A checkpoint that lacks the room waits as well, and Stop waits for it: the run ends with everything saved.
+    # A checkpoint that lacks the space waits as well, and Stop waits for it: the run ends with everything saved.
     ballast = fill_up(small_disk, leave=8 << 20)
     press(page, "stop")
     expect(state(page)).to_have_text("Paused")
@@ -382,7 +382,7 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     expect(state(page)).to_have_text("Stopped")
     expect(sentence).to_have_text(re.compile(r"Stopped and saved at step"))
 
-    # It cannot be resumed where there is no room, and can be where there is some.
+    # It cannot be resumed where there is no space, and can be where there is some.
     ballast = fill_up(small_disk)
     press(page, "resume")
     expect(note(page)).to_contain_text("No space left on device")

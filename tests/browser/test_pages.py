@@ -9,7 +9,7 @@ import pytest
 from tests.browser.pages import PAGES, feeding, measure
 
 MINUTES, STEP_SECONDS = float(os.environ.get("RAMSTREAM_PAGES_MINUTES", "0")), 4.0
-"""Other tests run beside these pages: slower steps leave them room."""
+"""Other tests run beside these pages: slower steps leave them space."""
 
 
 @pytest.fixture(scope="module")

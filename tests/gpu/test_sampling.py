@@ -48,7 +48,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
                         lambda arguments, block, hidden: (shapes.append(hidden.shape[1]), call(arguments, block, hidden))[1])
     backend.limit_memory(needs["pass"] + (64 << 20))
     try:
-        # What the room says is heeded; and where it promised too much, the rows go on without a cache.
+        # What the free memory allows is heeded; and where it promised too much, the rows go on without a cache.
         assert run.sampler.generate([prompt], 3, set()) == expected and min(shapes) == 2000
         shapes.clear()
         monkeypatch.setattr(backend, "free_memory", lambda: 1 << 40)

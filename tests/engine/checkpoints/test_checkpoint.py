@@ -358,7 +358,7 @@ def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monke
     assert (tmp_path / "checkpoints").stat().st_ino in synced
 
 
-# ---------------------------------------------------------------------- room on the disk
+# ---------------------------------------------------------------------- space on the disk
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypatch):

@@ -200,7 +200,7 @@ def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs
     assert sizer.spare_blocks(size, dataclasses.replace(base, kept_blocks=lenders - 1), 8) is None
     all_of_it = lenders * activations // piece
     more = dataclasses.replace(few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders)
-    assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less room
+    assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
 
 
 def test_explicit_settings_are_kept():

@@ -1,5 +1,5 @@
 """Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and at most the steps since
-the last checkpoint are lost. What a run does that waits for room is in test_full_disk.py."""
+the last checkpoint are lost. What a run does that waits for space is in test_full_disk.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorder on a full disk: what it does when its owner lets it wait for room, and when not."""
+"""The recorder on a full disk: what it does when its owner lets it wait for space, and when not."""
 
 from __future__ import annotations
 

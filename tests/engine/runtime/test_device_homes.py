@@ -87,7 +87,7 @@ def test_neither_buffers_nor_delays_change_a_bit(gradient_sum, resident, tied):
 
 
 def test_buffers_over_sums_are_as_good_as_their_own():
-    """Of eight blocks, the sums have room for two buffers and part of a third."""
+    """Of eight blocks, the sums have space for two buffers and part of a third."""
     homes = tuple(f"block {k}" for k in (0, 1, 3, 4, 7))
 
     def run(buffers: int, late: tuple[str, ...] = (), gradient_sum: str = "device") -> list[torch.Tensor]:
@@ -227,7 +227,7 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
                                      states(theirs, dtype)[0].values()):
             # Of a master near zero, only what its step of 1e-2 is rounded to.
             torch.testing.assert_close(mine, other, rtol=5e-6, atol=2e-9 if name == "master" else 1e-37, equal_nan=True)
-            if name == "exp_avg" or (name == "exp_avg_sq" and eps == 1e-8):  # a smaller eps has no room for a bias
+            if name == "exp_avg" or (name == "exp_avg_sq" and eps == 1e-8):  # a smaller eps has no space for a bias
                 assert not ((mine != 0) & (mine.abs() < 2.0**-126)).any()
     adamw.close()
     host.close()

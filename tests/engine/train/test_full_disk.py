@@ -1,5 +1,5 @@
-"""A run that meets a full disk waits for room, says so, and goes on as if nothing had been: a checkpoint, or the record, that
-has no room, on a small file system that really fills up."""
+"""A run that meets a full disk waits for space, says so, and goes on as if nothing had been: a checkpoint, or the record, that
+has no space, on a small file system that really fills up."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def waits(folder: RunFolder) -> list[StateChanged]:
 
 @contextmanager
 def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
-    """Beside the run: the first of `acts` when it waits for room, the next one when it says so once more."""
+    """Beside the run: the first of `acts` when it waits for space, the next one when it says so once more."""
     problems: list[BaseException] = []
 
     def follow() -> None:
@@ -137,7 +137,7 @@ def fold(records) -> RunSnapshot:
 
 @pytest.fixture
 def no_space_for_a_checkpoint(disk, monkeypatch):
-    """From step 5 on, the disk has room for the record alone."""
+    """From step 5 on, the disk has space for the record alone."""
     at_event(monkeypatch, at_step(5), lambda: fill(disk, 500_000))
     return disk
 
