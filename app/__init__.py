@@ -5,7 +5,7 @@ reads this list.
 
     words    how numbers are said on the screen
     form     settings as a form, and presets
-    view     pure functions, from a snapshot or a report to figures and words
+    view     from a snapshot or a report to figures and words
     session  what the server owns: the run, the queue, detached runs, jobs
     pages    what each page answers, the page itself and its theme
     web      who may ask, and what is answered

@@ -5,7 +5,7 @@ Its rooms, in order. A file imports from its own room and from rooms listed befo
     errors          errors whose message is for the user
     paths           where the program, its cache and a user's files are
     words           sizes, times and counts in words
-    files           files that are written whole, and room on a disk
+    files           files that are written whole, and free space on a disk
     progress        how far long work is
     helper_process  another process that does one thing for this one
     plan            a training step as plain data: ops, builder, validator, simulator; no torch
@@ -19,6 +19,6 @@ Its rooms, in order. A file imports from its own room and from rooms listed befo
     checkpoints     weights and states, into a run and out of it
     train           one run, from its folder to the last line of its record
     talk            conversations with weights
-    bench           how fast this machine is, and how near the engine comes to it
+    bench           how near the engine comes to what this machine can do
     cli             text for a terminal
 """

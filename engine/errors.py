@@ -50,7 +50,7 @@ class CheckpointError(RamstreamError):
 
 
 class DiskFullError(CheckpointError):
-    """The disk lacks the room for a checkpoint: `needed` bytes in `folder`, where `free` are; `full` is the cause, as the
+    """The disk lacks the space for a checkpoint: `needed` bytes in `folder`, where `free` are; `full` is the cause, as the
     beginning of a sentence."""
 
     def __init__(self, sentence: str, folder: str, needed: int, free: int, full: str = "The disk is full"):

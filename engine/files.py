@@ -1,4 +1,4 @@
-"""Files and folders: whether a disk has room, and how a file is written so that it is there after a power failure, whole or
+"""Files and folders: whether a disk has space, and how a file is written so that it is there after a power failure, whole or
 not at all. No torch."""
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def _scale(low: float, high: float) -> list[dict[str, Any]]:
     """Values beside the colours, `at` which share of the way from the least to the most: both ends (powers of ten) and, where
     they are not too near, 1, 2 and 5 times the powers of ten between; the powers alone where they are many."""
     def said(value: float) -> str:
-        """7.2e-7, not 7.2e-07: there is little room."""
+        """7.2e-7, not 7.2e-07: there is little space."""
         digits, _, power = f"{float(f'{value:.2g}'):g}".partition("e")
         return f"{digits}e{int(power)}" if power else digits
 

@@ -36,8 +36,8 @@ FORGET_AXIS_SECONDS = 30.0
 
 
 class Watch:
-    """Follows one run. `answer` may be awaited by any number of requests of one event loop; `read_now` and
-    `note_request` are for other threads."""
+    """Follows one run. `answer` may be awaited by any number of requests of one event loop; `note_request` is for other
+    threads."""
 
     def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
         """`is_active`: whether this process is running it, which is so a little before its lock is taken."""

@@ -35,7 +35,7 @@ ACTIONS = {"preparing": ("stop", "discard"), "running": ("pause", "save", "chang
 """What a person can ask for in each state."""
 ACTIONS_ON_A_FULL_DISK = {"record": ("stop", "discard"), "checkpoint": ("save", "stop", "discard"),
                           "stop": ("save", "stop", "discard")}
-"""The same for a run that waits for room, by what it cannot write: it goes on by itself."""
+"""The same for a run that waits for space, by what it cannot write: it goes on by itself."""
 
 
 # ------------------------------------------------------------------ the run bar
@@ -49,10 +49,10 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
     marks = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
     mark = marks.get(STATE_TONES[state]) or (percent if state == "running" else word)
     rates = snapshot.steps.tokens_per_second
-    lacks_room_for = snapshot.lacks_room_for if state == "paused" else ""
-    if lacks_room_for == "record":
+    lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
+    if lacks_space_for == "record":
         pending = None  # it cannot tell that it has taken a request: what can be asked of it stays on offer
-    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_room_for) or ACTIONS.get(state, ())
+    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or ACTIONS.get(state, ())
     return {
         "run_id": run_id,
         "name": name,
@@ -66,8 +66,8 @@ def run_bar(snapshot: RunSnapshot, run_id: str, name: str, is_running: bool, pen
         "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
         "actions": [] if pending else list(actions),
         "pending": pending,
-        "waits": bool(lacks_room_for),
-        "stop_saves": lacks_room_for not in ("record", "stop"),
+        "waits": bool(lacks_space_for),
+        "stop_saves": lacks_space_for not in ("record", "stop"),
         "settings": {"learning_rate": learning_rate, "steps": snapshot.total_steps, "done": snapshot.step},
         "title": f"{mark} {name} · Ramstream",
         "step_seconds": _recent_median(snapshot.steps.seconds) if snapshot.steps.seconds else None,
@@ -92,7 +92,7 @@ def sentence(snapshot: RunSnapshot, state: str) -> str:
     if snapshot.job is not None:
         return _job_sentence(snapshot)
     if state == "paused":
-        return snapshot.reason if snapshot.lacks_room_for else f"Paused at {at}: Resume continues at once."
+        return snapshot.reason if snapshot.lacks_space_for else f"Paused at {at}: Resume continues at once."
     if state == "running":
         return diagnosis(snapshot).text
     return snapshot.reason or {"preparing": "Getting ready.", "pausing": "Finishing the step, then pausing.",

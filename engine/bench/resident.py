@@ -140,11 +140,11 @@ def _accumulate(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor, scale
     """Add the gradients of one micro-batch; its logits are never all in memory, as in the streamed step. A soft cap of the
     logits, which a few families have and which costs next to nothing, is left out."""
     hidden = model.base_model(input_ids=ids, use_cache=False)[0]
-    head, flat, targets = model.get_output_embeddings(), hidden.detach().flatten(0, 1), labels.flatten()
-    gradient = torch.empty_like(flat)
+    head, states, targets = model.get_output_embeddings(), hidden.detach().flatten(0, 1), labels.flatten()
+    gradient = torch.empty_like(states)
     loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
-    for start in range(0, len(flat), loss_chunk):
-        piece = flat[start:start + loss_chunk].requires_grad_()
+    for start in range(0, len(states), loss_chunk):
+        piece = states[start:start + loss_chunk].requires_grad_()
         loss = loss_of(head(piece), targets[start:start + loss_chunk]) * scale
         loss.backward()
         gradient[start:start + loss_chunk] = piece.grad

@@ -68,7 +68,7 @@ def write_checkpoint(root: str | os.PathLike[str], step: int, store: HostStore, 
     """Write ``root/step-<step>`` and delete what is beyond the `keep` newest.
 
     The planes must not change meanwhile. `buffers`: the model's persistent ones. `state` is whatever else a resume
-    needs, as JSON values (others raise TypeError or ValueError). Raises DiskFullError when the disk lacks the room, before
+    needs, as JSON values (others raise TypeError or ValueError). Raises DiskFullError when the disk lacks the space, before
     or midway, and CheckpointError when it fails; the checkpoints that were there before are then untouched. Checkpoints of
     later steps are from before a resume of an older one, and go too.
     """
@@ -167,7 +167,7 @@ def _delete_others(root: Path, step: int, keep: int) -> None:
             try:
                 path.rename(root / f".step-{other}.deleted")
             except OSError:
-                continue  # the checkpoint is safe; the disk check of the next one speaks up if room runs out
+                continue  # the checkpoint is safe; the disk check of the next one speaks up if space runs out
     for leftover in (*root.glob(".step-*.deleted"), root / f".step-{step}.old"):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -181,7 +181,7 @@ def _clear_leftovers(root: Path) -> None:
             shutil.rmtree(path)
 
 
-# ---------------------------------------------------------------------- shared with engine.restore
+# ---------------------------------------------------------------------- shared with engine.checkpoints.restore
 
 def folders_by_step(root: Path) -> dict[int, Path]:
     """Step to folder. A ``.step-N.old`` counts where ``step-N`` itself is missing: its writer was killed between the

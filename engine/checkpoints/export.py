@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from engine.checkpoints.checkpoint import CheckpointInfo
-from engine.checkpoints.open_for_sampling import open_saved
+from engine.checkpoints.open_for_sampling import open_checkpoint
 from engine.errors import RunError
 from engine.files import disk_free
 from engine.model.library import empty_model, no_progress_bars, told_progress, transformers
@@ -33,9 +33,9 @@ def export_run(runs_dir: str | os.PathLike[str], run_id: str, folder: str | os.P
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
-    with open_saved(runs_dir, run_id, checkpoint, saying(progress, "Reading the checkpoint")) as saved:
-        write_model(saved.model, saved.store, saved.tokenizer, saved.config.model.source, target, progress)
-        return saved.checkpoint
+    with open_checkpoint(runs_dir, run_id, checkpoint, saying(progress, "Reading the checkpoint")) as opened:
+        write_model(opened.model, opened.store, opened.tokenizer, opened.config.model.source, target, progress)
+        return opened.checkpoint
 
 
 def write_model(model: StreamedModel, store: HostStore, tokenizer: Any, source: str, folder: Path,

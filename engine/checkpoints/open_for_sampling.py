@@ -25,7 +25,7 @@ from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
 
 
-class Saved:
+class OpenedModel:
     """A model with its weights in host planes."""
 
     def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend):
@@ -49,21 +49,21 @@ class Saved:
 
 
 @contextlib.contextmanager
-def open_saved(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | None = None,
-               progress: Progress = untold) -> Iterator[Saved]:
+def open_checkpoint(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | None = None,
+                    progress: Progress = untold) -> Iterator[OpenedModel]:
     """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError when there is none."""
     folder = open_run(runs_dir, run_id)
     root = folder.checkpoints_path
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
     if path is None and newest_checkpoint(root) is None:  # told before anything is built
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
-    with open_model(folder.config) as saved:
-        saved.load(root, path, progress)
-        yield saved
+    with open_model(folder.config) as opened:
+        opened.load(root, path, progress)
+        yield opened
 
 
 @contextlib.contextmanager
-def open_model(config: TrainConfig) -> Iterator[Saved]:
+def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     """A model with host planes for its weights, which are still to be written."""
     model = build_model(load_config(config.model.source), config.model)
     tokenizer = load_tokenizer(config.model.source)
@@ -73,7 +73,7 @@ def open_model(config: TrainConfig) -> Iterator[Saved]:
                       backend.unregister if on_device else None)
     try:
         store.allocate_weights()
-        yield Saved(config, model, tokenizer, store, backend)
+        yield OpenedModel(config, model, tokenizer, store, backend)
     finally:
         backend.drain()
         store.close()

@@ -218,11 +218,11 @@ def _resident(config: TrainConfig, backend: Backend, shape: ModelShape, chosen: 
                      for way in found], "why_not": why_not}
 
 
-def _resident_sizes(shape: ModelShape, rows: int, length: int, room: float, recompute: bool, compiled: bool) -> list[int]:
+def _resident_sizes(shape: ModelShape, rows: int, length: int, free_bytes: float, recompute: bool, compiled: bool) -> list[int]:
     """Rows of a micro-batch, largest first: those whose activations alone are not too much for the bytes that states leave."""
     def kept(size: int) -> float:
         block = max((unit.compiled_activations if compiled else unit.activations).of(size, length) for unit in shape.blocks)
         return block + (len(shape.blocks) - 1) * (size * length * shape.hidden_size * shape.item_bytes if recompute else block)
 
     sizes = sorted({-(-rows // count) for count in range(1, rows + 1)}, reverse=True)
-    return [size for size in sizes if size * length <= RESIDENT_TOKENS and kept(size) <= room] or [1]
+    return [size for size in sizes if size * length <= RESIDENT_TOKENS and kept(size) <= free_bytes] or [1]

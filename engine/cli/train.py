@@ -138,7 +138,7 @@ class _Screen:
             self._write(f"Model written to {self._run.folder.path / event.path}")
         elif isinstance(event, LogLine) and event.level != "error":  # details of a fault; its sentence comes last
             self._write(f"{event.level}: {event.text}")
-        elif isinstance(event, StateChanged) and event.reason and event.lacks_room_for != "found":
+        elif isinstance(event, StateChanged) and event.reason and event.lacks_space_for != "found":
             self._write(event.reason)
         elif isinstance(event, JobProgressed) and event.total:
             self._show_job(event)

@@ -27,7 +27,7 @@ _SHARD = re.compile(rf"((?:{_WORD})_\w+)-\d{{5}}-of-\d{{5}}{_HASH}")
 _LONGER = re.compile(rf"(.*[-_. ]|)({_WORD})[-_. ](.+)")
 
 
-def saved(path: Path) -> bool:
+def is_saved_by_datasets(path: Path) -> bool:
     """Whether `datasets` saved the folder."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
@@ -54,7 +54,7 @@ def _chosen(path: Path, config: DataConfig) -> tuple[list[Path], list[Path]]:
     """The files that are read, and those left out that belong to no split."""
     if not path.is_dir():
         return [path], []
-    if saved(path):
+    if is_saved_by_datasets(path):
         return sorted(file for file in path.rglob("*") if file.is_file()), []
     found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in DATA_SUFFIXES
                    and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)

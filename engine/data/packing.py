@@ -40,29 +40,29 @@ def one_each(documents: int) -> Rows:
 
 def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
     """Rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`). Documents are taken in `order`;
-    each goes into the row that it fills best, and a new row is begun only when none has room."""
+    each goes into the row that it fills best, and a new row is begun only when none has space left."""
     row_of = np.empty(len(order), dtype=np.int64)
     rows = 0
-    by_room: dict[int, array] = {}
-    rooms: list[int] = []  # the keys of by_room, sorted
+    rows_by_space: dict[int, array] = {}
+    spaces: list[int] = []  # the keys of rows_by_space, sorted
     for begin in range(0, len(order), _DOCUMENTS_A_PIECE):
         chosen = []
         for length in lengths[order[begin:begin + _DOCUMENTS_A_PIECE]].tolist():
-            place = bisect_left(rooms, length)
-            if place == len(rooms):
-                room, row = max_seq_len, rows
+            place = bisect_left(spaces, length)
+            if place == len(spaces):
+                space, row = max_seq_len, rows
                 rows += 1
             else:
-                room = rooms[place]
-                row = by_room[room].pop()
-                if not by_room[room]:
-                    del by_room[room], rooms[place]
+                space = spaces[place]
+                row = rows_by_space[space].pop()
+                if not rows_by_space[space]:
+                    del rows_by_space[space], spaces[place]
             chosen.append(row)
-            room -= length
-            if room not in by_room:
-                by_room[room] = array("q")
-                insort(rooms, room)
-            by_room[room].append(row)
+            space -= length
+            if space not in rows_by_space:
+                rows_by_space[space] = array("q")
+                insort(spaces, space)
+            rows_by_space[space].append(row)
         row_of[begin:begin + _DOCUMENTS_A_PIECE] = chosen
     starts = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=rows), out=starts[1:])

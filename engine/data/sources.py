@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
-from engine.data.folders import DATA_SUFFIXES, files_of, left_out, saved
+from engine.data.folders import DATA_SUFFIXES, files_of, is_saved_by_datasets, left_out
 from engine.data.json_files import count_lines, item_rows, line_rows, readable
 from engine.data.registry import registered
 from engine.data.text_files import passages, table_rows
@@ -162,7 +162,7 @@ def notes_on(config: DataConfig) -> list[str]:
 
 
 def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
-    if not saved(path):
+    if not is_saved_by_datasets(path):
         return _folder_of_files(path, config, streaming)
     import datasets
 

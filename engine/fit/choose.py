@@ -134,10 +134,10 @@ class _Way:
 
 class _Planner:
     """Compares the ways to spread a step's rows over micro-batches and rounds, each with its memory used as well as it can
-    be. host_room: bytes of RAM for boundaries that would also find room on the device."""
+    be. free_host_bytes: bytes of RAM for boundaries that would also find space on the device."""
 
-    def __init__(self, sizer: Sizer, config: TrainConfig, rates: Rates, host_room: int, quick: bool = False):
-        self.sizer, self.config, self.rates, self.host_room, self.quick = sizer, config, rates, host_room, quick
+    def __init__(self, sizer: Sizer, config: TrainConfig, rates: Rates, free_host_bytes: int, quick: bool = False):
+        self.sizer, self.config, self.rates, self.free_host_bytes, self.quick = sizer, config, rates, free_host_bytes, quick
         self._costs: dict[int, Cost] = {}
 
     def best(self) -> tuple[int, PlanChoices]:
@@ -153,7 +153,7 @@ class _Planner:
                             if not (exact and choices.gradient_sum == GradientSum.HOST)]
                 if self.sizer.device == "cpu":
                     break
-        found = self._timed([way for way in fitting if self._host_bytes(*way) <= self.host_room] or fitting)
+        found = self._timed([way for way in fitting if self._host_bytes(*way) <= self.free_host_bytes] or fitting)
         if found:
             return (found[0].size, found[0].choices) if self.quick else self._fastest(found)
         return self.leanest()
@@ -278,7 +278,7 @@ class _Planner:
         return GradientSum.VERTICAL if rounds == 1 else GradientSum.HOST
 
     def _filled(self, size: int, lean: PlanChoices) -> Iterator[PlanChoices]:
-        """Use the memory that is left: fp32 sums first, then boundaries on the device or, where the host has room, more
+        """Use the memory that is left: fp32 sums first, then boundaries on the device or, where the host has space, more
         blocks that keep their activations, then resident blocks."""
         e, sizer = self.config.engine, self.sizer
         blocks, choices = len(sizer.shape.blocks), lean
@@ -288,8 +288,8 @@ class _Planner:
         if e.save_level != "boundary_host":
             on_device = self._most(size, choices, [{"host_boundaries": False}], sizer.comfortable)
             places = [on_device]
-            room = self._host_bytes(size, choices) <= self.host_room
-            if choices.host_boundaries and not on_device.host_boundaries and room:
+            fits_host = self._host_bytes(size, choices) <= self.free_host_bytes
+            if choices.host_boundaries and not on_device.host_boundaries and fits_host:
                 places.append(choices)
         counts = range(blocks, -1, -1) if sizer.device == "cuda" else (blocks, 0)
         given = sizer.rounding
@@ -299,7 +299,7 @@ class _Planner:
         elif choices.gradient_sum == GradientSum.DEVICE and sizer.buffers_over_sums() > UPDATE_BUFFERS[-1]:
             numbers = (*numbers, sizer.buffers_over_sums())
         for place, buffers in itertools.product(places, numbers):
-            # Room for the buffers is set aside as if a unit were at home there; which ones are is decided at the end.
+            # Space for the buffers is set aside as if a unit had its home there; which ones are is decided at the end.
             homes = lean.device_homes if given else (EMBED,) if buffers else ()
             place = replace(place, update_buffers=buffers, device_homes=homes)
             if not sizer.fits(size, place):

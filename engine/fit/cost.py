@@ -16,7 +16,7 @@ from engine.plan.ops import (Backward, DeviceUpdate, Embed, EmbedBackward, Fetch
                              Offload, OfPiece, Op, OpKind, Prefetch, Reduce, StepPlan, StoreBoundary, Summary, Update)
 
 BUS_SHARE = 0.9
-"""Of the bus to the device, what the copies of states reach: their parts make room for prefetches."""
+"""Of the bus to the device, what the copies of states reach: their parts make space for prefetches."""
 GRADIENT_BYTES = 27
 """Of the device's memory, in the time that a backward takes for each parameter beside what grows with its tokens: the
 gradient is written, read and added to an fp32 sum (measured: docs/performance.md)."""

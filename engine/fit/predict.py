@@ -18,7 +18,8 @@ from engine.plan.simulate import Simulated, simulate
 @functools.lru_cache(maxsize=256)
 def predicted_seconds(shape: ModelShape, choices: PlanChoices, rates: Rates, rows: int, row_length: int,
                       device: str, packed: bool = False) -> float:
-    """Of a step whose micro-batches have `rows` full rows, from home to home. packed: several documents may share a row."""
+    """Of a step whose micro-batches have `rows` full rows, from one applied to the next. packed: several documents may
+    share a row."""
     return predicted_step(shape, choices, rates, rows, row_length, device, packed)[1].seconds
 
 

@@ -1,5 +1,6 @@
 """Will it fit, and how long will it take? The report of a run: host memory, GPU memory and disk item by item, a verdict with
-reasons and remedies, time, energy and cost. No torch here; a model whose shape is not given is looked up by `engine.model.shape`.
+reasons and remedies, time, energy and cost. No torch here; a model whose shape is not given is looked up by
+`engine.model.find_shape`, which loads torch for one that nobody has built here before.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Sizer:
         return max(loss, embed), f"logits of {min(self.loss_chunk, tokens):,} positions and the head's gradient"
 
     def buffers_over_sums(self) -> int:
-        """Pieces of states that the fp32 sums of the blocks have room for."""
+        """Pieces of states that the fp32 sums of the blocks have space for."""
         return 4 * sum(unit.numel for unit in self.shape.blocks) // self._piece_bytes
 
     @property
@@ -178,7 +178,7 @@ class Sizer:
         return max(unit.numel for unit in self.shape.blocks) * sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
-        """Of so many of the last blocks, activations make room for `buffers` pieces of states, and one more for gaps. None
+        """Of so many of the last blocks, activations make space for `buffers` pieces of states, and one more for gaps. None
         where too few keep them."""
         needed = buffers * self._piece_bytes
         activations, together = self._blocks(size)[0], choices.micro_batches // choices.rounds

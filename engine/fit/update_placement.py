@@ -112,8 +112,8 @@ class _Homes:
 
 @dataclass
 class _Lanes:
-    """What the lanes of optimizers on the device have done so far: the order of `plan_updates` in seconds, but that pieces in
-    spare buffers count as fetched before all others."""
+    """What the lanes of optimizers on the device have done so far: the order of `engine.plan.device_updates` in seconds, but
+    that pieces in spare buffers count as fetched before all others."""
 
     spare: int
     """Pieces, the first, in spare buffers."""

@@ -350,7 +350,7 @@ def _varlen_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         options["is_causal"] = True
     if key.shape[1] != heads and "enable_gqa" in names:  # older versions take fewer keys and values without being asked
         options["enable_gqa"] = True
-    flat = (t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value))
+    joined = (t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value))
     starts, longest = pattern.documents.starts(pattern.chunk), min(pattern.documents.longest, pattern.chunk or tokens)
-    out = varlen_attn(*flat, starts, starts, longest, longest, **options)
+    out = varlen_attn(*joined, starts, starts, longest, longest, **options)
     return out.view(rows, tokens, heads, width)

@@ -42,7 +42,7 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
 
     `progress` is called several times a second where anything is to come, and `check` until that is known; what they raise
     gives up at once, and what has come is kept. Raises ModelError for what the hub does not give and for a lost connection,
-    FitError where the disk has too little room.
+    FitError where the disk has too little space.
     """
     if resolve_source(source) is not None or not _HUB_ID.fullmatch(source):
         return

@@ -74,7 +74,7 @@ class _Transfer:
         missing = [name for name in wanted if not (self._folder / name).exists()]
         if missing:
             self._come = {name: self._there(name) if name in missing else self._size(name) for name in wanted}
-            self._check_room(sum(self._size(name) - self._come[name] for name in missing))
+            self._check_disk_space(sum(self._size(name) - self._come[name] for name in missing))
             self._tell()
             threads = ThreadPoolExecutor(FILES_AT_ONCE)  # whose end nobody waits for after an error
             coming = {threads.submit(self._bring, name) for name in missing}
@@ -119,9 +119,9 @@ class _Transfer:
         partial = self._partial(content)
         return min(self._size(name), partial.stat().st_size) if partial.exists() else 0
 
-    def _check_room(self, needed: int) -> None:
+    def _check_disk_space(self, needed: int) -> None:
         if needed > disk_free(self._cache):
-            raise _no_room(f"{in_gib(needed)} of {self._source} are still to be downloaded", self._cache)
+            raise _too_little_disk_space(f"{in_gib(needed)} of {self._source} are still to be downloaded", self._cache)
 
     def _bring(self, name: str) -> None:
         if name.endswith(".safetensors"):
@@ -261,14 +261,14 @@ def _refusal(error: Exception, source: str) -> Refused | None:
     if not isinstance(error, OSError):
         return None
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _no_room(f"{source} cannot be downloaded as a whole", cache)
+        return _too_little_disk_space(f"{source} cannot be downloaded as a whole", cache)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
         return Refused("ModelError", f"model.source: {source} cannot be written to {cache} ({error.strerror}); set HF_HOME to "
                                      "a folder that can be written.")
     return None
 
 
-def _no_room(what: str, cache: Path) -> Refused:
+def _too_little_disk_space(what: str, cache: Path) -> Refused:
     return Refused("FitError", f"model.source: {what} to {cache}, where {in_gib(disk_free(cache))} is free; free some disk "
                                "space, or set HF_HOME to a folder on a larger disk.")
 

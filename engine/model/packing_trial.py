@@ -25,9 +25,10 @@ from engine.model.layout import DOCUMENTS
 from engine.model.library import empty_model
 
 ROWS = ((19, 2, 25), (3, 30, 8))
-"""Tokens of the documents of each row of the test. Attention that picks its tokens by their scores leaks in some rows."""
+"""Tokens of the documents of each row of the test. Under attention that picks its tokens by their scores, the documents of
+some rows alone see each other."""
 TOLERANCE = 1e-4
-"""Relative difference of gradients that is still rounding; a leak is hundreds of times larger."""
+"""Relative difference of gradients that is still rounding; where documents see each other it is hundreds of times larger."""
 _VOCABULARY, _LAYERS, _HEADS, _LOCAL = 61, 4, 4, 5
 _LARGEST = 80_000_000
 """Parameters of a tiny model at most: a family whose sizes go by unknown names could fill the memory."""
@@ -127,7 +128,7 @@ def _packing_of(_text: str, attention: str, holder: _Holder) -> Packing:
             failure = error
             continue
         if found is not None and (found.safe or candidate == DOCUMENTS):
-            return found  # no attention can help where this one leaks: something else carries over
+            return found  # no attention can help where this one does not: something else carries over
         best = best or found
     return best or Packing(None, f"a small model of it could not be run to test that ({type(failure).__name__})")
 
@@ -142,8 +143,8 @@ def _tested(tiny: Any, attention: str, truth: tuple[float, torch.Tensor] | None 
     if not torch.isfinite(alone[1]).all():
         return Packing(attention, "a small model of it gave no finite numbers to compare", parts)
     packed = _gradients(model, [ids for ids, _ in _rows()], [[np.arange(n) for n in lengths] for lengths in ROWS])
-    leaks = "documents that share a row see each other"
-    return Packing(attention, "" if _equal(packed, alone) else leaks, parts)
+    seen = "documents that share a row see each other"
+    return Packing(attention, "" if _equal(packed, alone) else seen, parts)
 
 
 def _equal(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) -> bool:

@@ -1,4 +1,4 @@
 """A training step as plain data: ops, the builder that derives their waits, the validator, the simulator. No torch.
 
-It imports `errors`, `paths`, `words`, `files` and `helper_process` at most.
+It may import the rooms before it in `engine`, up to `helper_process`; it needs none of them.
 """

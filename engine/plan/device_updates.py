@@ -55,7 +55,7 @@ class DeviceUpdates:
         spare = choices.spare_buffers
         self.spare = self.buffers[:spare]
         own = self.buffers[spare:]
-        # What is fetched later finds no room in a spare buffer: that would be needed again before it was sent back.
+        # What is fetched later finds no space in a spare buffer: that would be needed again before it was sent back.
         self._buffer = {piece: self.buffers[k] if k < spare else own[(k - spare) % len(own)]
                         for k, piece in enumerate(self._pieces)}
         self.lenders = blocks[len(blocks) - choices.spare_blocks:] if self.spare else []
@@ -89,7 +89,7 @@ class DeviceUpdates:
         return self._slots.get(unit) if unit in self._homes else None
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
-        """The weights on the host: pieces of a unit come home one by one."""
+        """The weights on the host: pieces of a unit arrive one by one."""
         if unit in self._homes:
             return {Buffer(BufferKind.WEIGHTS, unit, piece=k): READY for k in range(len(self._bounds[unit]))}
         return {Buffer(BufferKind.WEIGHTS, unit): READY}

@@ -20,7 +20,7 @@ class Simulated:
     """A step in the steady state."""
 
     seconds: float
-    """From one step's home to the next one's."""
+    """From the moment a step is applied to the moment the next one is."""
     busy: dict[Lane, float]
     """Seconds of work by lane."""
     starts: tuple[float, ...]

@@ -273,7 +273,7 @@ class StepWriter:
                    first=first and self._starts_sum(round_) and not self._tied)
 
     def _finish_gradient(self, unit: str, round_: int) -> None:
-        """Round the unit's sum and send it home, at the end of each round or of the last."""
+        """Round the unit's sum and send it to the host, at the end of each round or of the last."""
         last = round_ == self._choices.rounds - 1
         if self._choices.gradient_sum == GradientSum.DEVICE and not last:
             return

@@ -104,8 +104,8 @@ class RunStarted(Event):
 class StateChanged(Event):
     state: RunState = "preparing"
     reason: str = ""
-    lacks_room_for: str = field(name="room", default="")
-    """What a paused run cannot write before there is room on the disk: its `record`, a `checkpoint`, or the checkpoint with
+    lacks_space_for: str = field(name="room", default="")
+    """What a paused run cannot write before there is space on the disk: its `record`, a `checkpoint`, or the checkpoint with
     which it would `stop`. Then it goes on by itself; `found` where it does so, back in the state from before."""
 
 
@@ -146,7 +146,7 @@ class PlanSimulated(Event):
     in the order and the form of a `StepTimeline`. Not recorded where no rates are known."""
 
     seconds: Number = 0.0
-    """From one step's home to the next one's."""
+    """From the moment a step is applied to the moment the next one is."""
     spans: list[Span] = []
 
 
@@ -163,7 +163,7 @@ class ForecastChecked(Event):
 
 
 class StepFinished(Event):
-    """One optimizer step, emitted when the step is home (its last update is applied)."""
+    """One optimizer step, emitted when the step is applied: its last update is on the host."""
 
     step: Whole = 0
     loss: Number = 0.0

@@ -1,4 +1,4 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``, and its readers, `replay` and `Follower`."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``. Its readers are in `engine.runs.following`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.lines import parse_line
-from engine.runs.reserve import LOOK_SECONDS, ROOM_BYTES, Reserve, has_room, wait_in_words
+from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_space, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
 TORN_FILE = "events.torn"
@@ -72,13 +72,13 @@ class RunRecorder:
             self.close()
             raise
 
-    def wait_for_room(self, endings: Callable[[], int] | None) -> None:
-        """From now on, where the disk has no room for a line, wait for some, until one more request to end the run comes:
+    def wait_for_disk_space(self, endings: Callable[[], int] | None) -> None:
+        """From now on, where the disk has no space for a line, wait for some, until one more request to end the run comes:
         `endings` says how many there were so far. For None, do not wait but raise, as at first."""
         self._endings = endings
 
     def call_after_wait(self, listener: Callable[[], None] | None) -> None:
-        """After a wait for room, each thread that waited calls `listener`; none for None, as at first."""
+        """After a wait for space, each thread that waited calls `listener`; none for None, as at first."""
         self._after_wait = listener
 
     def emit(self, event: Event) -> Record:
@@ -86,8 +86,8 @@ class RunRecorder:
 
         A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
         TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
-        that cannot take the line raises RunError; the file then still ends with the line before. After `wait_for_room`, where
-        room is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
+        that cannot take the line raises RunError; the file then still ends with the line before. After `wait_for_disk_space`,
+        where space is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
         """
         looks, asked = 0, 0
         while True:
@@ -112,12 +112,12 @@ class RunRecorder:
         return record
 
     def _take(self, event: Event) -> Record:
-        """Write `event`, after a wait with what ends it before. Raises OSError where there is no room."""
+        """Write `event`, after a wait with what ends it before. Raises OSError where there is no space."""
         lack, before = self._lack, []
         if isinstance(event, RunEnded):
             self._reserve.give_all()
         elif lack is not None:
-            if not has_room(self.path.parent):
+            if not has_disk_space(self.path.parent):
                 raise lack.error
             self._reserve.hold()
             waited = f"There is room on the disk again: the run waited {time.monotonic() - lack.since:,.0f} s for it."
@@ -142,7 +142,7 @@ class RunRecorder:
         return records[-1]
 
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
-        """Whether the thread that could not write `event` is to wait for room, which is told once; `asked` counts the requests
+        """Whether the thread that could not write `event` is to wait for space, which is told once; `asked` counts the requests
         to end the run as of the first of its `looks`."""
         if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
             return False
@@ -151,7 +151,7 @@ class RunRecorder:
             return False
         if self._lack is None:
             s = self.snapshot
-            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_room_for or "found"))
+            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_space_for or "found"))
         if not self._lack.is_told:
             self._reserve.give_half()
             with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
@@ -200,7 +200,7 @@ class RunRecorder:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> RunError:
-        do = "mend that" if error.errno not in FULL else f"free at least {ROOM_BYTES >> 20} MiB of that disk"
+        do = "mend that" if error.errno not in FULL else f"free at least {RECORD_BYTES >> 20} MiB of that disk"
         return RunError(f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run.")
 
     def _deliver(self) -> None:
@@ -228,7 +228,7 @@ class RunRecorder:
 
 @dataclass
 class _Lack:
-    """Of room for the record: the error that told it, the state to go back to, whether the record says so yet."""
+    """Of space for the record: the error that told it, the state to go back to, whether the record says so yet."""
 
     error: OSError
     state: StateChanged

@@ -1,4 +1,4 @@
-"""Room on the disk for a run's record: what an open record holds back for the lines that tell of a full disk, and how much
+"""Space on the disk for a run's record: what an open record holds back for the lines that tell of a full disk, and how much
 it asks for. Standard library alone."""
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from engine.files import is_full_in_words
 
-ROOM_BYTES = 16 << 20
+RECORD_BYTES = 16 << 20
 """What the record of some hours takes, which is asked for when a disk is full."""
 LOOK_SECONDS = 0.5
-"""Between two looks of a record that waits for room."""
+"""Between two looks of a record that waits for space."""
 RESERVE_FILE = "events.reserve"
 _RESERVE_BYTES = 1 << 16
 
@@ -42,12 +42,12 @@ class Reserve:
             self._path.unlink(missing_ok=True)
 
 
-def has_room(folder: Path) -> bool:
-    """Whether the disk has room for a record again; a quota does not show here."""
-    return shutil.disk_usage(folder).free >= ROOM_BYTES
+def has_disk_space(folder: Path) -> bool:
+    """Whether the disk has space for a record again; a quota does not show here."""
+    return shutil.disk_usage(folder).free >= RECORD_BYTES
 
 
 def wait_in_words(error: OSError, folder: Path) -> str:
     """Why a run waits, and what ends that, in one sentence."""
     return (f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at least "
-            f"{ROOM_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, it is not saved.")
+            f"{RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, it is not saved.")

@@ -75,8 +75,8 @@ class RunSnapshot:
 
     state: str = "preparing"
     reason: str = ""
-    lacks_room_for: str = ""
-    """What a paused run waits to write until there is room on the disk, as `StateChanged` calls it."""
+    lacks_space_for: str = ""
+    """What a paused run waits to write until there is space on the disk, as `StateChanged` calls it."""
     started_time: float | None = None
     session_time: float | None = None
     """When the latest session began: its change to `preparing`, or its `RunStarted` where that comes first."""
@@ -180,7 +180,7 @@ class RunSnapshot:
         self.total_steps, self.parameters, self.units = event.total_steps, event.parameters, event.units
         self.program_version, self.flops_formula = event.program_version, event.flops_formula
         self.ceiling_tflops, self.resumed_step = event.ceiling_tflops, event.resumed_step
-        self.state, self.reason, self.lacks_room_for, self.job = "preparing", "", "", None
+        self.state, self.reason, self.lacks_space_for, self.job = "preparing", "", "", None
         self._drop_after(event.resumed_step or 0)
         self.order.begin(event.resumed_step or 0, self.lines)
 
@@ -194,10 +194,10 @@ class RunSnapshot:
             self.timeline = None
 
     def _state_changed(self, time: float, event: StateChanged) -> None:
-        if event.state == "preparing" and event.lacks_room_for != "found":
+        if event.state == "preparing" and event.lacks_space_for != "found":
             self._begin_session(time)
         self.state, self.reason, self.job = event.state, event.reason, None
-        self.lacks_room_for = event.lacks_room_for if event.lacks_room_for != "found" else ""
+        self.lacks_space_for = event.lacks_space_for if event.lacks_space_for != "found" else ""
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
         if event.total > 0 and event.done >= event.total:
@@ -300,7 +300,7 @@ class RunSnapshot:
         self._line_damaged(time, LogLine("warning", text))
 
     def _run_ended(self, time: float, event: RunEnded) -> None:
-        self.state, self.reason, self.lacks_room_for, self.job = event.state, event.reason, "", None
+        self.state, self.reason, self.lacks_space_for, self.job = event.state, event.reason, "", None
 
 
 _FOLDS = {

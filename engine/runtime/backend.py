@@ -54,7 +54,7 @@ class Backend(Protocol):
     def seed(self, value: int) -> None:
         """Seed the generator that COMPUTE ops draw from (dropout), without a device synchronization."""
 
-    def room(self) -> int:
+    def free_memory(self) -> int:
         """Bytes that new tensors on the device may take, within its free memory and any limit."""
 
     def memory(self) -> dict[str, int]:

@@ -153,9 +153,9 @@ class BlockOps:
     def _loss(self, op: Loss, step: StepUnderWay) -> None:
         hidden = step.hidden[op.micro_batch]
         if step.inputs.logits_at is not None:
-            flat = hidden.reshape(-1, hidden.shape[-1]).index_select(0, step.inputs.logits_at[op.micro_batch])
+            states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, step.inputs.logits_at[op.micro_batch])
             with torch.no_grad():
-                step.logits[op.micro_batch] = self.model.skeleton.logits(flat).float()
+                step.logits[op.micro_batch] = self.model.skeleton.logits(states).float()
             del step.hidden[op.micro_batch]
             return
         batch = step.inputs.batches[op.micro_batch]

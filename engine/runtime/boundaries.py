@@ -22,13 +22,13 @@ class HostBoundaries:
         self._unregister = None
         if not keys:
             return
-        flat = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
-        flat.zero_()
-        backend.register(flat.data_ptr(), self.nbytes)
-        # Also for an engine that did not come to be, with no room on the device: these addresses will be another's.
-        self._unregister = weakref.finalize(self, backend.unregister, flat.data_ptr())
+        memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
+        memory.zero_()
+        backend.register(memory.data_ptr(), self.nbytes)
+        # Also for an engine that did not come to be, with too little memory on the device: these addresses will be another's.
+        self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
         self._unregister.atexit = False
-        self.tensors = {key: flat[k * numel:(k + 1) * numel] for k, key in enumerate(keys)}
+        self.tensors = {key: memory[k * numel:(k + 1) * numel] for k, key in enumerate(keys)}
 
     def close(self) -> None:
         if self._unregister is not None:

@@ -68,7 +68,7 @@ class CpuBackend:
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
 
-    def room(self) -> int:
+    def free_memory(self) -> int:
         return sample_host_memory()[1]
 
     def memory(self) -> dict[str, int]:

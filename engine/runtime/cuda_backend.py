@@ -30,7 +30,7 @@ def _set_up_cuda() -> None:
     """Settings that are read when CUDA starts; a user's own stay."""
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if "expandable_segments" not in settings:
-        # Growing segments leave no gaps when micro-batch shapes vary, and states find room where activations were.
+        # Growing segments leave no gaps when micro-batch shapes vary, and states find space where activations were.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(filter(None, (settings, "expandable_segments:True")))
     # A queue of the hardware for each of our streams; the default is 8.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -125,7 +125,7 @@ class CudaBackend:
 
     def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
         """Raise what broke an op that this one needs. Lane order is a wait too, so that no update follows a failed
-        clip; lanes that need nothing of the failure go on, so that the step before still comes home."""
+        clip; lanes that need nothing of the failure go on, so that the step before is still applied."""
         if lane in self._broken:
             raise self._broken[lane]
         for wait in waits:
@@ -260,7 +260,7 @@ class CudaBackend:
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
         self._limit = nbytes
 
-    def room(self) -> int:
+    def free_memory(self) -> int:
         memory = self.memory()
         unused = memory["reserved"] - memory["allocated"]
         return unused + max(0, min(memory["free"], self._limit - memory["reserved"]))

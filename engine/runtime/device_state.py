@@ -80,7 +80,8 @@ class DeviceState:
 
     def lend(self) -> None:
         """Make the spare buffers, from memory that activations have left: on COMPUTE, whose allocator knows when that is. Its
-        segments must be growing ones (engine.cuda_backend), so that what activations of other sizes left is one piece."""
+        segments must be growing ones (`engine.runtime.cuda_backend`), so that what activations of other sizes left is one
+        piece."""
         for buffer in self._spare:
             self.states[buffer] = {plane: torch.empty(self._piece_numel, dtype=self._plane_dtype(plane), device=self.device)
                                    for plane in PLANE_ITEM_BYTES[self.model.dtype]}
@@ -115,8 +116,8 @@ class DeviceState:
             unit.move_buffers(self.device)
 
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
-        flat = self.slots[slot]
-        return [nn.Parameter(flat[offset:offset + spec.numel].view(spec.shape))
+        weights = self.slots[slot]
+        return [nn.Parameter(weights[offset:offset + spec.numel].view(spec.shape))
                 for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)]
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:

@@ -85,7 +85,7 @@ class Sampler:
         cost = self.cache_cost if going else None
         if cost is not None:
             spread = max_new_tokens // 2
-            waves, going = _waves(going, answers, spread, cost, self.engine.backend.room() // 2)
+            waves, going = _waves(going, answers, spread, cost, self.engine.backend.free_memory() // 2)
             for wave in waves:
                 going += _with_cache(self.engine, wave, spread, answers, choose)
         while going:
@@ -104,7 +104,7 @@ class Sampler:
         most = most if max_length is None else min(most, max_length)
         generator = torch.Generator().manual_seed(seed)
         cost = self.cache_cost if len(row) < most else None
-        has_cache = cost is not None and cost.of(most) <= self.engine.backend.room() // 2
+        has_cache = cost is not None and cost.of(most) <= self.engine.backend.free_memory() // 2
         caches: list[Any] = [None]
         fed = 0
         while len(row) < most:
@@ -125,16 +125,16 @@ class Sampler:
 
 
 def _waves(going: list[int], answers: _Answers, spread: int, cost: CacheCost,
-           room: int) -> tuple[list[list[int]], list[int]]:
+           free: int) -> tuple[list[list[int]], list[int]]:
     """Rows that go through the blocks together, their tokens and the bytes of their caches bounded; and rows whose
-    cache alone would take more than `room`. A row stays in its cache with rows up to `spread` tokens longer."""
+    cache alone would take more than `free`. A row stays in its cache with rows up to `spread` tokens longer."""
     waves: list[list[int]] = []
     too_long, tokens, held = [], 0, 0
     for k in sorted(going, key=lambda k: len(answers.rows[k])):
         length, nbytes = len(answers.rows[k]), cost.of(answers.longest(k) + spread)
-        if nbytes > room:
+        if nbytes > free:
             too_long.append(k)
-        elif waves and tokens + length <= _TOKENS_AT_ONCE and held + nbytes <= room:
+        elif waves and tokens + length <= _TOKENS_AT_ONCE and held + nbytes <= free:
             waves[-1].append(k)
             tokens, held = tokens + length, held + nbytes
         else:

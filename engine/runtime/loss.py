@@ -33,8 +33,8 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
     upcast to float32 for the loss, as transformers does. compiled: the loss of given logits is compiled, and they are read
     and their gradient written once, in their own dtype.
     """
-    flat = hidden.detach().reshape(-1, hidden.shape[-1])
-    selected = flat.index_select(0, index)
+    states = hidden.detach().reshape(-1, hidden.shape[-1])
+    selected = states.index_select(0, index)
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     if accumulate is None:
         chunk = max(1, chunk // UNCOMPILED) if compiled else chunk
@@ -51,7 +51,7 @@ def chunked_loss(skeleton: Skeleton, hidden: torch.Tensor, index: torch.Tensor, 
         step = -(-chunk // SHAPES)
         missing = min(chunk, -(-(positions % chunk) // step) * step) - positions % chunk
         selected, labels = F.pad(selected, (0, 0, 0, missing)), F.pad(labels, (0, missing), value=IGNORED)
-    gradient = torch.zeros_like(flat)
+    gradient = torch.zeros_like(states)
     for start in range(0, positions, chunk):
         piece = selected[start:start + chunk].detach().requires_grad_()
         targets = labels[start:start + chunk]

@@ -61,11 +61,11 @@ TOGETHER, IN_TURN = "together", "in_turn"
 ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
 
 
-def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = None) -> str:
-    """TOGETHER where the weights of all sources can be in memory at once, else IN_TURN. `room`: bytes of RAM and of GPU memory
+def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = None) -> str:
+    """TOGETHER where the weights of all sources can be in memory at once, else IN_TURN. `free`: bytes of RAM and of GPU memory
     (None where none is used) that are free; measured if not given. Raises FitError with one sentence where one of them does
     not fit at all."""
-    host, device = room or _room(any(source.config.engine.device != "cpu" for source in sources))
+    host, device = free or _free_memory(any(source.config.engine.device != "cpu" for source in sources))
     sizes = []
     for source in sources:
         size = size_of_source(source)
@@ -86,13 +86,13 @@ def how_they_fit(sources: list[Source], room: tuple[int, int | None] | None = No
     return TOGETHER if fits else IN_TURN
 
 
-def _room(on_device: bool) -> tuple[int, int | None]:
+def _free_memory(on_device: bool) -> tuple[int, int | None]:
     from engine.runtime.cuda_backend import cuda_available
 
     if not on_device or not cuda_available():
         return sample_host_memory()[1], None
     backend = open_backend("cuda")
     try:
-        return sample_host_memory()[1], backend.room()
+        return sample_host_memory()[1], backend.free_memory()
     finally:
         backend.close()

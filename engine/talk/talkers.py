@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoints.open_for_sampling import Saved, open_model, open_saved
+from engine.checkpoints.open_for_sampling import OpenedModel, open_checkpoint, open_model
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
@@ -65,22 +65,22 @@ def load(source: Source, progress: Progress = untold) -> Talker:
     RamstreamError for what cannot be loaded."""
     with contextlib.ExitStack() as owned:
         if source.kind == "checkpoint":
-            saved = owned.enter_context(open_saved(source.runs_dir, source.run_id, source.step, progress))
+            opened = owned.enter_context(open_checkpoint(source.runs_dir, source.run_id, source.step, progress))
         else:
-            saved = owned.enter_context(_opened(source, progress))
+            opened = owned.enter_context(_opened(source, progress))
         try:
-            engine = saved.engine()
+            engine = opened.engine()
         except torch.OutOfMemoryError:
             raise FitError(f"The GPU has too little free memory for {source.label}; {ADVICE}.") from None
         owned.callback(engine.close)
         sampler = Sampler(engine)
-        voice = Voice(source.config, saved.model.config, saved.tokenizer)
-        return Talker(source.label, voice, lambda work: work(), lambda: sampler, saved.store.allocated_bytes,
+        voice = Voice(source.config, opened.model.config, opened.tokenizer)
+        return Talker(source.label, voice, lambda work: work(), lambda: sampler, opened.store.allocated_bytes,
                       owned.pop_all())
 
 
 @contextlib.contextmanager
-def _opened(source: Source, progress: Progress) -> Iterator[Saved]:
+def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
     """A model as a run would begin with it."""
     config = source.config
     if config.model.init == "pretrained":

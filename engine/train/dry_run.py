@@ -11,7 +11,7 @@ LEAST_STEPS = 10
 
 
 def longest_batches(rows: RowSet, batch_size: int, micro_batch_size: int, pad_up_to: int = 0) -> list[MicroBatch]:
-    """The micro-batches of a step on the longest rows, in the shapes that `engine.data.batches` gives a step at most. Rows are
+    """The micro-batches of a step on the longest rows, in the shapes that `engine.data.rows` gives a step at most. Rows are
     taken again where there are too few. pad_up_to: as there."""
     count = min(batch_size, len(rows))
     longest = np.argpartition(-rows.row_lengths, count - 1)[:count]

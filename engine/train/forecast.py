@@ -42,7 +42,7 @@ class Forecast:
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
-        """A step is home, from home to home; True when enough are for a first comparison."""
+        """A step is applied, `seconds` after the one before; True when enough are for a first comparison."""
         self._steps += 1
         if self._steps > FIRST_STEPS:
             self._seconds.append(seconds)

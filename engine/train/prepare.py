@@ -55,7 +55,7 @@ from engine.train.memory_account import MemoryAccount, data_bytes
 from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.resume import changed_settings
-from engine.words import GIB
+
 
 
 PROBE_SECONDS = 0.1
@@ -107,7 +107,7 @@ class Prepared:
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """Draws answers from the weights as they are; everything must be home."""
+        """Draws answers from the weights as they are; every step must be applied."""
         return Sampler(self.engine)
 
     def close(self) -> None:

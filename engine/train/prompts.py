@@ -31,8 +31,8 @@ class FixedPrompts:
 
     def answer(self, sampler: Sampler, step: int, progress: Progress,
                check: Callable[[], None]) -> PromptsAnswered | None:
-        """The answers of the weights as they are, everything home; None without prompts. `check` is called often, and what it
-        raises gives up."""
+        """The answers of the weights as they are, every step applied; None without prompts. `check` is called often, and
+        what it raises gives up."""
         if not self._prompts:
             return None
         written, most = 0, self._most * len(self._prompts)

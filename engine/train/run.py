@@ -59,10 +59,10 @@ class Run:
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._early: list[str | Change] = []
-        """Requests that were looked at and not obeyed yet: while the run was still being prepared, or waits for room."""
+        """Requests that were looked at and not obeyed yet: while the run was still being prepared, or waits for space."""
         self._asked_to_end: list[str] = []
         self._looking = threading.Lock()
-        self.recorder.wait_for_room(self._count_endings)
+        self.recorder.wait_for_disk_space(self._count_endings)
 
     def request(self, command: str | Change) -> None:
         """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe step."""
@@ -74,7 +74,7 @@ class Run:
         """Run to the end and return the last record; the record and the folder are then free again."""
         with self._owned:
             ended = self._guarded()
-            self.recorder.wait_for_room(None)  # from here on, nothing is lost when the record takes no more
+            self.recorder.wait_for_disk_space(None)  # from here on, nothing is lost when the record takes no more
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
@@ -88,7 +88,7 @@ class Run:
             address = self.folder.config.output.webhook
             problem = tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
             if problem is not None:
-                with contextlib.suppress(RunError):  # a record without room for it may yet have some for the end
+                with contextlib.suppress(RunError):  # a record without space for it may yet have some for the end
                     self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Run:
             ended = RunEnded("discarded", "Stopped before the first step.") if error.command == "discard" else RunEnded(
                 "stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
         except Exception as error:
-            self.recorder.wait_for_room(None)
+            self.recorder.wait_for_disk_space(None)
             ended = self._discarded() if self.recorder.gave_up and self._asked_to_end[-1] == "discard" else self._failed(error)
         if "torch" in sys.modules:  # after the error and its frames are gone
             from engine.runtime.open_backend import give_memory_back
@@ -112,7 +112,7 @@ class Run:
         return ended
 
     def _discarded(self) -> RunEnded:
-        """What was asked for while the record waited for room."""
+        """What was asked for while the record waited for space."""
         shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
         return RunEnded("discarded", f"Stopped at step {self.recorder.snapshot.step} while the disk was full; its checkpoints "
                                      "were deleted as asked.")
@@ -153,7 +153,7 @@ class Run:
             ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
-            self.recorder.wait_for_room(None)  # a lane that waits for room would be waited for
+            self.recorder.wait_for_disk_space(None)  # a lane that waits for space would be waited for
             # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
             # both may fail too; the first error is the one that is told.
             for give_back in (prepared.engine.drain, prepared.close):

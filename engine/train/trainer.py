@@ -24,7 +24,7 @@ from engine.runs.events import (CheckpointWritten, ControlReceived, EvalFinished
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import RunRecorder
 from engine.runtime.generate import end_tokens, longest_row
-from engine.train.disk_wait import RoomWatch, wait_in_words
+from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.dry_run import LEAST_STEPS, longest_batches
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
@@ -62,7 +62,7 @@ class Trainer:
         self._forecast = Forecast(prepared.planned.predicted, prepared.loading_peak,
                                   prepared.backend.memory if prepared.backend.device.type != "cpu" else None)
         self._observer = Observer(config, recorder, prepared, self._watch, self._forecast)
-        recorder.call_after_wait(self._observer.start_clock)  # after a wait for room on the disk
+        recorder.call_after_wait(self._observer.start_clock)  # after a wait for space on the disk
         self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
         o = config.output
         self._prompts = FixedPrompts(o.sample_prompts, o.sample_tokens, config.data, prepared.model, prepared.tokenizer,
@@ -140,7 +140,7 @@ class Trainer:
     def _give_way(self, error: HostMemoryError) -> RunEnded:
         """Save and end while there is memory for that, without waiting for anything."""
         step = self._step
-        self.recorder.wait_for_room(None)
+        self.recorder.wait_for_disk_space(None)
         self._state("stopping", "Host memory is nearly full, so the run is saved while that is possible.")
         self.p.engine.drain()
         self._save(step, "stopping", waits=False)
@@ -257,7 +257,7 @@ class Trainer:
     # ------------------------------------------------------------------ between steps, with everything applied
 
     def _save(self, step: int, back_to: str = "running", waits: bool = True) -> None:
-        """`back_to`: the state before. Without room on the disk it `waits` until there is some, or raises DiskFullError."""
+        """`back_to`: the state before. Without space on the disk it `waits` until there is some, or raises DiskFullError."""
         p = self.p
         p.engine.drain()
         if step == self._saved_step or step == 0:
@@ -274,7 +274,7 @@ class Trainer:
             except DiskFullError as lacks:
                 if not waits:
                     raise
-                self._wait_for_room(lacks, step, back_to == "stopping")
+                self._wait_for_disk_space(lacks, step, back_to == "stopping")
         self._saved_step = step
         self._forecast.checkpoint(info.bytes)
         self.recorder.emit(CheckpointWritten(step, str(info.path.relative_to(self.folder.path)), info.bytes,
@@ -282,26 +282,26 @@ class Trainer:
         self._state(back_to)
         self._observer.start_clock()
 
-    def _wait_for_room(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
-        """Paused, until the disk has room for the checkpoint of `step` or somebody asks to try again. A stop is obeyed by the
+    def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
+        """Paused, until the disk has space for the checkpoint of `step` or somebody asks to try again. A stop is obeyed by the
         caller, which needs that checkpoint too; a further one, when that waits (`is_stopping`), ends the run without it."""
         self._state("paused", wait_in_words(lacks, step, is_stopping), "stop" if is_stopping else "checkpoint")
-        room = RoomWatch(lacks)
+        space = DiskSpaceWatch(lacks)
         with contextlib.nullcontext() if self._paused.is_open else self._paused.opened():
-            while not room.found():
+            while not space.found():
                 try:
                     commands = self._commands()
                 except Stopped:
                     if not is_stopping:
                         raise
-                    if not room.is_new:  # else it is the same request once more: of two people, or of a second click
+                    if not space.is_new:  # else it is the same request once more: of two people, or of a second click
                         raise lacks from None
                     continue
                 self._waiting += [command for command in commands if command in ("pause", "resume")]
                 if "resume" in commands or "save" in commands:
                     return
                 self._paused.serve(self.p, 0.1)
-        self.recorder.emit(LogLine("info", f"There is room on the disk again: the run waited {room.seconds:,.0f} s for it."))
+        self.recorder.emit(LogLine("info", f"There is room on the disk again: the run waited {space.seconds:,.0f} s for it."))
         if is_stopping:
             self._make_changes(step)
 
@@ -361,8 +361,8 @@ class Trainer:
         progress(1, 1, "Written")
         self.recorder.emit(ExportWritten(step, str(self.folder.export_path.relative_to(self.folder.path)), size))
 
-    def _state(self, state: str, reason: str = "", room: str = "") -> None:
-        self.recorder.emit(StateChanged(state, reason, room))
+    def _state(self, state: str, reason: str = "", lacks_space_for: str = "") -> None:
+        self.recorder.emit(StateChanged(state, reason, lacks_space_for))
 
 
 def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: int) -> RunStarted:

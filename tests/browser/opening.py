@@ -26,7 +26,7 @@ from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
 from tests.browser.pages import SPAN_BLOCKS, UNITS
 from tests.support.synthetic_run import records, run_events, step_finished, timeline, unit_norms, write_events
 
-STEPS, SAMPLED = 50_000, 500
+STEPS, TIMELINES = 50_000, 500
 LEAVE_AFTER, LOOK_AFTER = 2, 10
 """Seconds: until the browser, which is then idle, opens the page; until the page is looked at."""
 CHARTS = ("loss", "timeline")
@@ -44,7 +44,7 @@ def long_run(runs: Path):
     for step in range(1, STEPS + 1):
         recorder.emit(step_finished(step, STEPS))
         recorder.emit(replace(memory, step=step))
-        if step % (STEPS // SAMPLED) == 0:
+        if step % (STEPS // TIMELINES) == 0:
             recorder.emit(timeline(step, SPAN_BLOCKS))
             recorder.emit(unit_norms(step, STEPS, UNITS))
     recorder.emit(ended)

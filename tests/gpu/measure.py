@@ -34,7 +34,7 @@ def llama(depth: int, width: int, vocabulary: int = 512):
 def synchronizations(engine: StreamingEngine, number: int, batches: Sequence[MicroBatch], rate: float,
                      on_applied=None) -> Counter[str]:
     """Where calls of one step, and of `on_applied` after it, made the host wait for the device: CUDA's own debug mode
-    tells. Everything must be home."""
+    tells. Every step must be applied."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

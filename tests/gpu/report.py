@@ -68,7 +68,7 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     return {"ok": ok, "step": dataclasses.asdict(last)}
 
 
-def flat(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
+def memory_at_depths(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     peak_at_depth(backend, 2, args.width)  # libraries allocate their workspaces in the first run
     peaks = {}
     for depth in DEPTHS:
@@ -150,7 +150,7 @@ def train(planes: Planes, config, args: argparse.Namespace, first: int, steps: i
 
 
 SECTIONS: dict[str, Callable[[Backend, argparse.Namespace], dict[str, Any]]] = {
-    "checks": checks, "overlap": overlap, "flat": flat, "syncs": syncs, "large": large}
+    "checks": checks, "overlap": overlap, "flat": memory_at_depths, "syncs": syncs, "large": large}
 
 
 def main() -> int:

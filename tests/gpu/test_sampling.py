@@ -51,7 +51,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
         # What the room says is heeded; and where it promised too much, the rows go on without a cache.
         assert run.sampler.generate([prompt], 3, set()) == expected and min(shapes) == 2000
         shapes.clear()
-        monkeypatch.setattr(backend, "room", lambda: 1 << 40)
+        monkeypatch.setattr(backend, "free_memory", lambda: 1 << 40)
         assert run.sampler.generate([prompt], 3, set()) == expected
         assert len(shapes) > 3 * 64 and min(shapes) == 2000, "the cache was meant not to fit"
     finally:

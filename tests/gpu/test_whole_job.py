@@ -31,8 +31,8 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
     started, = events_of(whole, RunStarted)
     assert started.device == "cuda"
-    sampled = events_of(whole, MemorySampled)[-1]
-    assert sampled.host_pinned > 0 and 0 < sampled.gpu_allocated <= sampled.gpu_peak <= sampled.gpu_driver
+    memory = events_of(whole, MemorySampled)[-1]
+    assert memory.host_pinned > 0 and 0 < memory.gpu_allocated <= memory.gpu_peak <= memory.gpu_driver
     for step in events_of(whole, StepFinished)[1:]:
         assert sum(step.exposed.values()) <= step.seconds + 1e-5
     part = start_run(config, tmp_path / "runs")

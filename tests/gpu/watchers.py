@@ -1,7 +1,7 @@
 """What watching costs a run: `python -m tests.gpu.watchers [MODEL ROWS TOKENS PAIRS SECONDS]`.
 
 One run in the app's own process, as Start starts it, and beside it a process with ten watchers, each of which asks the
-server for what a page with the Live tab open asks for, as often as a page does. Stretches with the watchers and without
+server for what a page with the Live tab open asks for, as often as a page does. Periods with the watchers and without
 them take turns (which comes first takes turns too); prints steps/s of each pair, and the mean difference with its 95 %
 interval over the pairs.
 """
@@ -38,7 +38,7 @@ STUDENT_T = {19: 2.093, 23: 2.069, 29: 2.045}
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Period:
     watched: bool
     start: float
     end: float
@@ -104,8 +104,8 @@ def wait_for_step(session, run_id: str, step: int) -> None:
         time.sleep(0.2)
 
 
-def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tuple[Stretch, Stretch]]:
-    """For each pair, its stretch without and its stretch with watchers."""
+def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tuple[Period, Period]]:
+    """For each pair, its period without and its period with watchers."""
     found = []
     for number in range(pairs):
         pair = {}
@@ -115,14 +115,14 @@ def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tupl
             time.sleep(SETTLE_SECONDS)
             start = time.time()
             time.sleep(seconds)
-            pair[watched] = Stretch(watched, start, time.time())
+            pair[watched] = Period(watched, start, time.time())
         found.append((pair[False], pair[True]))
     return found
 
 
-def rate(times: list[float], stretch: Stretch) -> float | None:
-    """Steps/s between the first and the last step that ended within the stretch; None where fewer than two did."""
-    within = [moment for moment in times if stretch.start <= moment <= stretch.end]
+def rate(times: list[float], period: Period) -> float | None:
+    """Steps/s between the first and the last step that ended within the period; None where fewer than two did."""
+    within = [moment for moment in times if period.start <= moment <= period.end]
     return (len(within) - 1) / (within[-1] - within[0]) if len(within) > 1 else None
 
 
@@ -142,7 +142,7 @@ def main(asked: list[str]) -> None:
     watchers = subprocess.Popen([sys.executable, "-m", "tests.gpu.watchers", "--watch",
                                  f"http://127.0.0.1:{port}/api/live/{run_id}"], stdin=subprocess.PIPE, text=True)
     try:
-        stretches = measure(watchers, pairs, seconds)
+        periods = measure(watchers, pairs, seconds)
     finally:
         watchers.kill()
     folder = session.active_run.folder
@@ -150,10 +150,10 @@ def main(asked: list[str]) -> None:
     while session.active_id is not None:
         time.sleep(0.2)
     times = [record.time for record in replay(folder.events_path) if isinstance(record.event, StepFinished)]
-    found = [(rate(times, without), rate(times, watched)) for without, watched in stretches]
+    found = [(rate(times, without), rate(times, watched)) for without, watched in periods]
     rates = [pair for pair in found if None not in pair]
-    if len(rates) < len(stretches):
-        print(f"{len(stretches) - len(rates)} pairs are left out: fewer than two steps ended in one of their stretches")
+    if len(rates) < len(periods):
+        print(f"{len(periods) - len(rates)} pairs are left out: fewer than two steps ended in one of their periods")
     rmtree(place)
     print(f"{model}, {rows} x {tokens}: steps/s without and with {WATCHERS} watchers")
     for without, watched in rates:

@@ -99,7 +99,7 @@ def preset(tmp_path):
 
 
 @pytest.fixture
-def saved(tmp_path, runs):
+def stopped_run(tmp_path, runs):
     """A run that was stopped after step 6, with the checkpoints of two steps."""
     run = start_run(make_config(tmp_path), runs)
     assert execute(run, {6: "stop"}).state == "stopped"

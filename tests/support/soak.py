@@ -24,7 +24,7 @@ from engine.runs.snapshot import RunSnapshot
 from engine.train.run import Run, start_run
 from tests.support.folders import make_config
 
-FLAT = 0.01
+STEADY_SHARE = 0.01
 WARM_UP = 0.25
 """Share of the time in which caches fill, allocators grow to their size and the snapshot's tables get full."""
 EDGE = 0.1
@@ -113,8 +113,8 @@ def judge(samples: list[Sample]) -> list[str]:
     print(f"RSS after the warm-up: {level / 2**20:.2f} MiB, then {growth / 2**20:+.2f} MiB over {steps:,.0f} steps "
           f"({growth / max(1, steps):.0f} bytes a step, {100 * growth / level:.2f} %)")
     problems = []
-    if abs(growth) > FLAT * level:
-        problems.append(f"host memory is not flat within {FLAT:.0%}: it went from {level / 2**20:.2f} by "
+    if abs(growth) > STEADY_SHARE * level:
+        problems.append(f"host memory is not flat within {STEADY_SHARE:.0%}: it went from {level / 2**20:.2f} by "
                         f"{growth / 2**20:+.2f} MiB")
     for name, values in (("open files", [s.files for s in kept]), ("threads", [s.threads for s in kept])):
         usual = statistics.mode(values)

@@ -71,24 +71,24 @@ def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
 
 def former_pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> list[list[int]]:
     rows: list[list[int]] = []
-    by_room: dict[int, list[int]] = {}
-    rooms: list[int] = []
+    rows_by_space: dict[int, list[int]] = {}
+    spaces: list[int] = []
     for document, length in zip(order.tolist(), lengths[order].tolist()):
-        place = bisect_left(rooms, length)
-        if place == len(rooms):
-            room, row = max_seq_len, len(rows)
+        place = bisect_left(spaces, length)
+        if place == len(spaces):
+            space, row = max_seq_len, len(rows)
             rows.append([])
         else:
-            room = rooms[place]
-            row = by_room[room].pop()
-            if not by_room[room]:
-                del by_room[room], rooms[place]
+            space = spaces[place]
+            row = rows_by_space[space].pop()
+            if not rows_by_space[space]:
+                del rows_by_space[space], spaces[place]
         rows[row].append(document)
-        room -= length
-        if room not in by_room:
-            by_room[room] = []
-            insort(rooms, room)
-        by_room[room].append(row)
+        space -= length
+        if space not in rows_by_space:
+            rows_by_space[space] = []
+            insort(spaces, space)
+        rows_by_space[space].append(row)
     return rows
 
 

@@ -123,11 +123,11 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     assert (chosen.micro_batch_size, chosen.choices) in [(size, choices) for _, size, choices, _ in seen]
     for _, size, choices, sizer in seen:
         kept, resident = choices.kept_blocks, choices.resident_blocks
-        room = dataclasses.replace(choices, device_homes=("embed",) if choices.update_buffers else ())
+        placed = dataclasses.replace(choices, device_homes=("embed",) if choices.update_buffers else ())
         if kept < 28:  # what is kept comes before what stays
-            assert not sizer.fits(size, dataclasses.replace(room, kept_blocks=kept + 1, resident_blocks=0), sizer.keeping)
+            assert not sizer.fits(size, dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0), sizer.keeping)
         if resident < 28:
-            assert not sizer.fits(size, dataclasses.replace(room, resident_blocks=resident + 1), sizer.keeping)
+            assert not sizer.fits(size, dataclasses.replace(placed, resident_blocks=resident + 1), sizer.keeping)
 
 
 @pytest.mark.parametrize("rates", [TYPICAL["cuda"], QUICK], ids=["typical", "quick"])
@@ -229,7 +229,7 @@ def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
     assert not compiled() and compiled(engine__kernels="compiled")
 
 
-def test_rounds_sum_on_the_device_where_there_is_room():
+def test_rounds_sum_on_the_device_where_they_fit():
     assert on_gpu(139, engine__rounds=2).choices.gradient_sum == "device"
     small = on_gpu(24, engine__rounds=2).choices
     assert (small.rounds, small.gradient_sum, small.micro_batches % 2) == (2, "host", 0)
@@ -357,7 +357,7 @@ def test_rows_beyond_a_table_of_positions_are_refused():
         choose(table, config(), "cpu", None, 8 * GIB, 65)
 
 
-def test_boundaries_that_the_host_has_no_room_for_are_not_chosen_for_speed():
+def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
     """With these rates rounds with boundaries on the host are a little faster; there is RAM for them in one case."""
     def boundaries(ram: int) -> int:
         asked = config(train__batch_size=256)

@@ -18,7 +18,7 @@ from engine.fit.sizes import fixed_items, host_boundary_bytes
 from engine.model.build import build_model, find_layers
 from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices
-from tests.engine.model.test_packing import LEAK, LEAKING, PACKED
+from tests.engine.model.test_packing import WHY_NOT_PACKED, NOT_PACKED, PACKED
 from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 
@@ -210,9 +210,9 @@ def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys
 
 def test_the_readme_has_the_table_of_today():
     """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""
-    assert set(PACKED) | set(LEAKING) == set(SUPPORTED) and not set(PACKED) & set(LEAKING)
-    found = {family: verdict(family) if family in REFUSED else Verdict(unpacked="" if family in PACKED else LEAK)
+    assert set(PACKED) | set(NOT_PACKED) == set(SUPPORTED) and not set(PACKED) & set(NOT_PACKED)
+    found = {family: verdict(family) if family in REFUSED else Verdict(unpacked="" if family in PACKED else WHY_NOT_PACKED)
              for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
-    assert inside == table(found), "run python -m tests.families and put its output into README.md"
+    assert inside == table(found), "run python -m tests.support.families and put its output into README.md"

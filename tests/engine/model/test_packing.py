@@ -35,13 +35,13 @@ PACKED = (
     "modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi",
     "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm",
     "starcoder2", "vaultgemma", "youtu")
-LEAKING = (
+NOT_PACKED = (
     "axk2", "bailing_hybrid", "bamba", "bloom", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "falcon",
     "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3",
     "mamba", "mamba2", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "openai-gpt", "qwen3_5", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "rwkv", "trocr", "xglm", "xlstm")
 """Families in which one document of a row reaches another."""
-LEAK = "documents that share a row see each other"
+WHY_NOT_PACKED = "documents that share a row see each other"
 
 
 def packed_and_apart(rows_of=LENGTHS) -> tuple[list[Batch], list[Batch]]:
@@ -59,9 +59,9 @@ def gradients(plain, batches: list[Batch], choices: PlanChoices | None = None, c
     homes = []
     run.engine.train_step(1, batches, 0.0, homes.append)
     run.engine.drain()
-    flat = torch.cat([run.store.tensor(unit.name, "grad").clone() for unit in run.model.units])
+    gradient = torch.cat([run.store.tensor(unit.name, "grad").clone() for unit in run.model.units])
     run.close()
-    return homes[0].loss, flat
+    return homes[0].loss, gradient
 
 
 def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -69,14 +69,14 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("family", PACKED)
-def test_packed_documents_do_not_leak(family):
+def test_packed_documents_do_not_see_each_other(family):
     config = tiny_family_config(family)
     plain = plain_model(config)
     packed, apart = packed_and_apart()
-    loss, flat = gradients(plain, packed, config=config)
-    loss_apart, flat_apart = gradients(plain, apart, config=config)
+    loss, gradient = gradients(plain, packed, config=config)
+    loss_apart, gradient_apart = gradients(plain, apart, config=config)
     assert loss == pytest.approx(loss_apart, rel=1e-5)
-    assert difference(flat, flat_apart) < 1e-5
+    assert difference(gradient, gradient_apart) < 1e-5
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "gpt_oss", "llama4_text"])
@@ -84,14 +84,14 @@ def test_the_comparison_can_tell(family):
     """Without positions that restart, the documents see each other."""
     plain = plain_model(tiny_family_config(family))
     packed, apart = packed_and_apart()
-    leaking = [dataclasses.replace(packed[0], position_ids=None)]
-    assert difference(gradients(plain, leaking)[1], gradients(plain, apart)[1]) > 1e-3
+    mixed = [dataclasses.replace(packed[0], position_ids=None)]
+    assert difference(gradients(plain, mixed)[1], gradients(plain, apart)[1]) > 1e-3
 
 
-@pytest.mark.parametrize("family", LEAKING)
-def test_a_family_that_leaks_is_found(family):
+@pytest.mark.parametrize("family", NOT_PACKED)
+def test_a_family_whose_documents_see_each_other_is_found(family):
     packing = packing_of(tiny_family_config(family))
-    assert not packing.safe and packing.problem == LEAK
+    assert not packing.safe and packing.problem == WHY_NOT_PACKED
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "phi3", "qwen3_moe"])
@@ -127,9 +127,9 @@ def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope)
     assert packing.safe and packing.longest == 32
     assert packing.problem_of(32) == "" and "beyond 32 tokens" in packing.problem_of(33)
     plain = plain_model(config)
-    for lengths, leaks in (((3, 40), True), ((3, 29), False)):
+    for lengths, see_each_other in (((3, 40), True), ((3, 29), False)):
         packed, apart = packed_and_apart((lengths,))
-        assert (difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5) == leaks
+        assert (difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5) == see_each_other
 
 
 def test_positions_become_documents_on_the_host():
@@ -161,8 +161,8 @@ def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
     expected = gradients(plain, packed)
     depth = plain.config.num_hidden_layers
     for choices in (PlanChoices(resident_blocks=depth, kept_blocks=depth), PlanChoices(slots=1, host_boundaries=True)):
-        loss, flat = gradients(plain, packed, choices)
-        assert loss == expected[0] and torch.equal(flat, expected[1])
+        loss, gradient = gradients(plain, packed, choices)
+        assert loss == expected[0] and torch.equal(gradient, expected[1])
 
 
 @pytest.mark.parametrize("window, chunk", [(None, None), (3, None), (None, 4)])
@@ -201,8 +201,8 @@ def test_queries_that_share_keys_give_the_same_group_by_group(masked):
 def test_short_rows_are_the_same_under_a_mask_as_document_by_document(family, monkeypatch):
     plain = plain_model(tiny_config(family)) if family != "llama4_text" else plain_model(tiny_family_config(family))
     packed, _ = packed_and_apart()
-    at_once, flat = gradients(plain, packed)
+    at_once, gradient = gradients(plain, packed)
     monkeypatch.setattr("engine.model.attention._MASKED_AT_ONCE", 0)
-    apart, flat_apart = gradients(plain, packed)
+    apart, gradient_apart = gradients(plain, packed)
     assert at_once == pytest.approx(apart, rel=1e-5)
-    assert (flat - flat_apart).abs().max() < 1e-4 * flat_apart.abs().max()
+    assert (gradient - gradient_apart).abs().max() < 1e-4 * gradient_apart.abs().max()

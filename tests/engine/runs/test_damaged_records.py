@@ -176,7 +176,7 @@ def test_a_run_that_cannot_be_shown_hides_no_other(written):
     assert run_row(replace(run, seconds=float("nan")))["at_work"] == "–"
 
 
-def test_a_thousand_damaged_lines_leave_room_in_the_log(written):
+def test_a_thousand_damaged_lines_leave_space_in_the_log(written):
     folder, lines = written
     folder.events_path.write_bytes(b"".join([*lines[:-1], *[b"garbage\n"] * 1000, lines[-1]]))
     snapshot = RunSnapshot()

@@ -28,7 +28,7 @@ from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from tests.support.disks import small_file_system
 from tests.support.failing import (at_event, at_step, command, failed, fill, intact, plenty, preset, refused,  # noqa: F401
-                                   resumes_to_the_end, runs, saved, whole, whole_checkpoints)
+                                   resumes_to_the_end, runs, stopped_run, whole, whole_checkpoints)
 from tests.support.folders import make_config
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +77,7 @@ def test_a_run_that_cannot_be_made_leaves_no_folder(small_disk, tmp_path):
     assert list(small_disk.iterdir()) == [ballast]
 
 
-def test_a_form_is_kept_once_there_is_room_again(small_disk, tmp_path):
+def test_a_form_is_kept_once_there_is_space_again(small_disk, tmp_path):
     draft, shown = Draft(small_disk), shown_values(make_config(tmp_path))
     ballast = fill(small_disk)
     draft.remember(None, shown)
@@ -136,109 +136,110 @@ def damage(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("file", ["manifest.json", "0001-*.planes"])
 @pytest.mark.parametrize("kind", ["cut", "flipped", "emptied", "removed"])
-def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(capsys, runs, saved, whole, file, kind):
-    newest = max(saved.folder.checkpoints_path.iterdir(), key=lambda path: int(path.name[5:]))
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(capsys, runs, stopped_run, whole, file, kind):
+    newest = max(stopped_run.folder.checkpoints_path.iterdir(), key=lambda path: int(path.name[5:]))
     damage(next(newest.glob(file)), kind)
     resumes_to_the_end(capsys, runs, whole)
-    records = intact(saved.folder.path)
+    records = intact(stopped_run.folder.path)
     assert [r.event.resumed_step for r in records if isinstance(r.event, RunStarted)] == [None, 3]
 
 
-def test_when_every_checkpoint_is_damaged(capsys, runs, saved):
-    for path in saved.folder.checkpoints_path.glob("*/0001-*.planes"):
+def test_when_every_checkpoint_is_damaged(capsys, runs, stopped_run):
+    for path in stopped_run.folder.checkpoints_path.glob("*/0001-*.planes"):
         damage(path, "flipped")
-    sentence = failed(capsys, runs, "--resume", saved.id, code=1)
+    sentence = failed(capsys, runs, "--resume", stopped_run.id, code=1)
     assert "No checkpoint" in sentence and "start a new run" in sentence
-    assert len(list(saved.folder.checkpoints_path.iterdir())) == 2, "nothing is deleted"
+    assert len(list(stopped_run.folder.checkpoints_path.iterdir())) == 2, "nothing is deleted"
 
 
-def test_a_checkpoint_of_a_newer_version(capsys, runs, saved):
-    for path in saved.folder.checkpoints_path.glob("*/manifest.json"):
+def test_a_checkpoint_of_a_newer_version(capsys, runs, stopped_run):
+    for path in stopped_run.folder.checkpoints_path.glob("*/manifest.json"):
         body = json.loads(path.read_text()) | {"format": 99}
         del body["checksum"]
         path.write_text(json.dumps(body | {"checksum": body_checksum(body)}), encoding="utf-8")
-    assert "has format 99" in failed(capsys, runs, "--resume", saved.id, code=1)
+    assert "has format 99" in failed(capsys, runs, "--resume", stopped_run.id, code=1)
 
 
-def test_a_run_folder_of_a_newer_version_is_left_as_it_is(capsys, runs, saved):
-    path = saved.folder.path / "config.yaml"
+def test_a_run_folder_of_a_newer_version_is_left_as_it_is(capsys, runs, stopped_run):
+    path = stopped_run.folder.path / "config.yaml"
     tree = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(tree | {"swarm": {"nodes": 4}}), encoding="utf-8")
-    sentence = refused(capsys, runs, "train", "--resume", saved.id)
+    sentence = refused(capsys, runs, "train", "--resume", stopped_run.id)
     assert "swarm" in sentence and "use the version that wrote it" in sentence
 
 
-def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, saved, whole):
+def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, whole):
     """Settings, events and fields that came later are missing, and so is the file of the session's time."""
-    path = saved.folder.path / "config.yaml"
+    path = stopped_run.folder.path / "config.yaml"
     tree = yaml.safe_load(path.read_text())
     del tree["output"]["timeline_every"], tree["train"]["max_grad_norm"], tree["engine"]["rounds"]
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-    lines = [json.loads(line) for line in saved.folder.events_path.read_text().splitlines()]
+    lines = [json.loads(line) for line in stopped_run.folder.events_path.read_text().splitlines()]
     for line in lines:
         for late in ("exposed", "loss_tokens", "program_version", "error_type"):
             line.pop(late, None)
-    saved.folder.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (saved.folder.path / "session.json").unlink(missing_ok=True)
+    stopped_run.folder.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (stopped_run.folder.path / "session.json").unlink(missing_ok=True)
     resumes_to_the_end(capsys, runs, whole)
 
 
-def test_a_record_cut_in_the_middle_of_a_line(capsys, runs, saved, whole):
-    content = saved.folder.events_path.read_bytes()
-    saved.folder.events_path.write_bytes(content[:-25])
+def test_a_record_cut_in_the_middle_of_a_line(capsys, runs, stopped_run, whole):
+    content = stopped_run.folder.events_path.read_bytes()
+    stopped_run.folder.events_path.write_bytes(content[:-25])
     resumes_to_the_end(capsys, runs, whole)
-    assert (saved.folder.path / "events.torn").exists()
+    assert (stopped_run.folder.path / "events.torn").exists()
 
 
-def test_a_record_with_a_damaged_line_says_which_and_goes_on(capsys, runs, saved, whole):
-    content = bytearray(saved.folder.events_path.read_bytes())
+def test_a_record_with_a_damaged_line_says_which_and_goes_on(capsys, runs, stopped_run, whole):
+    content = bytearray(stopped_run.folder.events_path.read_bytes())
     content[content.index(b"\n") + 5] = 0
-    saved.folder.events_path.write_bytes(content)
+    stopped_run.folder.events_path.write_bytes(content)
     resumes_to_the_end(capsys, runs, whole)
-    logged = [r.event.text for r in replay(saved.folder.events_path) if isinstance(r.event, LogLine)]
+    logged = [r.event.text for r in replay(stopped_run.folder.events_path) if isinstance(r.event, LogLine)]
     assert any(text.startswith("Line 2 of") for text in logged)
 
 
-def test_settings_that_are_damaged(capsys, runs, saved):
-    (saved.folder.path / "config.yaml").write_bytes(b"train: [\x00")
-    assert "config.yaml" in refused(capsys, runs, "train", "--resume", saved.id)
-    (saved.folder.path / "config.yaml").unlink()
-    assert "config.yaml" in refused(capsys, runs, "train", "--resume", saved.id)
+def test_settings_that_are_damaged(capsys, runs, stopped_run):
+    (stopped_run.folder.path / "config.yaml").write_bytes(b"train: [\x00")
+    assert "config.yaml" in refused(capsys, runs, "train", "--resume", stopped_run.id)
+    (stopped_run.folder.path / "config.yaml").unlink()
+    assert "config.yaml" in refused(capsys, runs, "train", "--resume", stopped_run.id)
 
 
 @pytest.mark.parametrize("name, value", [("train.batch_size", 8), ("train.seed", 7), ("data.shuffle", False)])
-def test_settings_that_change_the_order_of_the_rows(capsys, runs, saved, name, value):
-    saved.folder.config.with_values({name: value}).save(saved.folder.path / "config.yaml")
-    sentence = failed(capsys, runs, "--resume", saved.id, code=1)
-    assert f"{name} of run {saved.id} was" in sentence or "is no longer what it was trained on" in sentence
+def test_settings_that_change_the_order_of_the_rows(capsys, runs, stopped_run, name, value):
+    stopped_run.folder.config.with_values({name: value}).save(stopped_run.folder.path / "config.yaml")
+    sentence = failed(capsys, runs, "--resume", stopped_run.id, code=1)
+    assert f"{name} of run {stopped_run.id} was" in sentence or "is no longer what it was trained on" in sentence
 
 
-def test_fewer_steps_than_are_done(capsys, runs, saved):
-    saved.folder.config.with_values({"train.steps": 5}).save(saved.folder.path / "config.yaml")
-    assert "has done 6 steps, more than the 5" in failed(capsys, runs, "--resume", saved.id, code=1)
+def test_fewer_steps_than_are_done(capsys, runs, stopped_run):
+    stopped_run.folder.config.with_values({"train.steps": 5}).save(stopped_run.folder.path / "config.yaml")
+    assert "has done 6 steps, more than the 5" in failed(capsys, runs, "--resume", stopped_run.id, code=1)
 
 
-def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, saved):
-    saved.folder.config.with_values({"train.learning_rate": 1e-4, "train.steps": 9}).save(saved.folder.path / "config.yaml")
-    assert command(capsys, "--runs-dir", runs, "train", "--resume", saved.id)[0] == 0
-    told = [r.event.text for r in replay(saved.folder.events_path)
+def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, stopped_run):
+    changed = stopped_run.folder.config.with_values({"train.learning_rate": 1e-4, "train.steps": 9})
+    changed.save(stopped_run.folder.path / "config.yaml")
+    assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
+    told = [r.event.text for r in replay(stopped_run.folder.events_path)
             if isinstance(r.event, LogLine) and r.event.level == "warning"]
     assert any("train.learning_rate was" in text and "up to step 6 and is 0.0001 from here on" in text for text in told)
     assert any("was to have 8 steps and has 9 now" in text for text in told)
 
 
-def test_two_processes_on_one_run_folder(capsys, runs, saved):
+def test_two_processes_on_one_run_folder(capsys, runs, stopped_run):
     hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from engine.runs.folder import open_run\n" \
-           f"with open_run({str(runs)!r}, {saved.id!r}).lock(): print('held', flush=True); time.sleep(60)"
+           f"with open_run({str(runs)!r}, {stopped_run.id!r}).lock(): print('held', flush=True); time.sleep(60)"
     other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "held\n"
-        sentence = refused(capsys, runs, "train", "--resume", saved.id)
+        sentence = refused(capsys, runs, "train", "--resume", stopped_run.id)
         assert f"in use by process {other.pid}" in sentence
     finally:
         other.kill()
         other.wait()
-    assert command(capsys, "--runs-dir", runs, "train", "--resume", saved.id)[0] == 0
+    assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
 
 
 @pytest.mark.parametrize("commands", [("stop",), ("stop", "pause", "resume", "save")])

@@ -30,10 +30,10 @@ def disk(tmp_path, monkeypatch):
 
 def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
     recorder, told = RunRecorder(disk, "r"), threading.Event()
-    recorder.wait_for_room(lambda: 0)
+    recorder.wait_for_disk_space(lambda: 0)
     rested = []
     recorder.call_after_wait(lambda: rested.append(1))
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_room_for", "") == "record" else None)
+    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
     recorder.emit(StateChanged("running"))
     ballast = fill(disk)
     texts = [f"{number} {'x' * 6000}" for number in range(8)]
@@ -58,8 +58,8 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
 
 def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(disk):
     recorder, told = RunRecorder(disk, "r"), threading.Event()
-    recorder.wait_for_room(lambda: 0)
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_room_for", "") == "record" else None)
+    recorder.wait_for_disk_space(lambda: 0)
+    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
     waiting = recorder.emit(StateChanged("paused", "It needs 1 GiB.", "checkpoint")).event
     ballast = fill(disk)
     writer = threading.Thread(target=recorder.emit, args=(LogLine("info", "x" * 6000),))
@@ -69,15 +69,15 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
     writer.join()
     recorder.close()
     states = [r.event for r in replay(recorder.path) if isinstance(r.event, StateChanged)]
-    assert [event.lacks_room_for for event in states] == ["checkpoint", "record", "checkpoint"] and states[-1] == waiting
-    assert (recorder.snapshot.state, recorder.snapshot.lacks_room_for) == ("paused", "checkpoint")
+    assert [event.lacks_space_for for event in states] == ["checkpoint", "record", "checkpoint"] and states[-1] == waiting
+    assert (recorder.snapshot.state, recorder.snapshot.lacks_space_for) == ("paused", "checkpoint")
 
 
 def test_a_wait_ends_when_its_owner_ends_the_run(disk):
     """An error elsewhere: its thread sets `endings` to None, and no lane is left waiting."""
     recorder, told, problems = RunRecorder(disk, "r"), threading.Event(), []
-    recorder.wait_for_room(lambda: 0)
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_room_for", "") == "record" else None)
+    recorder.wait_for_disk_space(lambda: 0)
+    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
     fill(disk)
 
     def write() -> None:
@@ -88,7 +88,7 @@ def test_a_wait_ends_when_its_owner_ends_the_run(disk):
     writer = threading.Thread(target=write)
     writer.start()
     assert told.wait(SECONDS)
-    recorder.wait_for_room(None)
+    recorder.wait_for_disk_space(None)
     writer.join()
     assert problems and not recorder.gave_up
     assert recorder.emit(RunEnded("failed", "It failed.")).event.reason == "It failed."
@@ -98,7 +98,7 @@ def test_a_wait_ends_when_its_owner_ends_the_run(disk):
 
 def test_a_disk_that_fails_is_not_waited_for(tmp_path, monkeypatch):
     recorder = RunRecorder(tmp_path, "r")
-    recorder.wait_for_room(lambda: 0)
+    recorder.wait_for_disk_space(lambda: 0)
 
     def fail(descriptor, data):
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -108,7 +108,7 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
     assert snapshot.timeline_steps == [event.step for event in story if isinstance(event, StepTimeline)]
 
 
-def test_a_run_of_any_length_takes_a_bounded_room(monkeypatch):
+def test_a_run_of_any_length_takes_bounded_memory(monkeypatch):
     """Against all rows: the newest are whole, the older ones every 2nd, 4th, 8th ... from the first on."""
     monkeypatch.setattr("engine.runs.event_tables.ROWS", 64)
     snapshot, rows = RunSnapshot(), []

@@ -246,11 +246,11 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
     assert len(told) == sum(map(len, expected))
 
 
-def test_caches_stay_within_half_of_the_room(qwen3, monkeypatch):
+def test_caches_stay_within_half_of_the_free_memory(qwen3, monkeypatch):
     expected = qwen3.sampler.generate(PROMPTS, 8, set())
     cost = qwen3.sampler.cache_cost
-    room = 2 * (cost.of(3 + 8 + 4) + cost.of(7 + 8 + 4))
-    monkeypatch.setattr(qwen3.backend, "room", lambda: room)
+    free = 2 * (cost.of(3 + 8 + 4) + cost.of(7 + 8 + 4))
+    monkeypatch.setattr(qwen3.backend, "free_memory", lambda: free)
     cached_logits, held = qwen3.engine.cached_logits, []
 
     def watched(tokens, caches):
@@ -261,8 +261,8 @@ def test_caches_stay_within_half_of_the_room(qwen3, monkeypatch):
     monkeypatch.setattr(qwen3.engine, "cached_logits", watched)
     assert qwen3.sampler.generate(PROMPTS, 8, set()) == expected
     # The first two rows in one wave, twelve passes; the third and the fourth each alone.
-    assert len(held) == 12 + 8 + 8 and max(held) <= room // 2
-    monkeypatch.setattr(qwen3.backend, "room", lambda: 100)
+    assert len(held) == 12 + 8 + 8 and max(held) <= free // 2
+    monkeypatch.setattr(qwen3.backend, "free_memory", lambda: 100)
     held.clear()
     assert qwen3.sampler.generate(PROMPTS, 8, set()) == expected
     assert not held

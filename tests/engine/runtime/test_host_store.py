@@ -160,7 +160,7 @@ def test_a_store_that_was_never_closed_leaves_nothing_registered():
     assert not known
 
 
-def test_an_engine_that_found_no_room_on_the_device_leaves_nothing_registered(monkeypatch):
+def test_an_engine_that_found_too_little_device_memory_leaves_nothing_registered(monkeypatch):
     known, backend, plain = {}, CpuBackend(), plain_model(tiny_config("qwen2"))
     backend.register, backend.unregister = known.__setitem__, known.pop
     choices = PlanChoices(host_boundaries=True)

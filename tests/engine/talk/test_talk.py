@@ -133,19 +133,19 @@ def make_config_of_nothing():
     return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
 
 
-@pytest.mark.parametrize("room, found", [((61, None), TOGETHER), ((60, None), IN_TURN), ((46, None), IN_TURN),
+@pytest.mark.parametrize("free, found", [((61, None), TOGETHER), ((60, None), IN_TURN), ((46, None), IN_TURN),
                                          ((99, 21), TOGETHER), ((99, 20), IN_TURN), ((99, 11), IN_TURN)])
-def test_weights_are_together_in_memory_where_both_fit(source, room, found):
+def test_weights_are_together_in_memory_where_both_fit(source, free, found):
     both = [source(15, device=10), source(30, loading=15, device=10)]
-    host, device = room
+    host, device = free
     assert how_they_fit(both, (host << 30, device and device << 30)) == found
 
 
-@pytest.mark.parametrize("room, part", [((45, None), "Weights of 30 needs 45.0 GiB of RAM to answer and 45.0 GiB is free"),
+@pytest.mark.parametrize("free, part", [((45, None), "Weights of 30 needs 45.0 GiB of RAM to answer and 45.0 GiB is free"),
                                         ((99, 10), "10.0 GiB of GPU memory to answer and 10.0 GiB is free")])
-def test_what_does_not_fit_alone_is_refused_in_a_sentence(source, room, part):
+def test_what_does_not_fit_alone_is_refused_in_a_sentence(source, free, part):
     with pytest.raises(FitError, match=part):
-        how_they_fit([source(30, loading=15, device=10)], (room[0] << 30, room[1] and room[1] << 30))
+        how_they_fit([source(30, loading=15, device=10)], (free[0] << 30, free[1] and free[1] << 30))
 
 
 # ---------------------------------------------------------------------- conversations

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import engine.runs.recorder
-import engine.train.disk_wait
+import engine.train.disk_space
 import engine.train.memory_watch
 import engine.train.prepare
 from app.view.run_words import run_bar
@@ -23,9 +23,9 @@ from engine.runs.events import (ControlReceived, DataPrepared, EvalFinished, Log
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
-from engine.runs.reserve import RESERVE_FILE, ROOM_BYTES
+from engine.runs.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.snapshot import RunSnapshot
-from engine.train.disk_wait import RoomWatch, wait_in_words
+from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.run import start_run
 from engine.words import MIB
 from tests.engine.train.test_trainer import execute
@@ -43,7 +43,7 @@ def disk(tmp_path, monkeypatch, whole):
     """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large one. Made after `whole`, to
     which nothing is to happen."""
     monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
-    for module in (engine.train.disk_wait, engine.runs.recorder):
+    for module in (engine.train.disk_space, engine.runs.recorder):
         monkeypatch.setattr(module, "LOOK_SECONDS", LOOK_SECONDS)
     with small_file_system(tmp_path / "disk", 40) as place:
         yield place
@@ -52,7 +52,7 @@ def disk(tmp_path, monkeypatch, whole):
 Act = Callable[[RunFolder], object]
 
 
-def make_room(folder: RunFolder) -> None:
+def free_disk_space(folder: RunFolder) -> None:
     (folder.path.parent / "ballast").unlink()
 
 
@@ -67,7 +67,7 @@ def ask(word: str) -> Act:
 
 def waits(folder: RunFolder) -> list[StateChanged]:
     return [r.event for r in replay(folder.events_path) if isinstance(r.event, StateChanged)
-            and r.event.lacks_room_for in ("record", "checkpoint", "stop")]
+            and r.event.lacks_space_for in ("record", "checkpoint", "stop")]
 
 
 @contextmanager
@@ -108,11 +108,11 @@ def fails(capsys, disk: Path, preset: Path, *acts: Act) -> str:
         return failed(capsys, disk, preset, code=1)
 
 
-def went_on(folder: RunFolder, whole, reason: str, room: str) -> None:
+def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
     """The run waited once, said `reason`, and then equals one that never met a full disk."""
     records = equals(folder, whole)
     told, = waits(folder)
-    assert (told.state, told.lacks_room_for) == ("paused", room) and reason in told.reason and told.reason.endswith(".")
+    assert (told.state, told.lacks_space_for) == ("paused", lacks) and reason in told.reason and told.reason.endswith(".")
     assert "by itself" in told.reason and str(folder.path) in told.reason
     assert any(isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again") for r in records)
     assert not (folder.path / RESERVE_FILE).exists()
@@ -123,7 +123,7 @@ def went_on(folder: RunFolder, whole, reason: str, room: str) -> None:
                             for events in ((r.event for r in records), theirs))
         assert ours == whole_ones
     snapshot = fold(records)
-    assert (snapshot.sessions, snapshot.damaged_lines, snapshot.state, snapshot.lacks_room_for) == (1, 0, "finished", "")
+    assert (snapshot.sessions, snapshot.damaged_lines, snapshot.state, snapshot.lacks_space_for) == (1, 0, "finished", "")
 
 
 def fold(records) -> RunSnapshot:
@@ -136,14 +136,14 @@ def fold(records) -> RunSnapshot:
 # ---------------------------------------------------------------------- a checkpoint
 
 @pytest.fixture
-def no_room_for_a_checkpoint(disk, monkeypatch):
+def no_space_for_a_checkpoint(disk, monkeypatch):
     """From step 5 on, the disk has room for the record alone."""
     at_event(monkeypatch, at_step(5), lambda: fill(disk, 500_000))
     return disk
 
 
-def test_a_checkpoint_waits_for_room(capsys, preset, no_room_for_a_checkpoint, whole):
-    folder, shown = trains(capsys, no_room_for_a_checkpoint, preset, make_room)
+def test_a_checkpoint_waits_for_disk_space(capsys, preset, no_space_for_a_checkpoint, whole):
+    folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, free_disk_space)
     went_on(folder, whole, "The disk is full: the checkpoint of step 6 needs 1 MiB in", "checkpoint")
     assert "The disk is full: the checkpoint of step 6 needs" in shown and "info: There is room on the disk again" in shown
 
@@ -161,20 +161,20 @@ def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypa
         return real(path, *arguments)
 
     monkeypatch.setattr(checkpoint, "_write_unit", write_unit)
-    folder, _ = trains(capsys, disk, preset, make_room)
+    folder, _ = trains(capsys, disk, preset, free_disk_space)
     went_on(folder, whole, "The disk is full: the checkpoint of step 6 needs", "checkpoint")
 
 
-def test_a_stop_waits_for_its_checkpoint(capsys, preset, no_room_for_a_checkpoint, whole):
-    folder, shown = trains(capsys, no_room_for_a_checkpoint, preset, ask("stop"), make_room)
+def test_a_stop_waits_for_its_checkpoint(capsys, preset, no_space_for_a_checkpoint, whole):
+    folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, ask("stop"), free_disk_space)
     assert "Stopped and saved at step 6" in shown and whole_checkpoints(folder.path) == 6
     first, second = waits(folder)
     assert "stop it again to end it without saving" in second.reason and "stop it again" not in first.reason
     resumes_to_the_end(capsys, folder.path.parent, whole)
 
 
-def test_a_second_stop_ends_it_without_saving(capsys, preset, no_room_for_a_checkpoint, whole):
-    disk = no_room_for_a_checkpoint
+def test_a_second_stop_ends_it_without_saving(capsys, preset, no_space_for_a_checkpoint, whole):
+    disk = no_space_for_a_checkpoint
     sentence = fails(capsys, disk, preset, ask("stop"), ask("stop"))
     assert "checkpoint of step 6 needs" in sentence
     assert whole_checkpoints(Path(list_runs(disk)[0].path)) == 3
@@ -182,63 +182,63 @@ def test_a_second_stop_ends_it_without_saving(capsys, preset, no_room_for_a_chec
     resumes_to_the_end(capsys, disk, whole)
 
 
-def test_two_who_stop_at_once_ask_for_one_stop(capsys, preset, no_room_for_a_checkpoint, monkeypatch):
+def test_two_who_stop_at_once_ask_for_one_stop(capsys, preset, no_space_for_a_checkpoint, monkeypatch):
     def twice(folder: RunFolder) -> None:
-        monkeypatch.setattr(engine.train.disk_wait, "LOOK_SECONDS", 1.0)  # in which nobody can have read what the run says
+        monkeypatch.setattr(engine.train.disk_space, "LOOK_SECONDS", 1.0)  # in which nobody can have read what the run says
         send_command(folder, "stop")
         while len(waits(folder)) < 2:
             time.sleep(0.01)
         send_command(folder, "stop")
-        make_room(folder)
+        free_disk_space(folder)
 
-    folder, shown = trains(capsys, no_room_for_a_checkpoint, preset, twice)
+    folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, twice)
     assert "Stopped and saved at step 6" in shown
     asked = [r.event.command for r in replay(folder.events_path) if isinstance(r.event, ControlReceived)]
     assert asked == ["stop", "stop"]
 
 
 @pytest.mark.parametrize("acts", [("discard",), ("stop", "discard")])
-def test_discard_is_obeyed_while_a_checkpoint_waits(capsys, preset, no_room_for_a_checkpoint, acts):
-    folder, _ = trains(capsys, no_room_for_a_checkpoint, preset, *map(ask, acts))
+def test_discard_is_obeyed_while_a_checkpoint_waits(capsys, preset, no_space_for_a_checkpoint, acts):
+    folder, _ = trains(capsys, no_space_for_a_checkpoint, preset, *map(ask, acts))
     records = intact(folder.path)
     assert records[-1].event.state == "discarded" and not folder.checkpoints_path.exists()
 
 
 @pytest.mark.parametrize("word", ["resume", "save"])
-def test_a_request_tries_again_at_once(capsys, preset, no_room_for_a_checkpoint, monkeypatch, whole, word):
-    monkeypatch.setattr(engine.train.disk_wait, "LOOK_SECONDS", 1e9)
+def test_a_request_tries_again_at_once(capsys, preset, no_space_for_a_checkpoint, monkeypatch, whole, word):
+    monkeypatch.setattr(engine.train.disk_space, "LOOK_SECONDS", 1e9)
 
     def act(folder: RunFolder) -> None:
-        make_room(folder)
+        free_disk_space(folder)
         send_command(folder, word)
 
-    folder, _ = trains(capsys, no_room_for_a_checkpoint, preset, act)
+    folder, _ = trains(capsys, no_space_for_a_checkpoint, preset, act)
     equals(folder, whole)
     assert len(waits(folder)) == 1
 
 
-def test_a_pause_that_is_asked_for_meanwhile_comes_after(capsys, preset, no_room_for_a_checkpoint, whole):
+def test_a_pause_that_is_asked_for_meanwhile_comes_after(capsys, preset, no_space_for_a_checkpoint, whole):
     def act(folder: RunFolder) -> None:
         send_command(folder, "pause")
-        make_room(folder)
+        free_disk_space(folder)
         paused = [StateChanged("paused", "Paused after step 6; the model stays in memory.")]
         while paused != [r.event for r in replay(folder.events_path) if r.event in paused]:
             time.sleep(0.01)
         send_command(folder, "resume")
 
-    folder, _ = trains(capsys, no_room_for_a_checkpoint, preset, act)
+    folder, _ = trains(capsys, no_space_for_a_checkpoint, preset, act)
     equals(folder, whole)
 
 
-def test_the_weights_of_a_run_that_waits_can_be_talked_to(tmp_path, no_room_for_a_checkpoint, whole):
-    run = start_run(make_config(tmp_path), no_room_for_a_checkpoint)
+def test_the_weights_of_a_run_that_waits_can_be_talked_to(tmp_path, no_space_for_a_checkpoint, whole):
+    run = start_run(make_config(tmp_path), no_space_for_a_checkpoint)
     seen = []
 
     def act(folder: RunFolder) -> None:
         seen.append(run.paused.do(lambda prepared: prepared.total_steps))
-        make_room(folder)
+        free_disk_space(folder)
 
-    with when_it_waits(no_room_for_a_checkpoint, act):
+    with when_it_waits(no_space_for_a_checkpoint, act):
         assert execute(run).state == "finished"
     assert seen == [8] and not run.paused.is_open
     equals(run.folder, whole)
@@ -256,7 +256,7 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
             run.request("save")
 
     def act(folder: RunFolder) -> None:
-        make_room(folder)
+        free_disk_space(folder)
         while StateChanged("paused") not in [r.event for r in replay(folder.events_path)]:
             time.sleep(0.01)
         run.request("resume")
@@ -267,17 +267,17 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
     equals(run.folder, whole)
 
 
-def test_a_run_short_of_memory_does_not_wait_for_room(capsys, preset, no_room_for_a_checkpoint, monkeypatch):
-    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.lacks_room_for == "checkpoint",
+def test_a_run_short_of_memory_does_not_wait_for_disk_space(capsys, preset, no_space_for_a_checkpoint, monkeypatch):
+    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.lacks_space_for == "checkpoint",
              lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
-    assert "checkpoint of step 6 needs" in failed(capsys, no_room_for_a_checkpoint, preset, code=1)
+    assert "checkpoint of step 6 needs" in failed(capsys, no_space_for_a_checkpoint, preset, code=1)
 
 
-def test_where_there_seems_to_be_room_it_is_tried_less_often(monkeypatch, tmp_path):
+def test_where_there_seems_to_be_space_it_is_tried_less_often(monkeypatch, tmp_path):
     lacks = DiskFullError("", str(tmp_path), needed=5, free=7, full="The disk quota is used up")
-    watch = RoomWatch(lacks)
+    watch = DiskSpaceWatch(lacks)
     assert not watch.found()
-    monkeypatch.setattr(engine.train.disk_wait, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(engine.train.disk_space, "AGAIN_SECONDS", 0.0)
     assert watch.found()
     assert "which did not take it; free some disk space" in wait_in_words(lacks, 6, is_stopping=False)
 
@@ -285,7 +285,7 @@ def test_where_there_seems_to_be_room_it_is_tried_less_often(monkeypatch, tmp_pa
 # ---------------------------------------------------------------------- the record
 
 @pytest.fixture
-def no_room_for_the_record(disk, monkeypatch):
+def no_space_for_the_record(disk, monkeypatch):
     at_event(monkeypatch, at_step(5), lambda: fill(disk))
     return disk
 
@@ -293,9 +293,9 @@ def no_room_for_the_record(disk, monkeypatch):
 MANY_LINES = ("--set", "output.timeline_every=1")
 
 
-def test_the_record_waits_for_room(capsys, preset, no_room_for_the_record, whole):
-    folder, shown = trains(capsys, no_room_for_the_record, preset, make_room, extra=MANY_LINES)
-    went_on(folder, whole, f"free at least {ROOM_BYTES >> 20} MiB of that disk", "record")
+def test_the_record_waits_for_disk_space(capsys, preset, no_space_for_the_record, whole):
+    folder, shown = trains(capsys, no_space_for_the_record, preset, free_disk_space, extra=MANY_LINES)
+    went_on(folder, whole, f"free at least {RECORD_BYTES >> 20} MiB of that disk", "record")
     assert "The disk is full: the record of the run cannot be written" in shown
     records = [r.event for r in replay(folder.events_path)]
     assert [event.step for event in records if isinstance(event, StepTimeline)] == list(range(1, 9))
@@ -303,19 +303,19 @@ def test_the_record_waits_for_room(capsys, preset, no_room_for_the_record, whole
 
 def test_the_record_waits_before_the_first_step(capsys, preset, disk, monkeypatch, whole):
     at_event(monkeypatch, lambda e: isinstance(e, DataPrepared), lambda: fill(disk))
-    folder, _ = trains(capsys, disk, preset, make_room, extra=MANY_LINES)
+    folder, _ = trains(capsys, disk, preset, free_disk_space, extra=MANY_LINES)
     went_on(folder, whole, "free at least", "record")
 
 
 @pytest.mark.parametrize("word, state", [("stop", "failed"), ("discard", "discarded")])
-def test_a_request_to_end_a_run_whose_record_waits(capsys, preset, no_room_for_the_record, whole, word, state):
-    disk = no_room_for_the_record
+def test_a_request_to_end_a_run_whose_record_waits(capsys, preset, no_space_for_the_record, whole, word, state):
+    disk = no_space_for_the_record
     with when_it_waits(disk, ask(word)):
         code, _, sentence = command(capsys, "--runs-dir", disk, "train", preset, *MANY_LINES)
     folder = RunFolder(Path(list_runs(disk)[0].path))
     ended = intact(folder.path)[-1].event
     assert isinstance(ended, RunEnded) and ended.state == state
-    make_room(folder)
+    free_disk_space(folder)
     if word == "discard":
         assert code == 0 and "its checkpoints were deleted" in ended.reason and not folder.checkpoints_path.exists()
         return
@@ -324,22 +324,22 @@ def test_a_request_to_end_a_run_whose_record_waits(capsys, preset, no_room_for_t
     resumes_to_the_end(capsys, disk, whole)
 
 
-def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_room_for_the_record, whole):
+def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_space_for_the_record, whole):
     def act(folder: RunFolder) -> None:
         ask("save")(folder)
-        make_room(folder)
+        free_disk_space(folder)
 
-    folder, _ = trains(capsys, no_room_for_the_record, preset, act, extra=MANY_LINES)
+    folder, _ = trains(capsys, no_space_for_the_record, preset, act, extra=MANY_LINES)
     records = equals(folder, whole)
     assert [r.event.command for r in records if isinstance(r.event, ControlReceived)] == ["save"]
 
 
 def test_a_bar_offers_what_such_a_run_can_take():
-    for room, actions, saves in (("record", ["stop", "discard"], False), ("checkpoint", ["save", "stop", "discard"], True),
+    for lacks, actions, saves in (("record", ["stop", "discard"], False), ("checkpoint", ["save", "stop", "discard"], True),
                                  ("stop", ["save", "stop", "discard"], False)):
-        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", lacks_room_for=room), "r", "Run", True)
+        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for=lacks), "r", "Run", True)
         assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == ("The disk is full.", actions, True, saves)
-    waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_room_for="record")
+    waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for="record")
     bar = run_bar(waiting, "r", "Run", True, "save")
     assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), "a request hides no other"
     bar = run_bar(waiting, "r", "Run", False)

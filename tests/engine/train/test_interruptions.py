@@ -30,7 +30,7 @@ from engine.train.run import start_run
 from engine.words import MIB
 from tests.engine.train.test_trainer import execute
 from tests.support.failing import (at_event, at_step, command, failed, intact, preset, resumes_to_the_end, runs,  # noqa: F401
-                                   saved, whole, whole_checkpoints)
+                                   stopped_run, whole, whole_checkpoints)
 from tests.support.folders import WORDS, make_config
 
 ROOT = Path(__file__).parents[3]
@@ -67,11 +67,11 @@ def test_a_signal_at_any_moment_stops_and_saves(capsys, preset, runs, monkeypatc
 
 @pytest.mark.parametrize("moment, told", [("before the data is read", "nothing is lost"),
                                           ("while the weights are read", "--resume")])
-def test_a_signal_while_a_resumed_run_loads_loses_nothing(capsys, runs, saved, monkeypatch, whole, moment, told):
+def test_a_signal_while_a_resumed_run_loads_loses_nothing(capsys, runs, stopped_run, monkeypatch, whole, moment, told):
     with monkeypatch.context() as interrupted:
         at_event(interrupted, MOMENTS[moment], lambda: signal.raise_signal(signal.SIGINT))
-        code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", saved.id)
-    assert code == 0 and told in out and whole_checkpoints(saved.folder.path) >= 6
+        code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)
+    assert code == 0 and told in out and whole_checkpoints(stopped_run.folder.path) >= 6
     resumes_to_the_end(capsys, runs, whole)
 
 

@@ -1,7 +1,7 @@
 """Killed with SIGKILL at any moment, resumed, and equal to the undisturbed run to the bit.
 
-`python -m tests.test_kill --kills 50` makes fifty kills. Every life of a run is a process of its own, forked from one
-that has imported everything and has no threads, so that most of its time is the run's.
+`python -m tests.engine.train.test_kill --kills 50` makes fifty kills. Every life of a run is a process of its own,
+forked from one that has imported everything and has no threads, so that most of its time is the run's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Room on the disk for a checkpoint: what a run says while it waits for some, and when it is worth trying again."""
+"""Space on the disk for a checkpoint: what a run says while it waits for some, and when it is worth trying again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engine.words import in_gib
 
 LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 30.0
-"""Between two tries where the disk seems to have the room and did not take it: under a quota, or where others write too."""
+"""Between two tries where the disk seems to have the space and did not take it: under a quota, or where others write too."""
 
 
-class RoomWatch:
-    """Looks, from now on, for the room that `lacks` asks for."""
+class DiskSpaceWatch:
+    """Looks, from now on, for the space that `lacks` asks for."""
 
     def __init__(self, lacks: DiskFullError):
         self._lacks = lacks
