@@ -56,8 +56,6 @@ from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.resume import changed_settings
 
-
-
 PROBE_SECONDS = 0.1
 """For each figure."""
 
