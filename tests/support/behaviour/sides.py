@@ -52,10 +52,11 @@ class Side:
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("PYTHON", "RAMSTREAM", "GRADIO", "HF_", "XDG_"))}
         self.environment |= {
-            "PYTHONDONTWRITEBYTECODE": "1", "RAMSTREAM_CACHE": str(self.cache), "HOME": str(folder / "home"),
+            "RAMSTREAM_CACHE": str(self.cache), "HOME": str(folder / "home"),
             "XDG_CACHE_HOME": str(folder / "home" / "cache"), "HF_HOME": str(folder / "home" / "hub"), "HF_HUB_OFFLINE": "1",
             "NUMBA_CACHE_DIR": str(folder / "home" / "numba"), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TZ": "UTC",
             "PYTHONIOENCODING": "utf-8"}
+        # Compiled modules of the program lie beside the copies: nothing is written into the checkouts themselves.
         self._own = [(str(self.program), "PROGRAM"), (str(self.work), "WORK"), (str(self.cache), "CACHE"),
                      (str(folder), "FOLDER")]
 
@@ -64,6 +65,7 @@ class Side:
         for path, name in self._own:
             text = text.replace(path, name)
         text = RUN_ID.sub("RUN-", text)
+        text = re.sub(r"\b(127\.0\.0\.1|localhost):\d{4,5}\b", r"\1:PORT", text)
         return re.sub(r"\bprocess \d+", "process N", text)
 
     def launch(self, *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Ended:
