@@ -28,6 +28,8 @@ AREAS = {"cli": "commands", "mistakes": "mistakes", "page": "page", "records": "
 """By the name that `--only` takes: the module whose `gather` runs one side and returns its facts by name."""
 SHOWN = 12
 """Differences of an area that are printed."""
+FAILED = "<failed>"
+"""What stands for the facts of an area that could not be gathered: a difference, also where both sides failed alike."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -70,9 +72,9 @@ def compare(before: Path, after: Path, wanted: list[str], folder: Path, shown: i
         for side, found in zip(("first", "other"), facts):
             (folder / f"{side}-{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
         told = [Difference(f"{name}{found.path}", found.before, found.after) for found in differences(*facts)]
+        if not told and FAILED in facts[0]:
+            told = [Difference(f"{name}/{FAILED}", facts[0][FAILED], facts[1][FAILED])]
         wrong = [found for found in told if not _is_deliberate(found, used)]
-        wrong += [Difference(f"{name}/<failed>", *(found.get("<failed>") for found in facts))
-                  for _ in [0] if any("<failed>" in found for found in facts) and not wrong]
         table.append((name, len(facts[0]), count(facts[0]), len(wrong), len(told) - len(wrong), time.monotonic() - began))
         for found in wrong[:shown]:
             print(found, flush=True)
@@ -90,7 +92,7 @@ def _facts(module: Any, side: Side) -> dict[str, Any]:
     try:
         return module.gather(side)
     except Exception:
-        return {"<failed>": side.plain(traceback.format_exc())}
+        return {FAILED: side.plain(traceback.format_exc())}
 
 
 def _is_deliberate(found: Difference, used: set[str]) -> bool:

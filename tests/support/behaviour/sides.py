@@ -65,7 +65,7 @@ class Side:
         for path, name in self._own:
             text = text.replace(path, name)
         text = RUN_ID.sub("RUN-", text)
-        text = re.sub(r"\b(127\.0\.0\.1|localhost):\d{4,5}\b", r"\1:PORT", text)
+        text = re.sub(r"(127\.0\.0\.1|localhost|\[::1\]):\d{4,5}\b", r"\1:PORT", text)
         return re.sub(r"\bprocess \d+", "process N", text)
 
     def launch(self, *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Ended:
