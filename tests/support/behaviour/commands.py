@@ -70,7 +70,7 @@ def _checks(side: Side, run: Any, facts: dict[str, Any]) -> None:
 def _as_json(side: Side, facts: dict[str, Any], *arguments: str) -> None:
     """The answer in JSON of a command about a known machine: nothing in it is measured."""
     ended = side.launch(*arguments)
-    facts[" ".join(arguments)] = {"code": ended.code, "err": lines_of(ended.err),
+    facts[side.plain(" ".join(arguments))] = {"code": ended.code, "err": lines_of(ended.err),
                                   "out": each_text(json.loads(ended.out), side.plain)}
 
 
@@ -118,7 +118,11 @@ def _records(side: Side, run: Any, facts: dict[str, Any]) -> None:
 
 
 def _bench(side: Side, facts: dict[str, Any]) -> None:
-    """Its figures are measured; what it says of them, and in which form, is not."""
+    """Its figures are measured; what it says of them, and in which form, is not. It keeps the rates that it has measured, by which
+    later runs are predicted, and so has a cache of its own."""
     ended = side.launch("bench", "presets/starter.yaml", "--seconds", "0.5", "--streamed-only", "--set",
-                        "train.batch_size=4", "--set", "train.micro_batch_size=4", "--then", "train.batch_size=8", "--json")
-    facts["bench --json"] = {"code": ended.code, "err": lines_of(ended.err), "out": shape_of(json.loads(ended.out))}
+                        "train.batch_size=4", "--set", "train.micro_batch_size=4", "--then", "train.batch_size=8", "--json",
+                        environment={"RAMSTREAM_CACHE": str(side.work / "bench-cache")})
+    titles = [re.split(r" {2,}|\d", line.strip())[0] for line in lines_of(ended.err)]
+    facts["bench --json"] = {"code": ended.code, "err": titles, "out": shape_of(json.loads(ended.out)),
+                             "kept": sorted(path.name for path in (side.work / "bench-cache").rglob("*"))}

@@ -19,6 +19,7 @@ _MEASURES = (
     (re.compile(_NUMBER + r" ?(?:µs|ms|seconds|second|s|min|hours|hour|h|days|day)\b"), "TIME"),
     (re.compile(_NUMBER + r" ?%"), "SHARE"),
 )
+_STEPS = re.compile(r"\bstep[- ]\d[\d,]*|\b\d[\d,]* (?:of \d[\d,]*|steps)\b")
 _BAR = re.compile(r"\d+%\||\|\s*\d+/\d+ \[|it/s\]|step/s")
 
 
@@ -27,6 +28,11 @@ def unmeasured(text: str) -> str:
     for pattern, word in _MEASURES:
         text = pattern.sub(word, text)
     return text
+
+
+def uncounted(text: str) -> str:
+    """The text without numbers of steps, where these depend on the moment."""
+    return _STEPS.sub(lambda found: re.sub(r"\d[\d,]*", "N", found[0]), text)
 
 
 def lines_of(text: str) -> list[str]:
