@@ -80,7 +80,7 @@ def _tables(side: Side, facts: dict[str, Any]) -> None:
     columns = [re.split(r" {2,}", line) for line in text.out.splitlines()]
     facts["check --table"] = {"code": text.code, "err": text.err,
                               "out": [cells[:1] + cells[2:] for cells in columns]}
-    csv = side.launch("check", "--table", "--csv")
+    csv = side.launch("check", "--table", "--csv", *(part for name in MACHINES for part in ("--machine", name)))
     rows = csv.out.splitlines()
     facts["check --table --csv"] = {"code": csv.code, "err": csv.err, "out": [row for row in rows if f",{HERE}," not in row]}
     some = side.launch("check", "presets/starter.yaml", "--table", "--json", "--machine", "RTX 4090", "--machine", "H200")
@@ -120,8 +120,8 @@ def _records(side: Side, run: Any, facts: dict[str, Any]) -> None:
 def _bench(side: Side, facts: dict[str, Any]) -> None:
     """Its figures are measured; what it says of them, and in which form, is not. It keeps the rates that it has measured, by which
     later runs are predicted, and so has a cache of its own."""
-    ended = side.launch("bench", "presets/starter.yaml", "--seconds", "0.5", "--streamed-only", "--set",
-                        "train.batch_size=4", "--set", "train.micro_batch_size=4", "--then", "train.batch_size=8", "--json",
+    ended = side.launch("bench", "presets/starter.yaml", "--seconds", "0.2", "--streamed-only", "--set",
+                        "train.batch_size=2", "--set", "train.micro_batch_size=2", "--json",
                         environment={"RAMSTREAM_CACHE": str(side.work / "bench-cache")})
     titles = [re.split(r" {2,}|\d", line.strip())[0] for line in lines_of(ended.err)]
     facts["bench --json"] = {"code": ended.code, "err": titles, "out": shape_of(json.loads(ended.out)),

@@ -124,11 +124,6 @@ def _described(lines: Lines, target: Path) -> Lines:
     return lines
 
 
-def _other_seed(lines: Lines, target: Path) -> Lines:
-    set_values(target, "seed: 7", "seed: 8")
-    return until(lines, "checkpoint_written", 6)
-
-
 def _other_data(lines: Lines, target: Path) -> Lines:
     set_values(target, "source: data.jsonl", "source: other.jsonl")
     return until(lines, "checkpoint_written", 6)
@@ -154,7 +149,6 @@ EDITED: dict[str, Callable[[Lines, Path], Lines | str | None]] = {
     "odd-checkpoint": _odd_checkpoint,
     "without-checkpoints": _without_checkpoints,
     "described": _described,
-    "other-seed": _other_seed,
     "other-data": _other_data,
     "fewer-steps": _fewer_steps,
 }
