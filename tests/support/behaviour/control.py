@@ -97,6 +97,10 @@ class Led:
 
         return wait_for(lambda: done() if done() >= step else 0, f"step {step} of {run_id}")
 
+    def until_saved(self, run_id: str) -> None:
+        """Wait until the record tells of a checkpoint, after which the run goes on as it was."""
+        wait_for(lambda: b'"checkpoint_written"' in (self.runs / run_id / "events.jsonl").read_bytes(), "the checkpoint")
+
     def command(self, run_id: str, command: str, seen: str = "") -> None:
         answer = self.server.ask("POST", f"/api/runs/{run_id}/control", {"command": command, "seen": seen})
         self.note(f"{command} (seen: {seen})", [answer.status, body_of(self.side, answer)])
@@ -163,7 +167,7 @@ def _paused_and_changed(led: Led, form: Form) -> None:
     led.command(run_id, "pause")
     led.until(run_id, "paused")
     led.command(run_id, "save", "paused")
-    wait_for(lambda: list((led.runs / run_id / "checkpoints").glob("step-*/manifest.json")), "the checkpoint")
+    led.until_saved(run_id)
     led.until(run_id, "paused")
     led.command(run_id, "fly")
     _queue(led, form)
@@ -223,6 +227,8 @@ def _stopped_and_resumed(led: Led, form: Form) -> None:
     led.until(run_id, "running")
     led.until_step(run_id, COMPARED_STEPS)
     led.command(run_id, "save")
+    led.until_saved(run_id)
+    led.until(run_id, "running")
     led.command(run_id, "stop")
     led.until(run_id, "stopped")
     led.command(run_id, "stop")

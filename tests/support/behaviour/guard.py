@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from tests.support.behaviour.answers import Asked
+from tests.support.behaviour.answers import UNIQUE, Asked
 from tests.support.behaviour.sides import Server, Side
 
 ROUTES = ("/api/check", "/api/hardware/column", "/api/hardware/csv", "/api/hardware/largest", "/api/hardware/offers",
@@ -22,7 +22,7 @@ NOWHERE = ("/api", "/api/", "/api/nothing", "/ramstream/", "/ramstream/nothing.j
 BODIES = (b"", b"{", b"[]", b"5", b"null", b'"text"', b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff", b"[" * 40 + b"]" * 40,
           b'{"a":' * 20 + b"1" + b"}" * 20, b'{"fn_index": 11, "data": [], "session_hash": "abc"}')
 JSON = {"Content-Type": "application/json"}
-MACHINE = {"rates", "job", "machine", "memory", "why_not_measure"}
+MACHINE = {"rates", "job", "machine", "memory", "why_not_measure", "id", "sentence"}
 """Names in the answers about this machine whose values are measured."""
 
 
@@ -33,16 +33,17 @@ def gather(side: Side) -> dict[str, Any]:
         here = f"127.0.0.1:{server.port}"
         _hosts(ask, here, server.port)
         for path in READ[3:]:
-            ask("GET", path, unique={"server_id", "app_id", "version"} | (MACHINE if path == "/api/hardware" else set()))
+            ask("GET", path, unique=UNIQUE | (MACHINE if path == "/api/hardware" else set()))
             for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"):
                 ask(method, path, headers=JSON, raw=b"{}", name=f"{method} {path} with an empty object")
         for path in NOWHERE:
             ask("GET", path)
             ask("POST", path, {})
         for path in ROUTES:
+            unique = UNIQUE | (MACHINE if path == "/api/hardware/largest" else set())
             for body in BODIES:
-                ask("POST", path, raw=body, headers=JSON, name=f"POST {path} {body[:60]!r}")
-            ask("POST", path, {}, name=f"POST {path} an empty object")
+                ask("POST", path, raw=body, headers=JSON, name=f"POST {path} {body[:60]!r}", unique=unique)
+            ask("POST", path, {}, name=f"POST {path} an empty object", unique=unique)
             ask("GET", path)
             ask("POST", path, raw=b"{}", headers={"Content-Type": "text/plain"}, name=f"POST {path} as text")
         _hardware(ask)

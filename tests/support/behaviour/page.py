@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from typing import Any
@@ -94,7 +95,8 @@ def _files(side: Side, server: Server, paths: list[str]) -> dict[str, Any]:
         seen.add(path)
         answer = server.ask("GET", path)
         name = path.rpartition("/")[2]
-        content = answer.body
+        packed = answer.header("content-encoding")
+        content = gzip.decompress(answer.body) if packed == "gzip" else answer.body  # which also says when it was packed
         if path.startswith("/ramstream/") and name.endswith((".js", ".css")) and not name.startswith("plotly-"):
             text = content.decode()
             base = path.rpartition("/")[0]
@@ -103,6 +105,6 @@ def _files(side: Side, server: Server, paths: list[str]) -> dict[str, Any]:
             content = _FOLDER.sub(r"\1\2", text).encode()
         facts[f"file {name}"] = {
             "status": answer.status, "kind": answer.header("content-type"), "kept": answer.header("cache-control"),
-            "packed": answer.header("content-encoding"), "content": digest(content)}
+            "packed": packed, "content": digest(content)}
     facts["files that the page asks for"] = sorted(path.rpartition("/")[2] for path in seen)
     return facts
