@@ -1,8 +1,8 @@
 """What an earlier version wrote is still read: its run, its checkpoint, its tokens and its preset.
 
-`fixtures/before` was written by version 0.1.0 as it was before its modules moved into packages, in a working directory of its
-own: a model of some 6,000 parameters, its data, a preset, the run of it, and the tokens of that run. `expected.json` is what
-that version said of them. Nothing there is ever written again, or the proof would be gone.
+`fixtures/before` was written by version 0.1.0 as it was before its modules moved into packages, in a working directory
+of its own: a model of some 6,000 parameters, its data, a preset, the run of it, and the tokens of that run.
+`expected.json` is what that version said of them. Nothing there is ever written again, or the proof would be gone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def cut_after_checkpoint(run: Path, step: int) -> None:
 
 
 def same_figures(found: list[float], before: list[float]) -> bool:
-    """Equal to the bit where torch and what it computes with are those of before; elsewhere sums may be in another order."""
+    """Equal to the bit where torch and the kind of CPU are those of before; elsewhere sums may be in another order."""
     if [torch.__version__, torch.backends.cpu.get_cpu_capability()] == EXPECTED["computed_by"]:
         return found == before
     return found == pytest.approx(before, rel=1e-4)
@@ -123,8 +123,9 @@ def test_the_checkpoint_resumes_to_the_same_losses(place):
 
 
 def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_cache):
-    """A checkpoint holds the fingerprint of its data, and no other data are taken for a resume: that the run goes on shows that
-    the fingerprint is the same. The name of the folder tells which code made the tokens, and may be another."""
+    """A checkpoint holds the fingerprint of its data, and no other data are taken for a resume: that the run goes on
+    shows that the fingerprint is the same. The name of the folder tells which code made the tokens, and may be
+    another."""
     assert launch.main(["train", "preset.yaml", "--runs-dir", "new", "--set", "train.steps=1"]) == 0
     made, = (own_cache / "tokens").iterdir()
     kept, = (BEFORE / "cache" / "tokens").iterdir()

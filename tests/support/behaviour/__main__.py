@@ -1,7 +1,7 @@
-"""`python -m tests.support.behaviour BEFORE [AFTER] [--only AREA,...]`: whether two checkouts of the program do the same.
+"""`python -m tests.support.behaviour BEFORE [AFTER] [--only AREA,...]`: whether two checkouts do the same.
 
-Each area runs the program of both checkouts, side by side, and gathers facts; what has to vary is taken out of them, and the
-rest must be equal. Differences are printed. Exit code 1 when there is one that `deliberate.py` does not name.
+Each area runs the program of both checkouts, side by side, and gathers facts; what has to vary is taken out of them,
+and the rest must be equal. Differences are printed. Exit code 1 when there is one that `deliberate.py` does not name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tests.support.behaviour.compare import Difference, count, differences
 from tests.support.behaviour.deliberate import DELIBERATE
 from tests.support.behaviour.sides import Side
 
-AREAS = {"cli": "commands", "mistakes": "mistakes", "page": "page", "records": "records", "guard": "guard", "login": "login",
-         "http": "control", "run": "record", "starter": "starter"}
+AREAS = {"cli": "commands", "mistakes": "mistakes", "page": "page", "records": "records", "guard": "guard",
+         "login": "login", "http": "control", "run": "record", "starter": "starter"}
 """By the name that `--only` takes: the module whose `gather` runs one side and returns its facts by name."""
 SHOWN = 12
 """Differences of an area that are printed."""
@@ -68,14 +68,16 @@ def compare(before: Path, after: Path, wanted: list[str], folder: Path, shown: i
         began = time.monotonic()
         module = importlib.import_module(f"tests.support.behaviour.{AREAS[name]}")
         with ThreadPoolExecutor(2) as pool:
-            facts = list(pool.map(lambda side: _facts(module, side), sides))
+            facts = list(pool.map(_facts, (module, module), sides))
         for side, found in zip(("first", "other"), facts):
-            (folder / f"{side}-{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
+            (folder / f"{side}-{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False),
+                                                        encoding="utf-8")
         told = [Difference(f"{name}{found.path}", found.before, found.after) for found in differences(*facts)]
         if not told and FAILED in facts[0]:
             told = [Difference(f"{name}/{FAILED}", facts[0][FAILED], facts[1][FAILED])]
         wrong = [found for found in told if not _is_deliberate(found, used)]
-        table.append((name, len(facts[0]), count(facts[0]), len(wrong), len(told) - len(wrong), time.monotonic() - began))
+        table.append((name, len(facts[0]), count(facts[0]), len(wrong), len(told) - len(wrong),
+                      time.monotonic() - began))
         for found in wrong[:shown]:
             print(found, flush=True)
         if shown is not None and len(wrong) > shown:

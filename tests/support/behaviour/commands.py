@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.support.behaviour.plain import each_text, digest, lines_of, shape_of, unmeasured
+from tests.support.behaviour.plain import digest, each_text, lines_of, shape_of, unmeasured
 from tests.support.behaviour.sides import Ended, Side
 from tests.support.behaviour.small import recorded_runs, small_place
 
@@ -53,9 +53,10 @@ def _checks(side: Side, run: Any, facts: dict[str, Any]) -> None:
     run("check", "presets/qwen3-4b.yaml", "--machine", "RTX 3090", "--ram-gib", "64", "--set", "train.batch_size=8",
         "--set", "data.max_seq_len=512", "--set", "engine.save_level=boundary", "--set", "output.price_per_kwh=0.3",
         "--set", "train.epochs=null", "--set", "train.steps=100")
-    run("check", "presets/llama-3.1-8b.yaml", "--machine", "H200", "--set", "engine.device=cuda", "--set", "engine.rounds=2",
-        "--set", "engine.residency=3", "--set", "engine.slots=3", "--set", "engine.kernels=eager",
-        "--set", "engine.gpu_memory_gib=30", "--set", "train.micro_batch_size=1", "--set", "model.dtype=float32")
+    run("check", "presets/llama-3.1-8b.yaml", "--machine", "H200", "--set", "engine.device=cuda",
+        "--set", "engine.rounds=2", "--set", "engine.residency=3", "--set", "engine.slots=3",
+        "--set", "engine.kernels=eager", "--set", "engine.gpu_memory_gib=30", "--set", "train.micro_batch_size=1",
+        "--set", "model.dtype=float32")
     run("check", "--model", "Qwen/Qwen2.5-7B", "--machine", "L40S")
     run("check", "presets/starter.yaml", "--model", "meta-llama/Llama-3.1-8B", "--machine", "RTX 5090")
     run("check", "--machine", "RTX 4090")
@@ -82,8 +83,10 @@ def _tables(side: Side, facts: dict[str, Any]) -> None:
                               "out": [cells[:1] + cells[2:] for cells in columns]}
     csv = side.launch("check", "--table", "--csv", *(part for name in MACHINES for part in ("--machine", name)))
     rows = csv.out.splitlines()
-    facts["check --table --csv"] = {"code": csv.code, "err": csv.err, "out": [row for row in rows if f",{HERE}," not in row]}
-    some = side.launch("check", "presets/starter.yaml", "--table", "--json", "--machine", "RTX 4090", "--machine", "H200")
+    facts["check --table --csv"] = {"code": csv.code, "err": csv.err,
+                                    "out": [row for row in rows if f",{HERE}," not in row]}
+    some = side.launch("check", "presets/starter.yaml", "--table", "--json", "--machine", "RTX 4090",
+                       "--machine", "H200")
     found = json.loads(some.out)
     here = found["machines"].pop(HERE)
     for row in found["models"]:
@@ -104,7 +107,8 @@ def _records(side: Side, run: Any, facts: dict[str, Any]) -> None:
     _as_json(side, facts, "runs", "--json", *folder)
     run("runs", "--runs-dir", str(place / "none"))
     run("runs", "--json", "--runs-dir", str(place / "none"))
-    for name, step in (("finished", None), ("finished", 1), ("finished", 5), ("cut", None), ("damaged", 1), ("newer", 10)):
+    for name, step in (("finished", None), ("finished", 1), ("finished", 5), ("cut", None), ("damaged", 1),
+                       ("newer", 10)):
         out = place / f"{name}-{step}.json"
         run("trace", ids[name], *folder, "--out", str(out), *(() if step is None else ("--step", str(step))))
         facts[f"trace of {name}, step {step}"] = each_text(json.loads(out.read_text(encoding="utf-8")), side.plain)
@@ -118,8 +122,8 @@ def _records(side: Side, run: Any, facts: dict[str, Any]) -> None:
 
 
 def _bench(side: Side, facts: dict[str, Any]) -> None:
-    """Its figures are measured; what it says of them, and in which form, is not. It keeps the rates that it has measured, by which
-    later runs are predicted, and so has a cache of its own."""
+    """Its figures are measured; what it says of them, and in which form, is not. It keeps the rates that it has
+    measured, by which later runs are predicted, and so has a cache of its own."""
     ended = side.launch("bench", "presets/starter.yaml", "--seconds", "0.2", "--streamed-only", "--set",
                         "train.batch_size=2", "--set", "train.micro_batch_size=2", "--json",
                         environment={"RAMSTREAM_CACHE": str(side.work / "bench-cache")})

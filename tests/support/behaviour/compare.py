@@ -39,7 +39,8 @@ def differences(before: Any, after: Any, path: str = "") -> list[Difference]:
         for place, (one, other) in enumerate(zip(before, after)):
             found += differences(one, other, f"{path}/{place}")
         return found
-    if type(before) is not type(after) or (before != after and not before != before):
+    are_both_nan = before != before and after != after
+    if type(before) is not type(after) or (before != after and not are_both_nan):
         return [Difference(path, before, after)]
     return []
 

@@ -1,10 +1,10 @@
-"""Runs that are started from the page and led by requests: paused, changed, saved, resumed, stopped, queued, detached, exported,
-talked to and deleted. How far a run comes in the meantime varies; what it does at each step, and what it says, does not."""
+"""Runs that are started from the page and led by requests: paused, changed, saved, resumed, stopped, queued, detached,
+exported, talked to and deleted. How far a run comes in the meantime varies; what it does at each step, and what it
+says, does not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ COMPARED_STEPS = 20
 """Of each run, whose figures are compared: every run comes further than that."""
 OVER = ("finished", "stopped", "failed", "discarded")
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens", "loss_tokens")
-COUNTED = {"id", "created", "at_work", "version", "job_id", "rate", "seconds", "done", "total", "first", "words", "left", "steps",
-           "loss"}
+COUNTED = {"id", "created", "at_work", "version", "job_id", "rate", "seconds", "done", "total", "first", "words",
+           "left", "steps", "loss"}
 """Names in answers whose values depend on the moment."""
 
 
@@ -30,11 +30,11 @@ def gather(side: Side) -> dict[str, Any]:
     with side.serve(runs) as server:
         led = Led(side, server, runs, facts)
         form = led.form.filled(
-            name="Led", model__source=str(place / "model"), model__dtype="float32", data__source=str(place / "data.jsonl"),
-            data__max_seq_len="32", data__eval_fraction="0.1", train__batch_size="4", train__micro_batch_size="2",
-            train__steps=ENDLESS, train__schedule="constant", train__warmup_steps="0", train__learning_rate="0.005",
-            output__checkpoint_every="0", output__eval_every="0", output__exact_match_samples="0", output__export=False,
-            engine__device="cpu")
+            name="Led", model__source=str(place / "model"), model__dtype="float32",
+            data__source=str(place / "data.jsonl"), data__max_seq_len="32", data__eval_fraction="0.1",
+            train__batch_size="4", train__micro_batch_size="2", train__steps=ENDLESS, train__schedule="constant",
+            train__warmup_steps="0", train__learning_rate="0.005", output__checkpoint_every="0",
+            output__eval_every="0", output__exact_match_samples="0", output__export=False, engine__device="cpu")
         _checked(led, form)
         _paused_and_changed(led, form)
         _stopped_and_resumed(led, form)
@@ -86,7 +86,8 @@ class Led:
         live = self.state(run_id)
         bar = live["bar"]
         self.note(f"{states[0]}, as the page shows it", {
-            "bar": {name: bar[name] for name in ("name", "state", "word", "tone", "actions", "pending", "waits", "stop_saves")},
+            "bar": {name: bar[name]
+                    for name in ("name", "state", "word", "tone", "actions", "pending", "waits", "stop_saves")},
             "learning rate": bar["settings"]["learning_rate"], "keys": sorted(live), "keys of the bar": sorted(bar),
             "parts": sorted(live["parts"]), "tiles": [tile["label"] for tile in live["tiles"]]})
 
@@ -99,7 +100,8 @@ class Led:
 
     def until_saved(self, run_id: str) -> None:
         """Wait until the record tells of a checkpoint, after which the run goes on as it was."""
-        wait_for(lambda: b'"checkpoint_written"' in (self.runs / run_id / "events.jsonl").read_bytes(), "the checkpoint")
+        wait_for(lambda: b'"checkpoint_written"' in (self.runs / run_id / "events.jsonl").read_bytes(),
+                 "the checkpoint")
 
     def command(self, run_id: str, command: str, seen: str = "") -> None:
         answer = self.server.ask("POST", f"/api/runs/{run_id}/control", {"command": command, "seen": seen})
@@ -108,8 +110,10 @@ class Led:
     def record(self, run_id: str) -> dict[str, Any]:
         """What the record of a run says that does not depend on the moment."""
         name = self.side.plain(run_id)
-        lines = [json.loads(line) for line in (self.runs / run_id / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-        told = [{key: line[key] for key in ("kind", "state", "reason", "command", "values") if key in line} for line in lines
+        lines = [json.loads(line)
+                 for line in (self.runs / run_id / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+        told = [{key: line[key] for key in ("kind", "state", "reason", "command", "values") if key in line}
+                for line in lines
                 if line["kind"] in ("state_changed", "control_received", "settings_changed", "run_started", "run_ended",
                                     "checkpoint_written", "log_line", "eval_finished")]
         for line in told:
@@ -137,10 +141,11 @@ def _checked(led: Led, form: Form) -> None:
     shown = form.shown
     check("the form", {"preset": "starter.yaml", "shown": shown})
     check("not kept", {"preset": None, "shown": shown | {"train.steps": "7"}, "keep": False})
-    for name, value in (("train.steps", "0"), ("train.steps", "many"), ("model.source", ""), ("model.source", "/no/such/folder"),
-                        ("data.source", "[{source: a, weight: 0}]"), ("train.micro_batch_size", "3"), ("train.epochs", "2"),
-                        ("data.columns.prompt", "x"), ("output.webhook", "nowhere"), ("engine.device", "tpu"),
-                        ("data.max_seq_len", ""), ("train.batch_size", "1000000"), ("model.source", "Qwen/Qwen2.5-7B")):
+    for name, value in (("train.steps", "0"), ("train.steps", "many"), ("model.source", ""),
+                        ("model.source", "/no/such/folder"), ("data.source", "[{source: a, weight: 0}]"),
+                        ("train.micro_batch_size", "3"), ("train.epochs", "2"), ("data.columns.prompt", "x"),
+                        ("output.webhook", "nowhere"), ("engine.device", "tpu"), ("data.max_seq_len", ""),
+                        ("train.batch_size", "1000000"), ("model.source", "Qwen/Qwen2.5-7B")):
         check(f"{name} is {value}", {"preset": None, "shown": shown | {name: value}, "keep": False})
     check("a setting is missing", {"shown": {name: value for name, value in shown.items() if name != "train.seed"}})
     check("a setting that is none", {"shown": shown | {"no.such": "1"}})
@@ -151,7 +156,8 @@ def _checked(led: Led, form: Form) -> None:
     led.note("a preset", last_output(form.press("preset", "input")))
     led.note("the page opens", last_output(form.press("", "load")))
     wrong = form.press("add-to-queue")
-    led.note("queue, while nothing runs", [wrong.status, without(json.loads(wrong.body), {"duration", "average_duration"})])
+    led.note("queue, while nothing runs",
+             [wrong.status, without(json.loads(wrong.body), {"duration", "average_duration"})])
     first = wait_for(lambda: next(iter(led.server.json("GET", "/api/runs")["runs"]), None), "the queued run to start")
     led.until(first["id"], "running")
     led.command(first["id"], "discard")
@@ -258,13 +264,13 @@ def _used(led: Led, place: Path) -> None:
     choice = {"folder": str(place / "model")}
     led.ask("POST", "/api/talk/about", {"choice": choice}, name="talk: about")
     led.ask("POST", "/api/talk/about", {"choice": {"run_id": run_id, "weights": "newest"}}, name="talk: about a run")
-    for message, more in (("say after two", {}), ("say after five", {"system": "say one", "temperature": 0.8, "seed": 3})):
+    for message, more in (("say after two", {}),
+                          ("say after five", {"system": "say one", "temperature": 0.8, "seed": 3})):
         said = {"choice": choice, "message": message, "compare": False, "system": "", "max_new_tokens": 6} | more
         answer = led.server.ask("POST", "/api/talk/say", said)
         led.note(f"say {message}", [answer.status, json.loads(answer.body)])
-        state = wait_for(lambda: (lambda found: None if found["working"] else found)(led.server.json("GET", "/api/talk")),
-                         "the answer")
-        led.note(f"answer to {message}", without(state, {"version", "job_id", "rate"}))
+        wait_for(lambda: not led.server.json("GET", "/api/talk")["working"], "the answer")
+        led.note(f"answer to {message}", without(led.server.json("GET", "/api/talk"), {"version", "job_id", "rate"}))
     for path in ("new", "unload", "stop"):
         led.ask("POST", f"/api/talk/{path}", {}, name=f"talk: {path}", unique=COUNTED)
     led.ask("GET", "/api/talk", name="talk, at last", unique=COUNTED)
@@ -272,6 +278,6 @@ def _used(led: Led, place: Path) -> None:
 
 def _ended(led: Led, number: int) -> Any:
     """The job once it is over."""
-    found: Callable[[], Any] = lambda: led.server.json("GET", f"/api/jobs/{number}")
-    wait_for(lambda: found()["state"] != "working", f"job {number}")
-    return found()
+    path = f"/api/jobs/{number}"
+    wait_for(lambda: led.server.json("GET", path)["state"] != "working", f"job {number}")
+    return led.server.json("GET", path)

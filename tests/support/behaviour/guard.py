@@ -1,4 +1,5 @@
-"""Who may ask what: hosts, origins, methods, bodies, sizes, paths; and what our routes say to bodies that are none of theirs."""
+"""Who may ask what: hosts, origins, methods, bodies, sizes, paths; and what our routes say to bodies that are none of
+theirs."""
 
 from __future__ import annotations
 
@@ -9,18 +10,20 @@ from tests.support.behaviour.answers import UNIQUE, Asked
 from tests.support.behaviour.sides import Server, Side
 
 ROUTES = ("/api/check", "/api/hardware/column", "/api/hardware/csv", "/api/hardware/largest", "/api/hardware/offers",
-          "/api/talk/about", "/api/talk/say", "/api/talk/stop", "/api/talk/new", "/api/talk/unload", "/api/queue/continue",
-          "/api/jobs/1/cancel", "/api/runs/x/control", "/api/runs/x/describe", "/api/runs/x/change", "/api/runs/x/delete",
-          "/api/runs/x/export", "/api/runs/x/draft", "/gradio_api/run/predict", "/gradio_api/queue/join")
-READ = ("/", "/config", "/api/live", "/api/live/x", "/api/runs", "/api/runs/x/details", "/api/hardware", "/api/hardware/choices",
-        "/api/jobs", "/api/jobs/1", "/api/jobs/x", "/api/talk", "/api/talk/choices", "/api/compare", "/api/runs/x/trace",
-        "/gradio_api/app_id")
+          "/api/talk/about", "/api/talk/say", "/api/talk/stop", "/api/talk/new", "/api/talk/unload",
+          "/api/queue/continue", "/api/jobs/1/cancel", "/api/runs/x/control", "/api/runs/x/describe",
+          "/api/runs/x/change", "/api/runs/x/delete", "/api/runs/x/export", "/api/runs/x/draft",
+          "/gradio_api/run/predict", "/gradio_api/queue/join")
+READ = ("/", "/config", "/api/live", "/api/live/x", "/api/runs", "/api/runs/x/details", "/api/hardware",
+        "/api/hardware/choices", "/api/jobs", "/api/jobs/1", "/api/jobs/x", "/api/talk", "/api/talk/choices",
+        "/api/compare", "/api/runs/x/trace", "/gradio_api/app_id")
 NOWHERE = ("/api", "/api/", "/api/nothing", "/ramstream/", "/ramstream/nothing.js", "/ramstream/..%2flaunch.py",
-           "/gradio_api/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/info", "/docs", "/openapi.json", "/login", "/logout",
-           "/assets/../config", "/static/img/nothing.svg", "//api/runs", "/nothing", "/gradio_api/startup-events", "/user",
-           "/x" * 150, "/theme.css/", "/gradio_api/queue/data", "/monitoring", "/robots.txt")
-BODIES = (b"", b"{", b"[]", b"5", b"null", b'"text"', b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff", b"[" * 40 + b"]" * 40,
-          b'{"a":' * 20 + b"1" + b"}" * 20, b'{"fn_index": 11, "data": [], "session_hash": "abc"}')
+           "/gradio_api/file=/etc/passwd", "/gradio_api/upload", "/gradio_api/info", "/docs", "/openapi.json",
+           "/login", "/logout", "/assets/../config", "/static/img/nothing.svg", "//api/runs", "/nothing",
+           "/gradio_api/startup-events", "/user", "/x" * 150, "/theme.css/", "/gradio_api/queue/data", "/monitoring",
+           "/robots.txt")
+BODIES = (b"", b"{", b"[]", b"5", b"null", b'"text"', b'{"a": NaN}', b'{"a": "\\ud800"}', b"\xff", b"[" * 40
+          + b"]" * 40, b'{"a":' * 20 + b"1" + b"}" * 20, b'{"fn_index": 11, "data": [], "session_hash": "abc"}')
 JSON = {"Content-Type": "application/json"}
 MACHINE = {"rates", "job", "machine", "memory", "why_not_measure", "id", "sentence"}
 """Names in the answers about this machine whose values are measured."""
@@ -49,9 +52,9 @@ def gather(side: Side) -> dict[str, Any]:
         _hardware(ask)
         _talk(ask)
         _sizes(ask)
-        facts["a web socket"] = _raw(server, f"GET /gradio_api/queue/join HTTP/1.1\r\nHost: {here}\r\nUpgrade: websocket\r\n"
-                                     "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-                                     "Sec-WebSocket-Version: 13\r\n\r\n")
+        facts["a web socket"] = _raw(
+            server, f"GET /gradio_api/queue/join HTTP/1.1\r\nHost: {here}\r\nUpgrade: websocket\r\n"
+            "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n")
         facts["two hosts"] = _raw(server, f"GET /api/live HTTP/1.1\r\nHost: {here}\r\nHost: {here}\r\n\r\n")
         facts["no host"] = _raw(server, "GET /api/live HTTP/1.1\r\n\r\n")
         facts["no request at all"] = _raw(server, "hello\r\n\r\n")
@@ -63,8 +66,8 @@ def gather(side: Side) -> dict[str, Any]:
 
 
 def _hosts(ask: Asked, here: str, port: int) -> None:
-    for host in ("evil.example", "", "127.0.0.2:1", f"localhost:{port}", "localhost", f"[::1]:{port}", "a@127.0.0.1", "127.0.0.1/x",
-                 "127.0.0.1:x", "LOCALHOST", "0.0.0.0", "192.0.2.7", "127.0.0.1."):
+    for host in ("evil.example", "", "127.0.0.2:1", f"localhost:{port}", "localhost", f"[::1]:{port}", "a@127.0.0.1",
+                 "127.0.0.1/x", "127.0.0.1:x", "LOCALHOST", "0.0.0.0", "192.0.2.7", "127.0.0.1."):
         ask("GET", "/api/live", headers={"Host": host}, name=f"Host {host}")
         ask("POST", "/api/check", {}, headers={"Host": host}, name=f"Host {host} of a POST")
     for origin in ("http://evil.example", f"http://{here}", "null", "", f"https://{here}", "http://127.0.0.1:1"):
@@ -83,7 +86,8 @@ def _hardware(ask: Asked) -> None:
     for name in ("RTX 4090", "H100 SXM"):
         ask("POST", "/api/hardware/column", {"machine": name, "timed": True, "settings": settings})
         ask("POST", "/api/hardware/column", {"machine": name, "timed": False, "settings": {}})
-    ask("POST", "/api/hardware/csv", {"machines": ["RTX 4090"], "models": ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B"],
+    ask("POST", "/api/hardware/csv",
+        {"machines": ["RTX 4090"], "models": ["Qwen/Qwen2.5-7B", "meta-llama/Llama-3.1-8B"],
                                       "settings": settings})
     for model in ("Qwen/Qwen2.5-7B", "meta-llama/Llama-3.3-70B-Instruct", "OLMo 2 7B", "no such model"):
         ask("POST", "/api/hardware/offers", {"model": model, "settings": settings})
@@ -92,7 +96,8 @@ def _hardware(ask: Asked) -> None:
         ask("POST", "/api/hardware/largest", {"settings": wrong})
     for body in ({"machine": "nope", "settings": {}}, {"machine": 5, "settings": {}}):
         ask("POST", "/api/hardware/column", body)
-    for body in ({"machines": [], "models": [], "settings": {}}, {"machines": ["RTX 4090"], "models": ["x"], "settings": {}},
+    for body in ({"machines": [], "models": [], "settings": {}},
+                 {"machines": ["RTX 4090"], "models": ["x"], "settings": {}},
                  {"machines": ["RTX 4090"] * 20, "models": [], "settings": {}}, {"machines": "RTX 4090", "models": []}):
         ask("POST", "/api/hardware/csv", body)
 
@@ -103,7 +108,8 @@ def _talk(ask: Asked) -> None:
                    {"max_new_tokens": 0}, {"seed": -1}, {"choice": 5}, {"choice": {"folder": " "}}, {"choice": {}},
                    {"choice": {"folder": "/no/such/folder"}}, {"message": " "}):
         ask("POST", "/api/talk/say", good | change, name=f"say {str(change)[:60]}", unique={"version", "id"})
-    for choice in ({"run_id": "../x", "weights": "newest"}, {"folder": "/no/such/folder"}, {"folder": ""}, {"run_id": "x"}):
+    for choice in ({"run_id": "../x", "weights": "newest"}, {"folder": "/no/such/folder"}, {"folder": ""},
+                   {"run_id": "x"}):
         ask("POST", "/api/talk/about", {"choice": choice})
     for since in ("", "0", "x", "-1", "9" * 30):
         ask("GET", f"/api/talk?since={since}")
@@ -125,4 +131,5 @@ def _raw(server: Server, text: str) -> list[str]:
         while chunk := connection.recv(65536):
             answer += chunk
     head, _, body = answer.decode("utf-8", "replace").partition("\r\n\r\n")
-    return [line if not line.lower().startswith("date") else "date" for line in server.side.plain(head).split("\r\n")] + [body]
+    return [line if not line.lower().startswith("date") else "date"
+            for line in server.side.plain(head).split("\r\n")] + [body]

@@ -18,12 +18,15 @@ def gather(side: Side) -> dict[str, Any]:
     runs = side.work / "login-runs"
     with side.serve(runs, "--login", login="me:se:cret") as server:
         ask = Asked(server, facts)
-        for path in ("/", "/?run=x", "/api/live", "/config", "/ramstream/dashboard.js", "/nothing", "/gradio_api/app_id"):
+        for path in ("/", "/?run=x", "/api/live", "/config", "/ramstream/dashboard.js", "/nothing",
+                     "/gradio_api/app_id"):
             ask("GET", path)
             ask("GET", path, headers=PAGE, name=f"GET {path} as a page")
-            ask("GET", path, headers={"Cookie": "ramstream_login=9999999999.0000"}, name=f"GET {path} with a wrong cookie")
+            ask("GET", path, headers={"Cookie": "ramstream_login=9999999999.0000"},
+                name=f"GET {path} with a wrong cookie")
         ask("POST", "/api/check", {})
-        for path in ("/login", "/login?next=/x", "/login?next=//evil.example", "/login?link_used=1", "/login?next=%22%3E%3Cb%3E"):
+        for path in ("/login", "/login?next=/x", "/login?next=//evil.example", "/login?link_used=1",
+                     "/login?next=%22%3E%3Cb%3E"):
             ask("GET", path)
 
         def enter(name: str, **fields: str) -> Any:
@@ -39,7 +42,8 @@ def gather(side: Side) -> dict[str, Any]:
         facts["form of the cookie"] = re.sub(r"\d{10}", "TIME", re.sub(r"[0-9a-f]{64}", "SIGNATURE", cookie))
         for path in ("/api/live", "/api/runs", "/ramstream/dashboard.js", "/nothing", "/login"):
             ask("GET", path, headers={"Cookie": cookie}, name=f"GET {path} with the cookie")
-        for wrong in (cookie[:-1], cookie.replace("=", "=1"), "ramstream_login", "other=1; " + cookie, f"{cookie}; {cookie}x"):
+        for wrong in (cookie[:-1], cookie.replace("=", "=1"), "ramstream_login", "other=1; " + cookie,
+                      f"{cookie}; {cookie}x"):
             ask("GET", "/api/live", headers={"Cookie": wrong},
                 name="cookie " + re.sub(r"[0-9a-f]{63,}", "SIGNATURE", re.sub(r"\d{10,11}", "TIME", wrong)))
         link = re.search(r"\?token=([\w-]+)", server.printed)

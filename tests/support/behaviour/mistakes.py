@@ -1,4 +1,4 @@
-"""Command lines that are wrong: each ends with an exit code and one plain sentence, which are compared to the letter."""
+"""Command lines that are wrong: each ends with an exit code and one plain sentence, compared to the letter."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.support.behaviour.sides import Side
 from tests.support.behaviour.small import recorded_runs, small_place
 
 SETTINGS = (
-    "steps", "=5", "nothing=1", "train=5", "train.steps=[", "train.learning_rat=1", "trian.steps=3", "train.steps.more=1",
-    "name=[1, 2]", "name=null",
+    "steps", "=5", "nothing=1", "train=5", "train.steps=[", "train.learning_rat=1", "trian.steps=3",
+    "train.steps.more=1", "name=[1, 2]", "name=null",
     "model.source=", "model.source=null", "model.source=[a]",
     "model.init=fresh", "model.dtype=float16", "model.attention=flash",
     "data.source=", "data.source=[]", "data.source=/nope.jsonl", "data.source=missing.jsonl",
     "data.source=[{source: data.jsonl, weight: 0}]", "data.source=[{source: data.jsonl, weight: 5000}]",
     "data.source=[{source: ''}]", "data.source=[{source: data.jsonl, colour: red}]", "data.source=[5, 6]",
     "data.format=xml", "data.columns.prompt=", "data.columns={prompt: a, completion: a}",
-    "data.columns={messages: a, prompt: b}", "data.columns={input: a, tools: b}", "data.columns.colour=a", "data.columns=[a]",
-    "data.split=[a]", "data.max_seq_len=1", "data.max_seq_len=99999999", "data.max_seq_len=many", "data.packing=perhaps",
-    "data.train_on=nobody", "data.eval_fraction=0.95", "data.eval_fraction=-1", "data.shuffle=3",
-    "train.steps=0", "train.steps=2.5", "train.steps=many", "train.steps=2000000000", "train.steps=true", "train.epochs=2",
-    "train={epochs: 0}", "train={epochs: -1}",
+    "data.columns={messages: a, prompt: b}", "data.columns={input: a, tools: b}", "data.columns.colour=a",
+    "data.columns=[a]", "data.split=[a]", "data.max_seq_len=1", "data.max_seq_len=99999999", "data.max_seq_len=many",
+    "data.packing=perhaps", "data.train_on=nobody", "data.eval_fraction=0.95", "data.eval_fraction=-1",
+    "data.shuffle=3", "train.steps=0", "train.steps=2.5", "train.steps=many", "train.steps=2000000000",
+    "train.steps=true", "train.epochs=2", "train={epochs: 0}", "train={epochs: -1}",
     "train.batch_size=0", "train.batch_size=9999999", "train.micro_batch_size=3", "train.micro_batch_size=0",
     "train.micro_batch_size=some", "train.learning_rate=0", "train.learning_rate=-1", "train.learning_rate=.inf",
     "train.learning_rate=.nan", "train.schedule=square", "train.warmup_steps=-1", "train.weight_decay=-0.1",
@@ -46,11 +46,13 @@ PREPARED = (
 """Settings that only preparing a run finds to be wrong, or a step."""
 
 PRESETS = {
-    "unclosed.yaml": "train: [unclosed", "twice.yaml": "train: {steps: 2}\ntrain: {batch_size: 4}", "list.yaml": "- 1\n- 2\n",
-    "empty.yaml": "", "text.yaml": "just a text", "date.yaml": "name: 2024-13-45\n", "tab.yaml": "train:\n\tsteps: 3\n",
+    "unclosed.yaml": "train: [unclosed", "twice.yaml": "train: {steps: 2}\ntrain: {batch_size: 4}",
+    "list.yaml": "- 1\n- 2\n", "empty.yaml": "", "text.yaml": "just a text", "date.yaml": "name: 2024-13-45\n",
+    "tab.yaml": "train:\n\tsteps: 3\n",
     "unknown.yaml": "model: {source: model}\ndata: {source: data.jsonl}\nspeed: 9\n",
     "no-model.yaml": "data: {source: data.jsonl}\n", "no-data.yaml": "model: {source: model}\n",
-    "alias.yaml": "a: &a [1, 2]\nmodel: *a\n", "tag.yaml": "model: !!python/object:os.system {}\n", "number.yaml": "42\n",
+    "alias.yaml": "a: &a [1, 2]\nmodel: *a\n", "tag.yaml": "model: !!python/object:os.system {}\n",
+    "number.yaml": "42\n",
 }
 
 

@@ -12,7 +12,8 @@ from tests.support.behaviour.plain import digest, each_text, unmeasured
 from tests.support.behaviour.sides import Server, Side
 
 _CONFIG = re.compile(r"window\.gradio_config = (\{.*?\});?</script>", re.DOTALL)
-_FILE = re.compile(r"""(?:src|href|content|from|import)[=\s(]*["'](\.{0,2}/?[\w./@-]+\.(?:js|css|svg|png|woff2|ico|json))["']""")
+_FILE = re.compile(r"""(?:src|href|content|from|import)[=\s(]*["']"""
+                   r"""(\.{0,2}/?[\w./@-]+\.(?:js|css|svg|png|woff2|ico|json))["']""")
 _LINKED = re.compile(r"<([^>]+)>;")
 _FOLDER = re.compile(r"""(["'(<])(?:\.{0,2}/)?(?:[\w@-]+/)*([\w.-]+\.(?:js|css))""")
 MOST_FILES = 150
@@ -29,14 +30,16 @@ def gather(side: Side) -> dict[str, Any]:
         facts["config in the page"] = found is not None
         facts |= _config(side, config)
         facts["the same as /config"] = _config(side, server.json("GET", "/config"))
-        facts["page around its config"] = [side.plain(line) for line in _FOLDER.sub(r"\1\2", _CONFIG.sub("", text)).splitlines()]
+        facts["page around its config"] = [
+            side.plain(line) for line in _FOLDER.sub(r"\1\2", _CONFIG.sub("", text)).splitlines()]
         facts["headers of the page"] = {name: "..." if name in NOT_COMPARED else _FOLDER.sub(r"\1\2", side.plain(value))
                                         for name, value in page.headers}
         linked = _LINKED.findall(page.header("link"))
         facts |= _files(side, server, [*_FILE.findall(text), *linked])
         for path in ("/theme.css", "/manifest.json", "/favicon.ico"):
             answer = server.ask("GET", path)
-            facts[path] = [answer.status, answer.header("content-type"), digest(side.plain(answer.body.decode()).encode())]
+            content = side.plain(answer.body.decode())
+            facts[path] = [answer.status, answer.header("content-type"), digest(content.encode())]
     facts["printed"] = side.plain(server.printed)
     facts["exit code"] = server.code
     facts["left in the folder of runs"] = sorted(path.name for path in runs.iterdir()) if runs.exists() else None
@@ -84,8 +87,8 @@ def _config(side: Side, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _files(side: Side, server: Server, paths: list[str]) -> dict[str, Any]:
-    """What each file answers that the page asks for, and those that it imports. A file is known by its name: in which folder it
-    lies is not compared, nor from where it imports."""
+    """What each file answers that the page asks for, and those that it imports. A file is known by its name: in which
+    folder it lies is not compared, nor from where it imports."""
     waiting, seen, facts = list(dict.fromkeys(paths)), set(), {}
     while waiting and len(seen) < MOST_FILES:
         path = waiting.pop(0)
@@ -95,8 +98,9 @@ def _files(side: Side, server: Server, paths: list[str]) -> dict[str, Any]:
         seen.add(path)
         answer = server.ask("GET", path)
         name = path.rpartition("/")[2]
+        # A packed file also says when it was packed.
         packed = answer.header("content-encoding")
-        content = gzip.decompress(answer.body) if packed == "gzip" else answer.body  # which also says when it was packed
+        content = gzip.decompress(answer.body) if packed == "gzip" else answer.body
         if path.startswith("/ramstream/") and name.endswith((".js", ".css")) and not name.startswith("plotly-"):
             text = content.decode()
             base = path.rpartition("/")[0]

@@ -1,7 +1,7 @@
 """What has to vary between two runs of the same program is taken out here, and nothing else.
 
-`Side.plain` takes out folders, ids of runs and processes. What is here goes further, for what was measured: seconds, rates and
-sizes. It is used only where they are measured; a figure that follows from settings is compared as it stands.
+`Side.plain` takes out folders, ids of runs and processes. What is here goes further, for what was measured: seconds,
+rates and sizes. It is used only where they are measured; a figure that follows from settings is compared as it stands.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def without(value: Any, names: set[str]) -> Any:
-    """JSON values in which the values of these keys have become the word for their kind; the keys are still compared."""
+    """JSON values in which the values of these keys are words for their kinds; the keys are still compared."""
     if isinstance(value, list):
         return [without(item, names) for item in value]
     if isinstance(value, dict):

@@ -31,19 +31,23 @@ def gather(side: Side) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     runs = side.work / "record-runs"
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    facts["train"] = told(side, side.launch("train", "presets/starter.yaml", "--runs-dir", str(runs), *settings), measured=True)
+    facts["train"] = told(side, side.launch("train", "presets/starter.yaml", "--runs-dir", str(runs), *settings),
+                          measured=True)
     run, = runs.iterdir()
     facts |= run_facts(side, run)
     facts |= tokens_facts(side.cache / "tokens")
     trace = side.work / "record.trace.json"
-    facts["trace"] = told(side, side.launch("trace", run.name, "--runs-dir", str(runs), "--step", "4", "--out", str(trace)))
+    facts["trace"] = told(
+        side, side.launch("trace", run.name, "--runs-dir", str(runs), "--step", "4", "--out", str(trace)))
     facts["trace, its rows"] = _trace(json.loads(trace.read_text(encoding="utf-8")))
-    facts["list"] = without(each_text(json.loads(side.launch("runs", "--runs-dir", str(runs), "--json").out), side.plain),
+    facts["list"] = without(each_text(json.loads(side.launch("runs", "--runs-dir", str(runs), "--json").out),
+                                      side.plain),
                             {"created", "seconds", "predicted", "measured", "error"})
     again = side.launch("train", "presets/starter.yaml", "--runs-dir", str(runs), "--set", "train.steps=1",
-                        "--set", "output.export=false", "--set", "output.exact_match_samples=0", "--set", "model.init=random",
-                        "--set", "model.dtype=bfloat16", "--set", "train.seed=5", "--set", "engine.residency=1",
-                        "--set", "engine.save_level=boundary_host", "--set", "train.micro_batch_size=2")
+                        "--set", "output.export=false", "--set", "output.exact_match_samples=0", "--set",
+                        "model.init=random", "--set", "model.dtype=bfloat16", "--set", "train.seed=5", "--set",
+                        "engine.residency=1", "--set", "engine.save_level=boundary_host", "--set",
+                        "train.micro_batch_size=2")
     facts["train with random weights, in bfloat16, streamed"] = told(side, again, measured=True)
     other = next(path for path in runs.iterdir() if path != run)
     facts |= {f"streamed: {name}": fact for name, fact in run_facts(side, other).items()}
@@ -65,7 +69,7 @@ def run_facts(side: Side, run: Path) -> dict[str, Any]:
 
 
 def events_facts(side: Side, record: Path) -> dict[str, Any]:
-    """The sequence of kinds, and each event with its keys in their order; what is measured is there as a word for its kind."""
+    """The sequence of kinds, and each event with its keys in their order; what is measured has become a word."""
     lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
     facts: dict[str, Any] = {
         "seq counts on": [line["seq"] for line in lines] == list(range(1, len(lines) + 1)),
@@ -134,7 +138,8 @@ def _trace(trace: dict[str, Any]) -> Any:
     """The rows of a trace and what stands in them, without times."""
     events = [without(event, {"ts", "dur"}) for event in trace["traceEvents"] if event.get("cat") != "wait"]
     order = sorted(events, key=lambda event: (event["pid"], event["tid"]))  # of a row, in the order of its events
-    return {"events": order, "the rest": {key: value for key, value in trace.items() if key not in ("traceEvents", "otherData")}}
+    return {"events": order,
+            "the rest": {key: value for key, value in trace.items() if key not in ("traceEvents", "otherData")}}
 
 
 def _resumed(side: Side) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the server says of runs whose records are given: nothing in it is measured, so it is compared to the last digit."""
+"""What the server says of runs whose records are given: nothing in it is measured, so it is compared to the digit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.support.behaviour.answers import Asked
 from tests.support.behaviour.sides import Side
 from tests.support.behaviour.small import recorded_runs, small_place
 
-COMPARED = (("finished", "changed"), ("finished", "cut", "failed", "damaged", "newer", "described"), ("empty", "preparing"),
-            ("finished", "broken-settings"), ("finished",), ("finished", "finished"), ("finished", "nobody"),
-            ("finished", "changed", "cut", "failed", "stopped", "damaged", "newer"))
+COMPARED = (("finished", "changed"), ("finished", "cut", "failed", "damaged", "newer", "described"),
+            ("empty", "preparing"), ("finished", "broken-settings"), ("finished",), ("finished", "finished"),
+            ("finished", "nobody"), ("finished", "changed", "cut", "failed", "stopped", "damaged", "newer"))
 
 
 def gather(side: Side) -> dict[str, Any]:
@@ -49,8 +49,9 @@ def gather(side: Side) -> dict[str, Any]:
 def _changes(ask: Asked, ids: dict[str, str]) -> None:
     """Names, notes, drafts and what is asked of runs that are over."""
     run_id = ids["finished"]
-    for body in ({"name": " New name ", "note": "A note\nof two lines"}, {"name": "a\nb", "note": ""}, {"name": "x" * 121, "note": ""},
-                 {"name": "", "note": "y" * 4001}, {"name": 5, "note": ""}, {"note": ""}, {"name": "", "note": ""}):
+    for body in ({"name": " New name ", "note": "A note\nof two lines"}, {"name": "a\nb", "note": ""},
+                 {"name": "x" * 121, "note": ""}, {"name": "", "note": "y" * 4001}, {"name": 5, "note": ""},
+                 {"note": ""}, {"name": "", "note": ""}):
         ask("POST", f"/api/runs/{run_id}/describe", body)
         ask("GET", f"/api/runs/{run_id}/details", name=f"details after describe {str(body)[:80]}")
     for name in ("finished", "cut", "stopped", "broken-settings"):

@@ -1,7 +1,7 @@
 """One of the two checkouts that are compared: a copy of it in a folder of its own, and how its program is run.
 
-Both copies lie in folders whose names are equally long, so that no text is cut or wrapped at another place. Nothing of the
-program is imported: it is run as processes, as its users run it.
+Both copies lie in folders whose names are equally long, so that no text is cut or wrapped at another place. Nothing of
+the program is imported: it is run as processes, as its users run it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "runs", "tests", "docs", "shared", "venv", "node_modules",
-                                    "*.egg-info")
+NOT_COPIED = {"runs", "tests", "docs", "shared", "venv", "build", "node_modules"}
+"""Folders of a checkout, directly in it, that are no part of the program; nor is what begins with a dot there."""
 RUN_ID = re.compile(r"\d{8}-\d{6}-(?=[a-z0-9])")
 LONGEST_SECONDS = 300.0
 """Of a command, or of what is waited for."""
@@ -44,7 +44,13 @@ class Side:
 
     def __init__(self, checkout: Path, folder: Path):
         self.program, self.work, self.cache = folder / "program", folder / "work", folder / "cache"
-        shutil.copytree(checkout, self.program, ignore=NOT_COPIED)
+
+        def ignored(folder: str, names: list[str]) -> set[str]:
+            at_top = Path(folder) == checkout
+            return {name for name in names if name == "__pycache__"
+                    or at_top and (name in NOT_COPIED or name.startswith("."))}
+
+        shutil.copytree(checkout, self.program, ignore=ignored)
         self.work.mkdir()
         (folder / "home").mkdir()
         self.kept: dict[str, Any] = {}
@@ -53,9 +59,9 @@ class Side:
                             if not name.startswith(("PYTHON", "RAMSTREAM", "GRADIO", "HF_", "XDG_"))}
         self.environment |= {
             "RAMSTREAM_CACHE": str(self.cache), "HOME": str(folder / "home"),
-            "XDG_CACHE_HOME": str(folder / "home" / "cache"), "HF_HOME": str(folder / "home" / "hub"), "HF_HUB_OFFLINE": "1",
-            "NUMBA_CACHE_DIR": str(folder / "home" / "numba"), "OMP_NUM_THREADS": "1", "COLUMNS": "120", "TZ": "UTC",
-            "PYTHONIOENCODING": "utf-8"}
+            "XDG_CACHE_HOME": str(folder / "home" / "cache"), "HF_HOME": str(folder / "home" / "hub"),
+            "HF_HUB_OFFLINE": "1", "NUMBA_CACHE_DIR": str(folder / "home" / "numba"), "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120", "TZ": "UTC", "PYTHONIOENCODING": "utf-8"}
         # Compiled modules of the program lie beside the copies: nothing is written into the checkouts themselves.
         self._own = [(str(self.program), "PROGRAM"), (str(self.work), "WORK"), (str(self.cache), "CACHE"),
                      (str(folder), "FOLDER")]
@@ -71,8 +77,8 @@ class Side:
     def launch(self, *arguments: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> Ended:
         """Run `launch.py` with these arguments to its end."""
         ended = subprocess.run([sys.executable, str(self.program / "launch.py"), *arguments], cwd=cwd or self.program,
-                               env=self.environment | (environment or {}), stdin=subprocess.DEVNULL, capture_output=True,
-                               timeout=LONGEST_SECONDS)
+                               env=self.environment | (environment or {}), stdin=subprocess.DEVNULL,
+                               capture_output=True, timeout=LONGEST_SECONDS)
         return Ended(ended.returncode, ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace"))
 
     def begin(self, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
-"""The small run that was written before, as material: a working directory with its model, data and preset, and folders of runs
-in every state, made from its record without the program. All times in them are fixed, so that what the program says of
-them can be compared to the last digit."""
+"""The small run that was written before, as material: a working directory with its model, data and preset, and folders
+of runs in every state, made from its record without the program. All times in them are fixed, so that what the program
+says of them can be compared to the last digit."""
 
 from __future__ import annotations
 
@@ -134,10 +134,14 @@ def _fewer_steps(lines: Lines, target: Path) -> Lines:
     return until(lines, "checkpoint_written", 6)
 
 
+def _failed(lines: Lines, target: Path) -> Lines:
+    return _ended(lines, "failed", "The loss of step 7 is not a finite number.", "NonFiniteError")
+
+
 EDITED: dict[str, Callable[[Lines, Path], Lines | str | None]] = {
     "finished": lambda lines, target: lines,
     "cut": lambda lines, target: until(lines, "step_finished", 8),
-    "failed": lambda lines, target: _ended(lines, "failed", "The loss of step 7 is not a finite number.", "NonFiniteError"),
+    "failed": _failed,
     "stopped": lambda lines, target: _ended(lines, "stopped", "Stopped and saved at step 6."),
     "discarded": lambda lines, target: _ended(lines, "discarded", "Discarded at step 6."),
     "preparing": lambda lines, target: lines[:3],
