@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import launch
-from engine.config import TrainConfig
-from engine.recorder import replay
-from engine.snapshot import RunSnapshot
+from engine.config.settings import TrainConfig
+from engine.runs.following import replay
+from engine.runs.snapshot import RunSnapshot
 
 BEFORE = Path(__file__).parent / "fixtures" / "before"
 EXPECTED = json.loads((BEFORE / "expected.json").read_text(encoding="utf-8"))
