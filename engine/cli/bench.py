@@ -131,9 +131,7 @@ def _streamed(config: TrainConfig, planes: Planes, shape: ModelShape, ceilings: 
     gc.collect()
     backend.reset_peak()  # what was measured or trained before has left memory behind
     if backend.device.type == "cuda":
-        limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
-        if config.engine.gpu_memory_gib is not None:
-            limit = min(limit, int(config.engine.gpu_memory_gib * GIB))
+        limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
     length, rows = config.data.max_seq_len, config.train.batch_size
     chosen = choose(shape, config, backend.device.type, limit, free, length, rates=ceilings.rates())
     try:

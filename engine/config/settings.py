@@ -19,6 +19,7 @@ from engine.config.data_settings import DataConfig, check_columns
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
 from engine.files import write_whole
+from engine.words import GIB
 
 AUTO = "auto"
 Auto = Literal["auto"]
@@ -118,6 +119,10 @@ class EngineConfig:
     kernels: Literal["auto", "compiled", "eager"] = AUTO
     """Compiled by torch (fused: faster, and half of the activations) or one by one. `auto` compiles in bfloat16 on a GPU
     where Triton and a C compiler are there."""
+
+    def within_cap(self, nbytes: int) -> int:
+        """Of so many bytes of GPU memory, those that the plan may use."""
+        return nbytes if self.gpu_memory_gib is None else min(nbytes, round(self.gpu_memory_gib * GIB))
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,7 @@ def _planner(shape: ModelShape, config: TrainConfig, device: str, gpu_limit: int
         limit = host_free - shape.host_bytes - CPU_RUNTIME_BYTES
         keeping = min(COMFORTABLE[device] * limit, CPU_SHARE * host_free)
     else:
-        cap = config.engine.gpu_memory_gib
-        limit = gpu_limit if cap is None else min(gpu_limit, round(cap * GIB))
+        limit = config.engine.within_cap(gpu_limit)
         keeping = COMFORTABLE[device] * limit
     compiled = rounding.get("compiled", False) if rounding else kernels_compiled(shape, config, device, here)
     sizer = Sizer(shape, config, device, limit, keeping, row_length, compiled, rounding)

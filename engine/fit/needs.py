@@ -214,8 +214,7 @@ def gpu_limit(config: TrainConfig, machine: Machine) -> int | None:
     """Bytes of GPU memory that the run may take; None on the CPU."""
     if device_of(config, machine) == "cpu":
         return None
-    free, cap = machine.gpus[0].free, config.engine.gpu_memory_gib
-    return free if cap is None else min(free, round(cap * GIB))
+    return config.engine.within_cap(machine.gpus[0].free)
 
 
 def measured_rates(config: TrainConfig, machine: Machine) -> Rates | None:

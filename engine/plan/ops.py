@@ -104,6 +104,16 @@ class OfMicroBatch(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class OfSum(OfMicroBatch):
+    """An op with a backward: it computes from the weights in `slot` and sums the gradient in `grad`."""
+
+    slot: Buffer = field(kw_only=True)
+    grad: Buffer = field(kw_only=True)
+    first: bool = field(kw_only=True)
+    """It begins the sum rather than adding to it."""
+
+
+@dataclass(frozen=True, slots=True)
 class OfPiece(Op):
     """An op on one piece of the planes of a unit whose optimizer runs on the device."""
 
@@ -158,37 +168,25 @@ class Forward(OfMicroBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Loss(OfMicroBatch):
+class Loss(OfSum):
     """Final norm, head and loss, forward and (in training) backward, in chunks."""
 
     kind, lane = OpKind.LOSS, Lane.COMPUTE
-    slot: Buffer = field(kw_only=True)
-    grad: Buffer = field(kw_only=True)
-    first: bool = field(kw_only=True)
-    """It begins the gradient's sum rather than adding to it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Backward(OfMicroBatch):
-    """Recompute from the boundary if needed, then backward; the gradient goes into `grad`."""
+class Backward(OfSum):
+    """Recompute from the boundary if needed, then backward."""
 
     kind, lane = OpKind.BACKWARD, Lane.COMPUTE
-    slot: Buffer = field(kw_only=True)
-    grad: Buffer = field(kw_only=True)
-    first: bool = field(kw_only=True)
-    """It begins the gradient's sum rather than adding to it."""
     ring: Buffer | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedBackward(OfMicroBatch):
+class EmbedBackward(OfSum):
     """Capture again with gradients on, then backward."""
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
-    slot: Buffer = field(kw_only=True)
-    grad: Buffer = field(kw_only=True)
-    first: bool = field(kw_only=True)
-    """It begins the gradient's sum rather than adding to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,6 @@ class MemorySampled(Event):
     step: Whole = 0
     host_rss: Whole = 0
     host_pinned: Whole = 0
-    host_available: Whole = 0
     gpu_allocated: Whole = 0
     gpu_reserved: Whole = 0
     gpu_peak: Whole = 0

@@ -19,7 +19,7 @@ from engine.model.units import StreamedModel
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import (Applied, Backward, Clip, DeviceUpdate, Embed, EmbedBackward, FetchBoundary, FetchGrad, FetchGradient,
                              FetchStates, Forward, Lane, Lend, Loss, Offload, OffloadStates, OffloadWeights, OfMicroBatch, OfPiece,
-                             Op, OpKind, Prefetch, Reclaim, Reduce, StepPlan, StoreBoundary, Summary, Update)
+                             OfSum, Op, OpKind, Prefetch, Reclaim, Reduce, StepPlan, StoreBoundary, Summary, Update)
 from engine.runtime.backend import Backend
 from engine.runtime.device_adamw import clip_of, update
 from engine.runtime.device_state import DeviceState
@@ -228,7 +228,7 @@ class BlockOps:
         del step.arguments[op.micro_batch]
         self._sum(unit.layout, self._grad(EMBED, op, EMBED), gradients, op.first)
 
-    def _grad(self, owner: str, op: Loss | Backward | EmbedBackward, unit: str) -> torch.Tensor:
+    def _grad(self, owner: str, op: OfSum, unit: str) -> torch.Tensor:
         """The owner's part of its fp32 gradient buffer. A tied loss op also sums into the embed unit's buffer."""
         buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
         return self.state.grads[buffer][:self.units[owner].layout.numel]

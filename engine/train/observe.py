@@ -107,12 +107,12 @@ class Observer:
             self._gpu.close()
 
     def _sample_memory(self, step: int) -> None:
-        rss, available = self._watch.look()
+        rss, _ = self._watch.look()
         device = self._p.backend.memory()
         driver = self._gpu.sample() if self._gpu is not None else None
         self._recorder.emit(MemorySampled(
             step=step, host_rss=rss, host_pinned=self._p.store.pinned_bytes + self._p.engine.boundary_bytes
-            if self._gpu is not None else 0, host_available=available, gpu_allocated=device["allocated"],
+            if self._gpu is not None else 0, gpu_allocated=device["allocated"],
             gpu_reserved=device["reserved"], gpu_peak=device["peak"],
             gpu_driver=driver.used if driver else device["total"] - device["free"], gpu_total=device["total"],
             host_total=self._host_total, power=driver.power or 0.0 if driver else 0.0))

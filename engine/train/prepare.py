@@ -55,8 +55,6 @@ from engine.train.memory_account import MemoryAccount, data_bytes
 from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.resume import changed_settings
-from engine.words import GIB
-
 
 PROBE_SECONDS = 0.1
 """For each figure."""
@@ -214,7 +212,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
           backend: Backend, state: dict[str, Any] | None, check: Callable[[], None]) -> Planned:
     """Judge the fit, record it, and choose. Raises FitError for what does not fit."""
     if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
-        backend.limit_memory(max(0, int(config.engine.gpu_memory_gib * GIB) - CUDA_CONTEXT_BYTES))
+        backend.limit_memory(max(0, config.engine.within_cap(backend.memory()["total"]) - CUDA_CONTEXT_BYTES))
     give_back_free_memory()
     _first_resident.setdefault(backend.device.type, sample_host_memory()[0])
     rates = _measured(backend, recorder, check)
@@ -238,7 +236,7 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         backend.reset_peak()
         limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES  # this process's context is there already
         if config.engine.gpu_memory_gib is not None:
-            limit = min(limit, int(config.engine.gpu_memory_gib * GIB))
+            limit = config.engine.within_cap(limit)
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         else:
             backend.limit_memory(backend.memory()["total"])

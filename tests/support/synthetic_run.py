@@ -77,7 +77,7 @@ def run_events(steps: int = 120, total: int | None = None, gpu: bool = True, nam
     for step in range(1, steps + 1):
         events.append(step_finished(step, total))
         events.append(MemorySampled(step=step, host_rss=100 * GIB + step * 1000, host_pinned=90 * GIB,
-                                    host_available=20 * GIB, gpu_allocated=40 * GIB if gpu else 0,
+                                    gpu_allocated=40 * GIB if gpu else 0,
                                     gpu_reserved=44 * GIB if gpu else 0, gpu_peak=43 * GIB if gpu else 0,
                                     gpu_driver=46 * GIB if gpu else 0, gpu_total=139 * GIB if gpu else 0,
                                     host_total=128 * GIB, power=540 + 20 * math.sin(step / 5) if gpu else 0.0))

@@ -176,7 +176,7 @@ def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, who
     path.write_text(yaml.safe_dump(tree), encoding="utf-8")
     lines = [json.loads(line) for line in stopped_run.folder.events_path.read_text().splitlines()]
     for line in lines:
-        for late in ("exposed", "loss_tokens", "program_version", "host_available", "error_type"):
+        for late in ("exposed", "loss_tokens", "program_version", "error_type"):
             line.pop(late, None)
     stopped_run.folder.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (stopped_run.folder.path / "session.json").unlink(missing_ok=True)
