@@ -173,7 +173,8 @@ def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any
              "active_parameters": row.active_parameters,
              "cells": {column.name: {"verdict": found.verdict.value, "host_bytes": found.host_bytes,
                                      "gpu_bytes": found.gpu_bytes, "missing": found.missing,
-                                     "tokens_per_second": found.tokens_per_second, "estimated": found.estimated} for column, found in zip(shown, row.cells)}}
+                                     "tokens_per_second": found.tokens_per_second, "estimated": found.estimated}
+                        for column, found in zip(shown, row.cells)}}
             for row in rows]
 
 

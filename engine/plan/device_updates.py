@@ -16,8 +16,8 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
 from engine.plan.choices import PlanChoices
 from engine.plan.derive_waits import Draft
-from engine.plan.ops import (DeviceUpdate, FetchGradient, FetchStates, GradientSum, Lend, OffloadStates, OffloadWeights, OfPiece,
-                             Reclaim)
+from engine.plan.ops import (DeviceUpdate, FetchGradient, FetchStates, GradientSum, Lend, OfPiece, OffloadStates,
+                             OffloadWeights, Reclaim)
 
 Piece = tuple[str, int]
 """A unit and which of its pieces."""
@@ -207,7 +207,8 @@ class DeviceUpdates:
         (unit, k), buffer = piece, self._buffer[piece]
         self._with_gradient.add(piece)
         if unit not in self._staging:
-            self._emit(FetchGradient, piece, self._gradient(unit), {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=k)})
+            self._emit(FetchGradient, piece, self._gradient(unit),
+                       {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=k)})
 
     def _update(self, piece: Piece) -> None:
         (unit, k), buffer = piece, self._buffer[piece]

@@ -45,7 +45,9 @@ def waits_of(spans: Sequence[Span], previous: Sequence[Span] | None, inline: boo
     """
     earlier = None if previous is None else _Step(previous, None)
     step = _Step(spans, earlier)
-    others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != Lane.COMPUTE), key=lambda s: s.start) if inline else []
+    others: list[Span] = []
+    if inline:
+        others = sorted((s for s in [*(previous or ()), *spans] if s.op.lane != Lane.COMPUTE), key=lambda s: s.start)
     last_end = max((s.end for s in previous if s.op.lane == Lane.COMPUTE), default=None) if previous else None
     begin = max((s.end for s in spans if s.op.lane == Lane.COMPUTE), default=math.inf) - seconds
     waits: list[Wait] = []

@@ -11,8 +11,8 @@ from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content,
 from engine.plan.choices import PlanChoices
 from engine.plan.derive_waits import Draft
 from engine.plan.device_updates import DeviceUpdates
-from engine.plan.ops import (Applied, Backward, Clip, Embed, EmbedBackward, FetchBoundary, FetchGrad, Forward, GradientSum, Loss,
-                             Offload, Op, Prefetch, Reduce, StoreBoundary, Summary, Update)
+from engine.plan.ops import (Applied, Backward, Clip, Embed, EmbedBackward, FetchBoundary, FetchGrad, Forward,
+                             GradientSum, Loss, Offload, Op, Prefetch, Reduce, StoreBoundary, Summary, Update)
 
 STEP = "step"
 """The unit of ops that are about the whole step."""

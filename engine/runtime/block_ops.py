@@ -17,9 +17,10 @@ from engine.model.layout import UnitLayout
 from engine.model.skeleton import Capture
 from engine.model.units import StreamedModel
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
-from engine.plan.ops import (Applied, Backward, Clip, DeviceUpdate, Embed, EmbedBackward, FetchBoundary, FetchGrad, FetchGradient,
-                             FetchStates, Forward, Lane, Lend, Loss, Offload, OffloadStates, OffloadWeights, OfMicroBatch, OfPiece,
-                             OfSum, Op, OpKind, Prefetch, Reclaim, Reduce, StepPlan, StoreBoundary, Summary, Update)
+from engine.plan.ops import (Applied, Backward, Clip, DeviceUpdate, Embed, EmbedBackward, FetchBoundary, FetchGrad,
+                             FetchGradient, FetchStates, Forward, Lane, Lend, Loss, OfMicroBatch, OfPiece, OfSum,
+                             Offload, OffloadStates, OffloadWeights, Op, OpKind, Prefetch, Reclaim, Reduce, StepPlan,
+                             StoreBoundary, Summary, Update)
 from engine.runtime.backend import Backend
 from engine.runtime.device_adamw import clip_of, update
 from engine.runtime.device_state import DeviceState

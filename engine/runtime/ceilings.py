@@ -92,7 +92,8 @@ def measure(backend: Backend, seconds: float, say: Callable[[str], None], for_pl
             grad.copy_(staging, non_blocking=True)
 
         say("the bus")
-        one_way = [_rates(backend, {lane: (work, 2 * numel)}, seconds)[lane] for lane, work in ((Lane.H2D, h2d), (Lane.D2H, d2h))]
+        one_way = [_rates(backend, {lane: (work, 2 * numel)}, seconds)[lane]
+                   for lane, work in ((Lane.H2D, h2d), (Lane.D2H, d2h))]
         both = _rates(backend, {Lane.H2D: (h2d, 2 * numel), Lane.D2H: (d2h, 2 * numel)}, seconds)
         say("the device")
         moved = _rates(backend, {Lane.COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[Lane.COMPUTE]

@@ -1,4 +1,5 @@
-"""AdamW on a piece of a unit's planes that was brought to the device: the arithmetic of `engine.runtime.host_kernels`, in tensors.
+"""AdamW on a piece of a unit's planes that was brought to the device: the arithmetic of
+`engine.runtime.host_kernels`, in tensors.
 
 Compiled it is one pass over the planes. Without a compiler it runs in pieces that keep its temporaries small.
 """

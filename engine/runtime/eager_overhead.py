@@ -32,8 +32,8 @@ class Pass:
 
 
 def eager_rates(seconds: float, matmul: float, attention: float) -> tuple[float, float]:
-    """(seconds that calls take in one forward, bytes a second of the passes over what is kept), as `engine.fit.cost.Cost` counts
-    them: a backward is two forwards of calls, of products and of passes, and two and a half of attention. matmul, attention:
+    """(seconds that calls take in one forward, bytes a second of the passes over what is kept), as `engine.fit.cost.Cost`
+    counts them: a backward is two forwards of calls, of products and of passes, and two and a half of attention. matmul, attention:
     FLOPs a second. Each of two blocks is run for `seconds`."""
     tiny, small = _measured(TINY, seconds), _measured(SMALL, seconds)
     known = 3 * small.products / matmul + 3.5 * small.attention / attention

@@ -98,8 +98,8 @@ class Sampler:
 
     def stream(self, prompt: Sequence[int], max_new_tokens: int, end_tokens: set[int], temperature: float = 0.0,
                top_p: float = 1.0, seed: int = 0, max_length: int | None = None) -> Iterator[int]:
-        """The answer that `generate` gives to one prompt, a token at a time; between two tokens others may use the engine. Closing
-        the iterator frees the cache."""
+        """The answer that `generate` gives to one prompt, a token at a time; between two tokens others may use the
+        engine. Closing the iterator frees the cache."""
         row, most = list(prompt), len(prompt) + max_new_tokens
         most = most if max_length is None else min(most, max_length)
         generator = torch.Generator().manual_seed(seed)

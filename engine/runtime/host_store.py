@@ -113,8 +113,8 @@ class HostStore:
 
     def write(self, unit: str, name: str, tensor: torch.Tensor) -> None:
         """Set a parameter from a float tensor of its shape on any device. fp32 values are kept exactly in both modes
-        but for those that `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or infinity stays one in weight_high,
-        where a sum over the plane finds it. Raises ModelError for a wrong shape or a tensor that is not float."""
+        but for those that `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or infinity stays one in
+        weight_high, where a sum over the plane finds it. Raises ModelError for a wrong shape or a tensor that is not float."""
         offset, spec = self._places[unit, name]
         if tuple(tensor.shape) != spec.shape:
             raise ModelError(f"{spec.full_name} has the shape {tuple(tensor.shape)} in the weights but {spec.shape} in "

@@ -113,7 +113,8 @@ def lanes(request, monkeypatch):
 def test_delays_in_any_lane_change_nothing(lanes, name):
     choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
-    for slow in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST), (Lane.H2D, Lane.HOST)):
+    for slow in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST),
+                 (Lane.H2D, Lane.HOST)):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
@@ -147,7 +148,8 @@ def find_missing_waits(lanes, careless: str, *slow: str) -> None:
     assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
 
 
-@pytest.mark.parametrize("careless, slow", [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)), (Lane.HOST, (Lane.D2H,))],
+@pytest.mark.parametrize("careless, slow", [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)),
+                                            (Lane.HOST, (Lane.D2H,))],
                          ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane))
 def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
     """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is found there."""

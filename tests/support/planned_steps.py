@@ -8,8 +8,8 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import Buffer, BufferKind
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import (DeviceUpdate, FetchStates, GradientSum, Lane, Offload, OffloadStates, Op, Prefetch, Span, StepPlan, Summary,
-                             Update)
+from engine.plan.ops import (DeviceUpdate, FetchStates, GradientSum, Lane, Offload, OffloadStates, Op, Prefetch, Span,
+                             StepPlan, Summary, Update)
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.waits import as_records, waits_as_records, waits_of
 from engine.runs.events import PlanSimulated, StepTimeline

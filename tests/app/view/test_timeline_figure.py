@@ -141,7 +141,8 @@ def test_a_stretch_of_too_many_spans_is_merged_more_finely_than_the_step(many):
 
 
 def test_a_stretch_keeps_lanes_and_waits_that_reach_into_it():
-    spans = [span("a", "forward", Lane.COMPUTE, 0, 1), span("a", "device_update", Lane.UPDATE, 6, 7), span("b", "forward", Lane.COMPUTE, 3, 4)]
+    spans = [span("a", "forward", Lane.COMPUTE, 0, 1), span("a", "device_update", Lane.UPDATE, 6, 7),
+             span("b", "forward", Lane.COMPUTE, 3, 4)]
     waits = [{"start": 1.0, "end": 3.0, "cause": "h2d"}, {"start": 5, "end": 6, "cause": "optimizer"}]
     figure = timeline_figure(StepTimeline(1, spans, waits), None, (2.0, 2.5))
     assert figure["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]

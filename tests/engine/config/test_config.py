@@ -235,5 +235,6 @@ def test_every_setting_is_documented():
 
 
 def test_no_torch_is_imported():
-    code = "import sys, engine.config.settings, engine.runs.folder, engine.checkpoints.checkpoint; sys.exit('torch' in sys.modules)"
+    code = ("import sys, engine.config.settings, engine.runs.folder, engine.checkpoints.checkpoint; "
+            "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -130,6 +130,7 @@ def test_a_shape_follows_its_file_and_a_failure_is_not_final(tmp_path):
 
 
 def test_planning_needs_no_torch():
-    code = ("import sys, engine.model.shape, engine.model.find_shape, engine.fit.choose, engine.fit.report, engine.machine.known_machines, engine.cli.check; "
+    code = ("import sys, engine.model.shape, engine.model.find_shape, engine.fit.choose, engine.fit.report, "
+            "engine.machine.known_machines, engine.cli.check; "
             "sys.exit('torch' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0

@@ -131,7 +131,8 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     assert 0 < error < 3e-3
 
 
-@pytest.mark.parametrize("lanes", [(Lane.H2D,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST), (Lane.H2D, Lane.HOST), (Lane.H2D, Lane.D2H, Lane.HOST),
+@pytest.mark.parametrize("lanes", [(Lane.H2D,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST),
+                                   (Lane.H2D, Lane.HOST), (Lane.H2D, Lane.D2H, Lane.HOST),
                                    (Lane.COMPUTE,)], ids="+".join)
 @pytest.mark.parametrize("name", ["base", "host boundaries", "deep prefetch", "one kept", "rounds"])
 def test_delays_in_any_lane_change_nothing(reference, lanes, name):

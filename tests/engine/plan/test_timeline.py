@@ -54,7 +54,8 @@ def test_what_was_before_it_on_its_lane_is_a_cause_too():
 
 
 def test_compute_that_waits_for_a_staging_buffer_waits_for_d2h():
-    step = [Span(op(0, Lane.COMPUTE), 0.0, 1.0), Span(op(1, Lane.D2H, waits=(0,)), 1.0, 4.0), Span(op(2, Lane.COMPUTE, waits=(1,)), 4.0, 5.0)]
+    step = [Span(op(0, Lane.COMPUTE), 0.0, 1.0), Span(op(1, Lane.D2H, waits=(0,)), 1.0, 4.0),
+            Span(op(2, Lane.COMPUTE, waits=(1,)), 4.0, 5.0)]
     assert exposed_seconds(step, None, inline=False)["d2h"] == pytest.approx(3.0)
 
 

@@ -26,7 +26,8 @@ from tests.support.tiny import plain_model, random_batches, streamed, tiny_confi
 SUMS = {"vertical": {}, "device": dict(rounds=2, gradient_sum="device"), "host": dict(rounds=2, gradient_sum="host")}
 HOMES = {"some": ("embed", "block 0"), "others": ("block 1", "head"),
          "all": ("embed", "block 0", "block 1", "block 2", "head")}
-LATE = [UPDATE_LANES, (Lane.H2D,), (Lane.D2H, Lane.HOST), (Lane.COMPUTE,), (*UPDATE_LANES, Lane.H2D), *((lane,) for lane in UPDATE_LANES), (*UPDATE_LANES, Lane.HOST), Lane]
+LATE = [UPDATE_LANES, (Lane.H2D,), (Lane.D2H, Lane.HOST), (Lane.COMPUTE,), (*UPDATE_LANES, Lane.H2D),
+        *((lane,) for lane in UPDATE_LANES), (*UPDATE_LANES, Lane.HOST), Lane]
 
 
 def at_home(homes: tuple[str, ...], buffers: int, gradient_sum: str = "vertical", **changes) -> PlanChoices:
@@ -165,7 +166,8 @@ def test_what_runs_between_steps_changes_nothing(resident):
 
 
 @pytest.mark.parametrize("gradient_sum", SUMS)
-@pytest.mark.parametrize("late", [(), (Lane.HOST,), (Lane.D2H, Lane.HOST), (*UPDATE_LANES, Lane.HOST)], ids=lambda late: "+".join(late) or "none")
+@pytest.mark.parametrize("late", [(), (Lane.HOST,), (Lane.D2H, Lane.HOST), (*UPDATE_LANES, Lane.HOST)],
+                         ids=lambda late: "+".join(late) or "none")
 def test_a_loss_that_is_not_finite_applies_nothing(late, gradient_sum):
     """Also where the update runs on the device before the host has seen the loss."""
     run = streamed(plain_model(tiny_config("qwen3")), at_home(HOMES["all"], 3, gradient_sum, resident_blocks=1),

@@ -55,7 +55,8 @@ def _alone(op: Op) -> Op:
     return dataclasses.replace(op, waits=(), waits_previous=())
 
 
-@pytest.mark.parametrize("late", [(), Lane, (*UPDATE_LANES, Lane.HOST), (Lane.COMPUTE,)], ids=lambda late: "+".join(late) or "none")
+@pytest.mark.parametrize("late", [(), Lane, (*UPDATE_LANES, Lane.HOST), (Lane.COMPUTE,)],
+                         ids=lambda late: "+".join(late) or "none")
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
     """Beside an engine that had none: also the steps after it, with lanes late, and with dropout."""

@@ -26,7 +26,8 @@ MOMENTS = ("any time", "checkpoint", "update", "record")
 
 
 def test_killed_anywhere_resumed_and_equal_to_the_bit():
-    done = subprocess.run([sys.executable, "-m", "tests.engine.train.test_kill", "--kills", "10"], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "tests.engine.train.test_kill", "--kills", "10"],
+                          capture_output=True, text=True,
                           cwd=Path(__file__).parents[3], env=os.environ | ONE_THREAD, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^10 of 10 kills", done.stdout, re.M), done.stdout
@@ -189,7 +190,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read when the libraries are loaded
-        os.execve(sys.executable, [sys.executable, "-m", "tests.engine.train.test_kill", *sys.argv[1:]], os.environ | ONE_THREAD)
+        os.execve(sys.executable, [sys.executable, "-m", "tests.engine.train.test_kill", *sys.argv[1:]],
+                  os.environ | ONE_THREAD)
 
     import engine.train.prepare  # noqa: F401
     import engine.train.trainer  # noqa: F401

@@ -271,7 +271,7 @@ def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
 def test_small_blocks_are_computed_by_one_thread_and_the_others_come_back(tmp_path, monkeypatch):
     """Several would wait longer for each other than they work; how results round follows from the plan alone."""
     threads, before = [], torch.get_num_threads()
-    monkeypatch.setattr("engine.runtime.streaming_engine.StreamingEngine.train_step", _counted(StreamingEngine.train_step, threads))
+    monkeypatch.setattr(StreamingEngine, "train_step", _counted(StreamingEngine.train_step, threads))
     torch.set_num_threads(2)
     try:
         for least in (1.0, 1e12):
