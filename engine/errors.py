@@ -70,11 +70,12 @@ class RunError(RamstreamError):
     """A run folder does not exist, is in use by another process, or cannot do what was asked."""
 
 
+_MOST_SAID = 200
+"""Characters that another program's error takes of a sentence of ours."""
+
+
 def first_line(error: BaseException) -> str:
     """What an error of another program says, to stand within a sentence: its first line without the full stop, cut where it is
     long; the name of its class where it says nothing."""
     text = "".join(str(error).strip().splitlines()[:1]).rstrip(". ") or type(error).__name__
     return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID - 3]}..."
-
-
-_MOST_SAID = 200

@@ -29,10 +29,14 @@ def body_checksum(body: dict[str, Any]) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the entries of a folder are on the disk: names that were made, renamed or removed. Raises OSError."""
+    """Returns when the entries of a folder are on the disk: names that were made, renamed or removed. Raises OSError, but not
+    where the file system has no such call for folders: it then does what it can by itself."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
 

@@ -37,9 +37,10 @@ class HelperProcess:
     def output(self) -> BinaryIO:
         return self._process.stdout
 
-    def send(self, content: bytes) -> None:
+    def send(self, *contents: bytes) -> None:
         """Raises OSError when it has ended."""
-        self._process.stdin.write(content)
+        for content in contents:
+            self._process.stdin.write(content)
         self._process.stdin.flush()
 
     def next_line(self, patience: float) -> dict[str, Any] | None:

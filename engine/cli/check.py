@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.settings import TrainConfig
+from engine.data.sources import refuse_missing_file
 from engine.fit.memory_items import PartName
 from engine.fit.model_table import (HERE, SHOWN, Column, as_csv, as_dicts, as_text, cell, cell_in_words, columns, machines_for,
                                     table)
@@ -36,8 +37,6 @@ def check(preset: str | Path | None, model: str | None, overrides: Sequence[str]
     if preset is None and model is None:
         return what_it_trains(config, asked, as_json), 0
     if preset is not None:
-        from engine.data.sources import refuse_missing_file  # a fifth of a second, which only a preset's data are worth
-
         for part, _ in config.data.parts():
             refuse_missing_file(part.source)
     return run_check(config, asked, as_json)

@@ -100,7 +100,7 @@ class EncodingProcesses:
 
     def _send(self, process: HelperProcess, content: bytes) -> None:
         try:
-            process.send(_LENGTH.pack(len(content)) + content)
+            process.send(_LENGTH.pack(len(content)), content)
         except OSError:
             raise self._ended(process) from None
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from engine.config.settings import ModelConfig
 from engine.errors import ModelError
+from engine.model.catalog import catalog_shape, starter_shape
+from engine.model.hub_cache import cached_config
+from engine.model.kept_shapes import keep_shape, kept_shape, shape_key
 from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 
@@ -25,8 +28,6 @@ def shape_from_source(model: ModelConfig) -> ModelShape:
 
     Raises ModelError in one sentence for a source that cannot be read or a model that cannot be streamed.
     """
-    from engine.model.catalog import catalog_shape
-
     source = model.source.strip()
     path, file = _configuration(source)
     if file is None and path is None:
@@ -50,8 +51,6 @@ _failures: dict[tuple, tuple[float, str]] = {}
 
 def _configuration(source: str) -> tuple[Path | None, Path | None]:
     """(the local path that `source` names, the file that its configuration is read from), None for what is not here."""
-    from engine.model.hub_cache import cached_config
-
     path = resolve_source(source)
     if path is None:
         return None, cached_config(source)
@@ -68,9 +67,6 @@ def _content(file: Path | None) -> bytes | None:
 
 def _without_torch(content: bytes | None, source: str, model: ModelConfig) -> ModelShape | None:
     """What is bundled or kept for a configuration of these bytes."""
-    from engine.model.catalog import starter_shape
-    from engine.model.kept_shapes import kept_shape, shape_key
-
     if content is None:
         return None
     bundled = starter_shape(content, model.dtype, model.attention, source)
@@ -107,7 +103,6 @@ def _remember(key: tuple, shape: ModelShape) -> ModelShape:
 def _build(model: ModelConfig) -> ModelShape:
     """On the meta device, and kept for later processes if what was read is still what is there."""
     from engine.model.build import build_model
-    from engine.model.kept_shapes import keep_shape, shape_key
     from engine.model.measure_shape import shape_of
     from engine.model.pretrained_files import load_config
 

@@ -22,7 +22,7 @@ from engine.files import write_whole
 from engine.model.shape import ModelShape
 from engine.model.shape_rows import ACTIVATION_FIELDS, pack, unpack
 from engine.paths import cache_folder
-from engine.plan import ops
+from engine.plan import buffers
 
 FORM = 1
 """Of the files; another one counts as not there."""
@@ -116,7 +116,7 @@ def _sources() -> str | None:
     try:
         with os.scandir(Path(__file__).parent) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
-        stats.append((ops.__name__, Path(ops.__file__).stat()))
+        stats.append((buffers.__name__, Path(buffers.__file__).stat()))
     except OSError:
         return None
     listed = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)

@@ -38,7 +38,7 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)
     previous: Sequence[float] = ()
-    homes, starts, ends = [0.0], [], []
+    applied, starts, ends = [0.0], [], []
     for _ in range(_STEPS):
         starts, ends = [], []
         for op, duration in zip(plan.ops, durations):
@@ -48,8 +48,9 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
             starts.append(start)
             ends.append(start + duration)
             free[lane] = start + duration
-        homes.append(max(ends))
+        applied.append(max(ends))
         previous = ends
     busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in Lane}
     begin = min(starts, default=0.0)
-    return Simulated(homes[-1] - homes[-2], busy, tuple(start - begin for start in starts), tuple(end - begin for end in ends))
+    return Simulated(applied[-1] - applied[-2], busy, tuple(start - begin for start in starts),
+                     tuple(end - begin for end in ends))

@@ -41,6 +41,16 @@ def to_text(plan: StepPlan) -> str:
 
 def from_text(text: str) -> StepPlan:
     """The plan whose `to_text` this is. Raises ValueError for any other text."""
+    try:
+        plan = _read_plan(text)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the text of a plan: {error}") from None
+    if to_text(plan) != text:  # a label, a lane or a word that reading passes over
+        raise ValueError("not the text of a plan: written again, it reads otherwise")
+    return plan
+
+
+def _read_plan(text: str) -> StepPlan:
     head, _, ops = text.partition("\n\n")
     facts = [line.partition(":")[2].strip() for line in head.splitlines()]
     kept, compiled, homes, placed, slots, sums, stagings, rings, updates, spare, piece, arena = facts

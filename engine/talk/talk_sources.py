@@ -13,6 +13,7 @@ from engine.model.layout import WEIGHT_PLANES
 from engine.model.pretrained_files import load_config
 from engine.model.units import StreamedModel
 from engine.paths import resolve_source
+from engine.runtime.cuda_backend import cuda_available
 from engine.runtime.open_backend import open_backend
 from engine.talk.conversation import Source
 from engine.words import MIB, in_gib
@@ -87,8 +88,6 @@ def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = No
 
 
 def _free_memory(on_device: bool) -> tuple[int, int | None]:
-    from engine.runtime.cuda_backend import cuda_available
-
     if not on_device or not cuda_available():
         return sample_host_memory()[1], None
     backend = open_backend("cuda")

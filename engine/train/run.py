@@ -128,8 +128,9 @@ class Run:
             told = explained(error, self._gpu_items())
         if told is not None:
             return RunEnded("failed", str(told), type(told).__name__)
-        return RunEnded("failed", f"An error in the program ended the run ({type(error).__name__}: {first_line(error)}); the "
-                                  "log of the run has the details.", type(error).__name__)
+        kind, said = type(error).__name__, first_line(error)
+        what = kind if said == kind else f"{kind}: {said}"
+        return RunEnded("failed", f"An error in the program ended the run ({what}); the log of the run has the details.", kind)
 
     def _gpu_items(self) -> tuple[Item, ...]:
         """Of the plan, or of the report that came before it."""

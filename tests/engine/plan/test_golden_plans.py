@@ -58,11 +58,15 @@ def test_the_plans_have_every_kind_of_op():
     assert {op.kind for name in NAMES for op in plan_of(name).ops} == set(OP_TYPES)
 
 
-@pytest.mark.parametrize("broken", ["slot(block 0", "no such kind 3", "slot 0/x", ""])
-def test_what_is_no_plan_is_refused(broken):
+@pytest.mark.parametrize("sound, broken", [
+    ("slot 0", "slot(block 0"), ("slot 0", "no such kind 3"), ("slot 0", "slot 0/x"), ("slot 0", ""), ("slot=", "slut="),
+    ("slot=", "ring="), ("first=yes", "first=perhaps"), ("compiled: no", "compiled: maybe"), ("kept units:", "kept:"),
+    ("   0 H2D    ", "   0 COMPUTE"), ("micro_batch=0, ", ""), ("\n\n", "\n")])
+def test_what_is_no_plan_is_refused(sound, broken):
     text = to_text(plan_of("vertical"))
+    assert sound in text
     with pytest.raises(ValueError):
-        from_text(text.replace("slot 0", broken, 1))
+        from_text(text.replace(sound, broken, 1))
 
 
 def write() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import posixpath
 import re
 from typing import Any
 
@@ -104,8 +105,7 @@ def _files(side: Side, server: Server, paths: list[str]) -> dict[str, Any]:
         if path.startswith("/ramstream/") and name.endswith((".js", ".css")) and not name.startswith("plotly-"):
             text = content.decode()
             base = path.rpartition("/")[0]
-            waiting += [found if found.startswith("/") else f"{base}/{found.removeprefix('./')}"
-                        for found in _FILE.findall(text)]
+            waiting += [posixpath.normpath(posixpath.join(base, found)) for found in _FILE.findall(text)]
             content = _FOLDER.sub(r"\1\2", text).encode()
         facts[f"file {name}"] = {
             "status": answer.status, "kind": answer.header("content-type"), "kept": answer.header("cache-control"),

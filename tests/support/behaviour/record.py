@@ -19,7 +19,7 @@ MEASURED = {
     "step_finished": {"seconds", "tokens_per_second", "tflops", "exposed", "data_seconds"},
     "eval_finished": {"seconds"}, "checkpoint_written": {"seconds"}, "run_started": {"pid", "device_name"},
     "forecast_checked": {"predicted", "measured", "error"},
-    "memory_sampled": {"host_rss", "host_available", "host_total", "host_pinned", "power"},
+    "memory_sampled": {"host_rss", "host_total", "host_pinned", "power"},
 }
 """By kind of event: the names of values that are measured. Those of `fit_reported` are taken out one by one."""
 EVERY = {"run_id", "time", "seq"}
