@@ -1,4 +1,4 @@
-"""Weights that can be talked to: a folder of them, their size, and how many of them fit in memory at once."""
+"""Weights that can be talked to: their size, and whether all of them fit in memory at once."""
 
 from __future__ import annotations
 

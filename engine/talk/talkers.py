@@ -1,5 +1,5 @@
 """Talking to weights: a model's as a run began, a checkpoint's, an exported folder's, or those of a paused run, which are
-neither copied nor disturbed. Conversations are written by the tokenizer's own chat template where there is one."""
+neither copied nor disturbed."""
 
 from __future__ import annotations
 

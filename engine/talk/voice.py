@@ -1,4 +1,4 @@
-"""One set of weights and the conversation that is held with it."""
+"""How a model is spoken to: by its tokenizer's own chat template where there is one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from engine.runtime.generate import end_tokens, longest_row
 from engine.talk.conversation import Message
 
 _PROBE = "R7x9Q"
+"""A text that no template holds."""
+
 
 class Voice:
     """How a model is spoken to: its tokenizer, its chat template, its ends."""

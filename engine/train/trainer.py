@@ -346,7 +346,7 @@ class Trainer:
             progress(min(written[0], longest * len(prompts)), longest * len(prompts), f"Answering, {moment} training")
 
         answers = self.p.sampler.generate([p.prompt_ids for p in prompts], longest + 4, self._ends, on_token=on_token,
-                           max_length=longest_row(self.p.model.config))
+                                            max_length=longest_row(self.p.model.config))
         texts = [self.p.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
         samples = [{"prompt": prompt.prompt_text, "expected": prompt.expected_text, "answer": text}

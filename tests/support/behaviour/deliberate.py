@@ -23,6 +23,8 @@ DELIBERATE: tuple[Deliberate, ...] = (
     Deliberate("page/file dashboard.js", "it is called main.js now"),
     Deliberate("page/file main.js", "it was called dashboard.js"),
     Deliberate("page/file patience.js/content", "a constant says what it is: UNSEEN instead of FLAT"),
+    Deliberate("page/file dashboard.css/content", "a comment names a file that moved"),
+    Deliberate("page/file preview.css/content", "a comment says what all of the file is for"),
     Deliberate("page/files that the page asks for*", "two scripts have other names"),
     Deliberate("login/GET /ramstream/dashboard.js*", "it is called main.js now"),
     Deliberate("guard/GET /ramstream/*/body/error", "what is asked for below /ramstream is a file, also in a folder"),
