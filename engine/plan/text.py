@@ -130,15 +130,15 @@ def grid(plan: StepPlan, limit: int = 400) -> str:
 
 def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None) -> list[str]:
     """Rows of some ops under a heading. marked: the op that an arrow points to."""
-    width = 26
+    ops = [plan.ops[index] for index in indices]
+    texts = [op.label + _target(op) for op in ops]
+    width = max([24, *map(len, texts)]) + 2
     lanes: Sequence[Lane] = [lane for lane in Lane if plan.device_homes or lane not in UPDATE_LANES]
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
-    for index in indices:
-        op = plan.ops[index]
-        text = op.label + _target(op)
+    for op, text in zip(ops, texts):
         cells = [(text if lane == op.lane else "·").ljust(width) for lane in lanes]
         waits = [str(wait) for wait in op.waits] + [f"previous {wait}" for wait in op.waits_previous]
-        rows.append(f"{'->' if index == marked else '  '}{index:3d}  " + "".join(cells) + ", ".join(waits))
+        rows.append(f"{'->' if op.index == marked else '  '}{op.index:3d}  " + "".join(cells) + ", ".join(waits))
     return rows
 
 

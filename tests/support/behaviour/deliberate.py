@@ -31,5 +31,7 @@ DELIBERATE: tuple[Deliberate, ...] = (
     Deliberate("records/live of damaged*", "damage within a timeline is told where it is read, as in a replay, and not later"),
     Deliberate("http/keys of */memory_sampled*", "host_available was recorded and never read"),
     Deliberate("run/*keys by kind/memory_sampled*", "host_available was recorded and never read"),
+    Deliberate("starter/*memory_sampled*", "host_available was recorded and never read"),
+    Deliberate("starter/*plan_built*grid", "the grid names slots as the text form of a plan does"),
     Deliberate("run/*event plan_built */grid", "the grid names slots as the text form of a plan does"),
 )
