@@ -17,10 +17,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from msgspec.structs import replace
 
 from engine.config.settings import TrainConfig
 from engine.runs.events import MemorySampled, StepFinished
