@@ -1,12 +1,11 @@
 """Ramstream: the app (no arguments), and everything it does on the command line.
 
-    python launch.py                     the app, on http://127.0.0.1:7860
-    python launch.py train PRESET.yaml   train without a browser
-    python launch.py check PRESET.yaml   will it fit this machine? without a preset: what does?
-    python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
-    python launch.py runs                all runs and their states
-    python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
-    python launch.py bench [PRESET.yaml] how fast this machine is, and how near the engine comes to it
+    python launch.py                     the app, on http://127.0.0.1:7860 python launch.py train
+    PRESET.yaml   train without a browser python launch.py check PRESET.yaml   will it fit this
+    machine? without a preset: what does? python launch.py export RUN_ID DIR   the trained model as
+    a Hugging Face folder python launch.py runs                all runs and their states python
+    launch.py trace RUN_ID        a step's timeline as a file for Perfetto python launch.py bench
+    [PRESET.yaml] how fast this machine is, and how near the engine comes to it
 
 Installed, the same is called `ramstream`. Bad input ends with exit code 2 and one plain sentence.
 """
@@ -25,8 +24,9 @@ DEFAULT_RUNS = "runs"
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and do it; the exit code."""
-    # torch's threads on the CPU spin while they wait for each other: beside any other work on the machine, steps then take
-    # ten times as long. Read when torch is imported; a user's own setting wins.
+    # torch's threads on the CPU spin while they wait for each other: beside any other work on the
+    # machine, steps then take ten times as long. Read when torch is imported; a user's own setting
+    # wins.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args(argv)
     try:
@@ -41,14 +41,20 @@ def main(argv: list[str] | None = None) -> int:
 
 # ---------------------------------------------------------------------- commands
 
+
 def _app(arguments: argparse.Namespace) -> int:
     from app.main import serve
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
-    serve(host=arguments.host, port=arguments.port, login=arguments.login, runs_dir=arguments.runs_dir,
-          open_browser=not arguments.no_browser,
-          tls=(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert is not None else None)
+    serve(
+        host=arguments.host,
+        port=arguments.port,
+        login=arguments.login,
+        runs_dir=arguments.runs_dir,
+        open_browser=not arguments.no_browser,
+        tls=(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert is not None else None,
+    )
     return 0
 
 
@@ -62,14 +68,32 @@ def _check(arguments: argparse.Namespace) -> int:
     from engine.cli.check import check, check_table
 
     if arguments.table:
-        print(check_table(arguments.preset, arguments.set, arguments.runs_dir, arguments.machine,
-                          "csv" if arguments.csv else "json" if arguments.json else "text"))
+        print(
+            check_table(
+                arguments.preset,
+                arguments.set,
+                arguments.runs_dir,
+                arguments.machine,
+                "csv" if arguments.csv else "json" if arguments.json else "text",
+            )
+        )
         return 0
     if arguments.csv or len(arguments.machine) > 1:
-        raise ConfigError("--csv" if arguments.csv else "--machine", "a report has no such form; add --table for a table.")
-    text, code = check(arguments.preset, arguments.model, arguments.set, arguments.runs_dir,
-                       machine=arguments.machine[0] if arguments.machine else None, ram_gib=arguments.ram_gib,
-                       gpu_gib=arguments.gpu_gib, disk_gib=arguments.disk_gib, as_json=arguments.json)
+        raise ConfigError(
+            "--csv" if arguments.csv else "--machine",
+            "a report has no such form; add --table for a table.",
+        )
+    text, code = check(
+        arguments.preset,
+        arguments.model,
+        arguments.set,
+        arguments.runs_dir,
+        machine=arguments.machine[0] if arguments.machine else None,
+        ram_gib=arguments.ram_gib,
+        gpu_gib=arguments.gpu_gib,
+        disk_gib=arguments.disk_gib,
+        as_json=arguments.json,
+    )
     print(text)
     return code
 
@@ -77,7 +101,9 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.checkpoints.export import export_run
 
-    checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint)
+    checkpoint = export_run(
+        arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint
+    )
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
     print(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
@@ -102,13 +128,22 @@ def _trace(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from engine.cli.bench import bench
 
-    print(bench(arguments.preset, arguments.set, arguments.then, arguments.seconds, not arguments.streamed_only,
-                arguments.json,
-                lambda what: print(f"{what} ...", file=sys.stderr)))
+    print(
+        bench(
+            arguments.preset,
+            arguments.set,
+            arguments.then,
+            arguments.seconds,
+            not arguments.streamed_only,
+            arguments.json,
+            lambda what: print(f"{what} ...", file=sys.stderr),
+        )
+    )
     return 0
 
 
 # ---------------------------------------------------------------------- arguments
+
 
 class _Parser(argparse.ArgumentParser):
     """One sentence for a wrong argument, as for every other bad input."""
@@ -124,74 +159,138 @@ def _called() -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=_called().removeprefix("python "),
-                     description="Fine-tune large language models at full precision on one GPU, from host RAM. "
-                                 "Without a command: the app.")
+    parser = _Parser(
+        prog=_called().removeprefix("python "),
+        description="Fine-tune large language models at full precision on one GPU, from host RAM. "
+        "Without a command: the app.",
+    )
     _app_arguments(parser)
     parser.set_defaults(run=_app)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
 
     train = commands.add_parser("train", help="train a preset without a browser")
     train.add_argument("preset", nargs="?", type=Path, help="YAML preset (left out with --resume)")
-    train.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
-    train.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
+    )
+    train.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
     train.set_defaults(run=_train)
 
-    check = commands.add_parser("check", help="will it fit? host, GPU and disk, item by item; "
-                                "alone: what this machine can train")
+    check = commands.add_parser(
+        "check",
+        help="will it fit? host, GPU and disk, item by item; alone: what this machine can train",
+    )
     check.add_argument("preset", nargs="?", type=Path)
     check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
-    check.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
-    check.add_argument("--machine", action="append", default=[], metavar="NAME",
-                       help="a known machine instead of this one; with --table, beside it, and more than once")
-    check.add_argument("--table", action="store_true", help="every model of the catalog on this and other machines")
-    check.add_argument("--csv", action="store_true", help="the table as CSV, with all known machines")
+    check.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
+    )
+    check.add_argument(
+        "--machine",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a known machine instead of this one; with --table, beside it, and more than once",
+    )
+    check.add_argument(
+        "--table", action="store_true", help="every model of the catalog on this and other machines"
+    )
+    check.add_argument(
+        "--csv", action="store_true", help="the table as CSV, with all known machines"
+    )
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
     check.add_argument("--disk-gib", type=float, help="free disk of the machine")
-    check.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    check.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
     check.add_argument("--json", action="store_true")
     check.set_defaults(run=_check)
 
     export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run_id")
     export.add_argument("folder", type=Path)
-    export.add_argument("--checkpoint", type=int, metavar="N", help="of step N (the newest by default)")
-    export.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    export.add_argument(
+        "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
+    )
+    export.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
     export.set_defaults(run=_export)
 
     runs = commands.add_parser("runs", help="list all runs")
-    runs.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    runs.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
 
-    trace = commands.add_parser("trace", help="write the timeline of a sampled step as a file for Perfetto")
+    trace = commands.add_parser(
+        "trace", help="write the timeline of a sampled step as a file for Perfetto"
+    )
     trace.add_argument("run_id")
-    trace.add_argument("--step", type=int, metavar="N", help="a step that was sampled (the latest by default)")
-    trace.add_argument("--out", type=Path, metavar="FILE", help="where to (a file named after run and step by default)")
-    trace.add_argument("--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept")
+    trace.add_argument(
+        "--step", type=int, metavar="N", help="a step that was sampled (the latest by default)"
+    )
+    trace.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to (a file named after run and step by default)",
+    )
+    trace.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
     trace.set_defaults(run=_trace)
 
-    bench = commands.add_parser("bench", help="ceilings of this machine, then the engine's throughput against them")
-    bench.add_argument("preset", nargs="?", type=Path, help="YAML preset, trained from random weights on random tokens")
-    bench.add_argument("--set", action="append", default=[], metavar="a.b=v", help="change one setting")
-    bench.add_argument("--then", action="append", default=[], metavar='"a.b=v c.d=w"',
-                       help="and once more with these settings changed, on the same weights")
-    bench.add_argument("--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up")
-    bench.add_argument("--streamed-only", action="store_true", help="do not train with all states on the device beside it")
+    bench = commands.add_parser(
+        "bench", help="ceilings of this machine, then the engine's throughput against them"
+    )
+    bench.add_argument(
+        "preset",
+        nargs="?",
+        type=Path,
+        help="YAML preset, trained from random weights on random tokens",
+    )
+    bench.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
+    )
+    bench.add_argument(
+        "--then",
+        action="append",
+        default=[],
+        metavar='"a.b=v c.d=w"',
+        help="and once more with these settings changed, on the same weights",
+    )
+    bench.add_argument(
+        "--seconds", type=float, default=60.0, help="that each training runs, half of it to warm up"
+    )
+    bench.add_argument(
+        "--streamed-only",
+        action="store_true",
+        help="do not train with all states on the device beside it",
+    )
     bench.add_argument("--json", action="store_true")
     bench.set_defaults(run=_bench)
     return parser
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (a public one needs --login)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (a public one needs --login)"
+    )
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--login", action="store_true", help="ask for a user name and password")
-    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https")
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https"
+    )
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its PEM key")
-    parser.add_argument("--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept")
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path(DEFAULT_RUNS), help="where runs are kept"
+    )
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser window")
 
 

@@ -1,4 +1,6 @@
-"""`serve`, which `launch.py` calls: session, page and server put together, from their start to their end."""
+"""`serve`, which `launch.py` calls: session, page and server put together, from their start to
+their end.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +34,35 @@ WARM_UP_PAUSE = 5.0
 """Seconds from a page's first request until it shows everything, and some more."""
 
 
-def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = None,
-          runs_dir: str | os.PathLike[str] = "runs", open_browser: bool = True,
-          tls: tuple[Path, Path] | None = None) -> None:
-    """Serve the app until Ctrl-C; a run that is going on is then stopped and saved (a second Ctrl-C leaves at once).
+def serve(
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    login: bool | str | None = None,
+    runs_dir: str | os.PathLike[str] = "runs",
+    open_browser: bool = True,
+    tls: tuple[Path, Path] | None = None,
+) -> None:
+    """Serve the app until Ctrl-C; a run that is going on is then stopped and saved (a second Ctrl-C
+    leaves at once).
 
-    `login`: "user:password", True to ask in the terminal, else what RAMSTREAM_LOGIN says. `tls`: files of a certificate
-    (with its chain) and its key, to serve by https. Raises RamstreamError for an address that others can reach without a
-    login, for one that cannot be used, and for files that are no certificate and key.
+    `login`: "user:password", True to ask in the terminal, else what RAMSTREAM_LOGIN says. `tls`:
+    files of a certificate (with its chain) and its key, to serve by https. Raises RamstreamError
+    for an address that others can reach without a login, for one that cannot be used, and for files
+    that are no certificate and key.
     """
     encryption = {} if tls is None else tls_options(*tls)
     runs = Path(runs_dir).expanduser().resolve()
     policy = GuardPolicy.for_bind(host, resolve_login(login, host, runs / LOGIN_KEY_FILE))
     session = Session(runs)
     checker = Checker(session)
-    app = build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables())
+    app = build_app(
+        session,
+        checker,
+        build_page(session, checker),
+        policy,
+        theme=make_theme(),
+        css=css_variables(),
+    )
     address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
     link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
 
@@ -56,12 +72,16 @@ def serve(host: str = "127.0.0.1", port: int = 7860, login: bool | str | None = 
 
     server = _Server(server_config(app, host, port, **encryption), started)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
-    gc.freeze()  # what is here stays: looking for garbage in it would take a third of the time of reading a long record
+    # what is here stays: looking for garbage in it would take a third of the time of reading a long
+    # record
+    gc.freeze()
     try:
         server.run()
     except SystemExit:
-        raise RamstreamError(f"--port {port}: {host}:{port} cannot be used; is another program there? Choose another "
-                             "port.") from None
+        raise RamstreamError(
+            f"--port {port}: {host}:{port} cannot be used; is another program there? Choose "
+            "another port."
+        ) from None
     except KeyboardInterrupt:
         pass
     try:
@@ -75,13 +95,17 @@ def end(session: Session) -> None:
     session.queue.close()  # first: nothing may start while the jobs are waited for
     session.jobs.close()
     if session.active_id is not None:
-        print(f"Stopping and saving {session.active_id}; press Ctrl-C again to leave at once.", flush=True)
+        print(
+            f"Stopping and saving {session.active_id}; press Ctrl-C again to leave at once.",
+            flush=True,
+        )
     session.close()
 
 
 def _warm_up(session: Session) -> None:
-    """Prepare for the first Start, so that a person does not wait for torch; not while the first page is loaded, which would
-    take twice as long."""
+    """Prepare for the first Start, so that a person does not wait for torch; not while the first
+    page is loaded, which would take twice as long.
+    """
     session.was_opened.wait()
     time.sleep(WARM_UP_PAUSE)
     preset = read_presets().get(FIRST_PRESET)

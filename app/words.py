@@ -7,13 +7,31 @@ import math
 from engine.words import GIB
 
 STATE_WORDS = {
-    "preparing": "Preparing", "running": "Running", "pausing": "Pausing", "paused": "Paused", "stopping": "Stopping",
-    "saving": "Saving", "finished": "Finished", "stopped": "Stopped", "failed": "Failed", "discarded": "Discarded",
-    "interrupted": "Interrupted", "unreadable": "Unreadable",
+    "preparing": "Preparing",
+    "running": "Running",
+    "pausing": "Pausing",
+    "paused": "Paused",
+    "stopping": "Stopping",
+    "saving": "Saving",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "failed": "Failed",
+    "discarded": "Discarded",
+    "interrupted": "Interrupted",
+    "unreadable": "Unreadable",
 }
 STATE_TONES = {
-    "preparing": "busy", "running": "busy", "pausing": "busy", "stopping": "busy", "saving": "busy", "paused": "warn",
-    "interrupted": "warn", "finished": "good", "failed": "bad", "stopped": "calm", "discarded": "calm",
+    "preparing": "busy",
+    "running": "busy",
+    "pausing": "busy",
+    "stopping": "busy",
+    "saving": "busy",
+    "paused": "warn",
+    "interrupted": "warn",
+    "finished": "good",
+    "failed": "bad",
+    "stopped": "calm",
+    "discarded": "calm",
     "unreadable": "bad",
 }
 """`dashboard.css` colours by tone."""
@@ -32,7 +50,11 @@ def in_time(seconds: float) -> str:
     if not math.isfinite(seconds):
         return "–"
     seconds = max(0, round(seconds))
-    for name, size, smaller, smaller_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+    for name, size, smaller, smaller_size in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
         if seconds >= size:
             rest = seconds % size // smaller_size
             return f"{seconds // size} {name}" + (f" {rest} {smaller}" if rest else "")
@@ -45,7 +67,9 @@ def in_short_time(seconds: float) -> str:
 
 
 def in_step_time(seconds: float) -> str:
-    """As `in_time`, with fractions below a hundred seconds, so that steps can be compared: 0.034 s, 11.7 s."""
+    """As `in_time`, with fractions below a hundred seconds, so that steps can be compared: 0.034 s,
+    11.7 s.
+    """
     return f"{_three_digits(seconds)} s" if seconds < 99.95 else in_time(seconds)
 
 
@@ -60,7 +84,13 @@ def in_count(value: float) -> str:
 def in_share(share: float) -> str:
     """3 %, 0.4 %, 100 %; never 0 % of something that is not nothing."""
     percent = 100 * share
-    return f"{percent:.0f} %" if percent >= 1 or percent == 0 else f"{percent:.1f} %" if percent >= 0.1 else "< 0.1 %"
+    return (
+        f"{percent:.0f} %"
+        if percent >= 1 or percent == 0
+        else f"{percent:.1f} %"
+        if percent >= 0.1
+        else "< 0.1 %"
+    )
 
 
 def in_digits(value: float | None) -> str:

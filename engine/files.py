@@ -1,5 +1,6 @@
-"""Files and folders: whether a disk has space, and how a file is written so that it is there after a power failure, whole or
-not at all. No torch."""
+"""Files and folders: whether a disk has space, and how a file is written so that it is there after
+a power failure, whole or not at all. No torch.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,10 @@ def body_checksum(body: dict[str, Any]) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the entries of a folder are on the disk: names that were made, renamed or removed. Raises OSError, but not
-    where the file system has no such call for folders: it then does what it can by itself."""
+    """Returns when the entries of a folder are on the disk: names that were made, renamed or
+    removed. Raises OSError, but not where the file system has no such call for folders: it then
+    does what it can by itself.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -42,7 +45,9 @@ def sync_folder(path: Path) -> None:
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
-    """Bytes that this user may still write at `path` or, where it does not exist, at its nearest existing parent."""
+    """Bytes that this user may still write at `path` or, where it does not exist, at its nearest
+    existing parent.
+    """
     place = Path(path).expanduser().absolute()
     while not place.exists():
         place = place.parent
@@ -58,7 +63,9 @@ def is_full_in_words(error: OSError) -> str:
 
 
 def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file whose content is on the disk when this returns; its name is once the folder is synced. Raises OSError."""
+    """Write a file whose content is on the disk when this returns; its name is once the folder is
+    synced. Raises OSError.
+    """
     with open(path, "wb") as file:
         file.write(content)
         if durable:
@@ -67,8 +74,10 @@ def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Write a file so that whoever reads it finds the old content or the new one, and after a power failure the new one.
-    `durable=False` is for what may be lost then: it waits for no disk. Raises OSError; nothing is left beside the file."""
+    """Write a file so that whoever reads it finds the old content or the new one, and after a power
+    failure the new one. `durable=False` is for what may be lost then: it waits for no disk. Raises
+    OSError; nothing is left beside the file.
+    """
     partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
     try:
         write_synced(partial, content.encode() if isinstance(content, str) else content, durable)

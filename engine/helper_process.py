@@ -1,7 +1,8 @@
 """Another Python process that does one thing for this one, which has threads and may have a GPU.
 
-It is a new process and never a fork, in a session of its own, so that Ctrl-C in a terminal reaches this process alone, which
-ends it. A helper whose owner is gone reads the end of its input; it should end then, however the owner ended.
+It is a new process and never a fork, in a session of its own, so that Ctrl-C in a terminal reaches
+this process alone, which ends it. A helper whose owner is gone reads the end of its input; it
+should end then, however the owner ended.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ from engine.paths import PROGRAM_ROOT
 
 
 class HelperProcess:
-    """Runs `program`, a line of Python. `variables` are added to its environment; `quiet` throws its error output away.
+    """Runs `program`, a line of Python. `variables` are added to its environment; `quiet` throws
+    its error output away.
 
-    Raises OSError where the system starts no process."""
+    Raises OSError where the system starts no process.
+    """
 
     def __init__(self, program: str, variables: Mapping[str, str], quiet: bool = False):
         path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen([sys.executable, "-P", "-c", program], start_new_session=True, stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL if quiet else None,
-                                         env=os.environ | variables | {"PYTHONPATH": path})
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program],
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
+            env=os.environ | variables | {"PYTHONPATH": path},
+        )
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
@@ -44,8 +52,9 @@ class HelperProcess:
         self._process.stdin.flush()
 
     def next_line(self, patience: float) -> dict[str, Any] | None:
-        """What it says next, as a line of JSON; None where it says nothing for so many seconds, empty when it has ended. Who
-        calls this does not read `output`."""
+        """What it says next, as a line of JSON; None where it says nothing for so many seconds,
+        empty when it has ended. Who calls this does not read `output`.
+        """
         if self._reader is None:
             self._reader = threading.Thread(target=self._read, name="helper-process", daemon=True)
             self._reader.start()
@@ -91,7 +100,9 @@ def signal_name(number: int) -> str:
 
 
 def take_output() -> BinaryIO:
-    """Within a helper: where its answers go. Whatever a library prints is no answer, and goes to the error output."""
+    """Within a helper: where its answers go. Whatever a library prints is no answer, and goes to
+    the error output.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers

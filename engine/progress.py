@@ -6,8 +6,9 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called, from one thread at a time, with what is done, what there is in all (0 where nobody knows) and what is being done.
-    What it raises gives the work up."""
+    """Called, from one thread at a time, with what is done, what there is in all (0 where nobody
+    knows) and what is being done. What it raises gives the work up.
+    """
 
     def __call__(self, done: float, total: float, message: str = "", /) -> None: ...
 

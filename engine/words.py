@@ -20,7 +20,13 @@ def counted(count: int, thing: str) -> str:
 
 def in_seconds(seconds: float) -> str:
     """0.034 s, 2.41 s, 11.5 s, 1,234 s."""
-    return f"{seconds:,.0f} s" if seconds >= 99.95 else f"{seconds:.1f} s" if seconds >= 9.995 else f"{seconds:.3g} s"
+    return (
+        f"{seconds:,.0f} s"
+        if seconds >= 99.95
+        else f"{seconds:.1f} s"
+        if seconds >= 9.995
+        else f"{seconds:.3g} s"
+    )
 
 
 def in_gib(count: float) -> str:

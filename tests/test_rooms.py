@@ -1,7 +1,7 @@
 """The house: which room may import which, read off the syntax trees of every file.
 
-The order of the rooms stands in one place, the docstrings of `engine` and `app`. Imports inside functions and under
-TYPE_CHECKING count like all others.
+The order of the rooms stands in one place, the docstrings of `engine` and `app`. Imports inside
+functions and under TYPE_CHECKING count like all others.
 """
 
 from __future__ import annotations
@@ -26,28 +26,49 @@ FOREIGN = {"engine": {"app", "gradio", "plotly"}}
 LATE = {
     "app/pages/measuring.py": (
         {"engine.runtime.ceilings", "engine.runtime.open_backend"},
-        "the page is served before torch is loaded, and a measurement needs the devices"),
+        "the page is served before torch is loaded, and a measurement needs the devices",
+    ),
     "app/session/engine_calls.py": (
-        {"engine.checkpoints.export", "engine.model.build", "engine.model.pretrained_files", "engine.talk.talk_sources",
-         "engine.talk.talkers", "engine.talk.voice", "engine.train.prepare"},
-        "the page is served before torch is loaded"),
+        {
+            "engine.checkpoints.export",
+            "engine.model.build",
+            "engine.model.pretrained_files",
+            "engine.talk.talk_sources",
+            "engine.talk.talkers",
+            "engine.talk.voice",
+            "engine.train.prepare",
+        },
+        "the page is served before torch is loaded",
+    ),
     "engine/checkpoints/checkpoint.py": (
         {"engine.runtime.host_store"},
-        "for types alone: the app lists checkpoints without torch"),
+        "for types alone: the app lists checkpoints without torch",
+    ),
     "engine/checkpoints/restore.py": (
         {"engine.runtime.host_store"},
-        "for types alone: the app finds checkpoints without torch"),
+        "for types alone: the app finds checkpoints without torch",
+    ),
     "engine/model/find_shape.py": (
         {"engine.model.build", "engine.model.measure_shape", "engine.model.pretrained_files"},
-        "torch is loaded only for a model that nobody has built here before"),
+        "torch is loaded only for a model that nobody has built here before",
+    ),
     "engine/train/paused_calls.py": (
         {"engine.train.prepare"},
-        "for types alone: the app asks a paused run without torch"),
+        "for types alone: the app asks a paused run without torch",
+    ),
     "engine/train/run.py": (
-        {"engine.runtime.open_backend", "engine.train.explain", "engine.train.prepare", "engine.train.trainer"},
-        "a run has its folder, and is shown, before torch is loaded"),
+        {
+            "engine.runtime.open_backend",
+            "engine.train.explain",
+            "engine.train.prepare",
+            "engine.train.trainer",
+        },
+        "a run has its folder, and is shown, before torch is loaded",
+    ),
 }
-"""By file: modules of the house that it imports inside functions or for types alone, and why not when it is imported."""
+"""By file: modules of the house that it imports inside functions or for types alone, and why not
+when it is imported.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,9 @@ class Import:
 
 def rooms(tree: str, root: Path = PROGRAM_ROOT) -> list[str]:
     """The rooms of a tree, in order, as the docstring of its package lists them."""
-    docstring = ast.get_docstring(ast.parse((root / tree / "__init__.py").read_text(encoding="utf-8")))
+    docstring = ast.get_docstring(
+        ast.parse((root / tree / "__init__.py").read_text(encoding="utf-8"))
+    )
     return [f"{tree}.{name}" for name in re.findall(r"^    (\w+)  ", docstring, re.MULTILINE)]
 
 
@@ -105,13 +128,19 @@ def broken_rules(root: Path = PROGRAM_ROOT) -> list[str]:
         mine, target = room_of(module_of(Path(one.file))), room_of(one.module)
         if one.module.split(".")[0] in FOREIGN.get(tree, ()):
             found.append(f"{one.file}:{one.line} imports {one.module}, which {tree} never does")
-        elif one.module.split(".")[0] in TREES and (target not in order or order.index(target) > order.index(mine)):
-            found.append(f"{one.file}:{one.line} imports {one.module}, which is not of a room before its own")
+        elif one.module.split(".")[0] in TREES and (
+            target not in order or order.index(target) > order.index(mine)
+        ):
+            found.append(
+                f"{one.file}:{one.line} imports {one.module}, which is not of a room before its own"
+            )
     return found
 
 
 def circles(root: Path = PROGRAM_ROOT) -> list[set[str]]:
-    """Groups of files that import each other, directly or by way of others (Tarjan's strongly connected components)."""
+    """Groups of files that import each other, directly or by way of others (Tarjan's strongly
+    connected components).
+    """
     edges: dict[str, set[str]] = {module_of(file): set() for file in files(root)}
     for one in imports(root):
         if one.module in edges:
@@ -156,7 +185,9 @@ def test_every_package_has_one_docstring_and_no_code_and_is_listed():
     for file in files():
         if file.name == "__init__.py":
             body = ast.parse((PROGRAM_ROOT / file).read_text(encoding="utf-8")).body
-            assert len(body) == 1 and isinstance(body[0], ast.Expr), f"{file} holds more than a docstring"
+            assert len(body) == 1 and isinstance(body[0], ast.Expr), (
+                f"{file} holds more than a docstring"
+            )
         if len(file.parts) > 2 or file.name != "__init__.py":
             found.add(room_of(module_of(file)))
     assert found == listed
@@ -177,13 +208,22 @@ def test_imports_inside_functions_have_a_reason():
     assert late == {file: modules for file, (modules, _) in LATE.items()}
 
 
-@pytest.mark.parametrize("code, rule", [
-    ("import gradio\n", "which engine never does"),
-    ("from app.words import in_bytes\n", "which engine never does"),
-    ("def late():\n    from engine.runtime.loss import chunked_loss\n", "not of a room before its own"),
-    ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import engine.fit.choose\n", "not of a room before its own"),
-    ("from engine import nowhere\n", "not of a room before its own"),
-])
+@pytest.mark.parametrize(
+    "code, rule",
+    [
+        ("import gradio\n", "which engine never does"),
+        ("from app.words import in_bytes\n", "which engine never does"),
+        (
+            "def late():\n    from engine.runtime.loss import chunked_loss\n",
+            "not of a room before its own",
+        ),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import engine.fit.choose\n",
+            "not of a room before its own",
+        ),
+        ("from engine import nowhere\n", "not of a room before its own"),
+    ],
+)
 def test_an_offender_is_found(tmp_path, code, rule):
     _copy(tmp_path)
     (tmp_path / "engine" / "plan" / "offender.py").write_text(code)
@@ -194,7 +234,9 @@ def test_an_offender_is_found(tmp_path, code, rule):
 def test_a_circle_through_a_function_is_found(tmp_path):
     _copy(tmp_path)
     (tmp_path / "engine" / "plan" / "one.py").write_text("from engine.plan import two\n")
-    (tmp_path / "engine" / "plan" / "two.py").write_text("def late():\n    from engine.plan.one import anything\n")
+    (tmp_path / "engine" / "plan" / "two.py").write_text(
+        "def late():\n    from engine.plan.one import anything\n"
+    )
     assert circles(tmp_path) == [{"engine.plan.one", "engine.plan.two"}]
 
 

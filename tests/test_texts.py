@@ -1,4 +1,6 @@
-"""Texts name what there is: files, folders, modules and commands in README, docs, docstrings and comments."""
+"""Texts name what there is: files, folders, modules and commands in README, docs, docstrings and
+comments.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def texts(root: Path = PROGRAM_ROOT) -> Iterator[tuple[str, str]]:
     for page in PAGES:
         if (root / page).exists():
             yield page, (root / page).read_text(encoding="utf-8")
-    for file in sorted(path for folder in (*TREES, "tests", "assets/make") for path in (root / folder).rglob("*.py")):
+    for file in sorted(
+        path
+        for folder in (*TREES, "tests", "assets/make")
+        for path in (root / folder).rglob("*.py")
+    ):
         code = file.read_text(encoding="utf-8")
         yield file.relative_to(root).as_posix(), "\n".join(_said(code))
 
@@ -44,16 +50,25 @@ def wrong_names(root: Path = PROGRAM_ROOT) -> list[str]:
         names = [name for name in PATH.findall(text) if not (PROGRAM_ROOT / name).exists()]
         names += [name for name in DOTTED.findall(text) if not _is_there(name)]
         names += [name for name in COMMAND.findall(text) if importlib.util.find_spec(name) is None]
-        names += [name for name in LINK.findall(text) if file in PAGES and not (here.parent / name).exists()]
+        names += [
+            name
+            for name in LINK.findall(text)
+            if file in PAGES and not (here.parent / name).exists()
+        ]
         found += [f"{file} names {name}" for name in dict.fromkeys(names)]
     return found
 
 
 def _said(code: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(code)):
-        for statement in getattr(node, "body", ()) if not isinstance(node, (ast.Lambda, ast.IfExp)) else ():
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and \
-                    isinstance(statement.value.value, str):
+        for statement in (
+            getattr(node, "body", ()) if not isinstance(node, (ast.Lambda, ast.IfExp)) else ()
+        ):
+            if (
+                isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+                and isinstance(statement.value.value, str)
+            ):
                 yield statement.value.value
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.COMMENT:
@@ -61,7 +76,9 @@ def _said(code: str) -> Iterator[str]:
 
 
 def _is_there(name: str) -> bool:
-    """Whether it is a module, a folder, something that a module says, a file such as `engine/words.py`, or a setting."""
+    """Whether it is a module, a folder, something that a module says, a file such as
+    `engine/words.py`, or a setting.
+    """
     parts = name.split(".")
     if parts[0] == "engine" and parts[1] in SETTINGS:
         return True
@@ -69,7 +86,9 @@ def _is_there(name: str) -> bool:
         path = PROGRAM_ROOT.joinpath(*parts[:length])
         module = path.with_suffix(".py")
         if module.exists():
-            return length == len(parts) or bool(re.search(rf"\b{parts[length]}\b", module.read_text(encoding="utf-8")))
+            return length == len(parts) or bool(
+                re.search(rf"\b{parts[length]}\b", module.read_text(encoding="utf-8"))
+            )
         if path.is_dir():
             return length == len(parts)
     return False
@@ -83,16 +102,27 @@ def test_the_readme_shows_every_room_in_order():
     readme = (PROGRAM_ROOT / "README.md").read_text(encoding="utf-8")
     for tree in TREES:
         shown = re.search(rf"^{tree}/ .*\n((?:  .*\n)+)", readme, re.MULTILINE)[1]
-        names = [name.removesuffix("/").removesuffix(".py") for name in re.findall(r"^  (\S+)  ", shown, re.MULTILINE)]
-        assert [name for name in names if name != "browser"] == [room.split(".")[1] for room in rooms(tree)]
+        names = [
+            name.removesuffix("/").removesuffix(".py")
+            for name in re.findall(r"^  (\S+)  ", shown, re.MULTILINE)
+        ]
+        assert [name for name in names if name != "browser"] == [
+            room.split(".")[1] for room in rooms(tree)
+        ]
 
 
-@pytest.mark.parametrize(("text", "name"), [
-    ('"""See engine/leak.py."""\n', "engine/leak.py"),
-    ("# as in `engine.planner`\n", "engine.planner"),
-    ("def f():\n    '''What `engine.words.nothing_of_that_name` does.'''\n", "engine.words.nothing_of_that_name"),
-    ('"""`python -m tests.nothing`"""\n', "tests.nothing"),
-])
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('"""See engine/leak.py."""\n', "engine/leak.py"),
+        ("# as in `engine.planner`\n", "engine.planner"),
+        (
+            "def f():\n    '''What `engine.words.nothing_of_that_name` does.'''\n",
+            "engine.words.nothing_of_that_name",
+        ),
+        ('"""`python -m tests.nothing`"""\n', "tests.nothing"),
+    ],
+)
 def test_an_offender_is_found(tmp_path, text, name):
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "offender.py").write_text(text)
@@ -100,5 +130,7 @@ def test_an_offender_is_found(tmp_path, text, name):
 
 
 def test_a_dead_link_is_found(tmp_path):
-    (tmp_path / "README.md").write_text("[settings](engine/config.py), [words](engine/words.py), [the tabs](#the-other-tabs)\n")
+    (tmp_path / "README.md").write_text(
+        "[settings](engine/config.py), [words](engine/words.py), [the tabs](#the-other-tabs)\n"
+    )
     assert wrong_names(tmp_path) == ["README.md names engine/config.py"]

@@ -1,8 +1,9 @@
 """What an earlier version wrote is still read: its run, its checkpoint, its tokens and its preset.
 
-`fixtures/before` was written by version 0.1.0 as it was before its modules moved into packages, in a working directory
-of its own: a model of some 6,000 parameters, its data, a preset, the run of it, and the tokens of that run.
-`expected.json` is what that version said of them. Nothing there is ever written again, or the proof would be gone.
+`fixtures/before` was written by version 0.1.0 as it was before its modules moved into packages, in
+a working directory of its own: a model of some 6,000 parameters, its data, a preset, the run of it,
+and the tokens of that run. `expected.json` is what that version said of them. Nothing there is ever
+written again, or the proof would be gone.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def cut_after_checkpoint(run: Path, step: int) -> None:
 
 
 def same_figures(found: list[float], before: list[float]) -> bool:
-    """Equal to the bit where torch and the kind of CPU are those of before; elsewhere sums may be in another order."""
+    """Equal to the bit where torch and the kind of CPU are those of before; elsewhere sums may be
+    in another order.
+    """
     if [torch.__version__, torch.backends.cpu.get_cpu_capability()] == EXPECTED["computed_by"]:
         return found == before
     return found == pytest.approx(before, rel=1e-4)
@@ -79,7 +82,7 @@ def resumed(place: Path) -> list[dict]:
 
 def test_the_run_is_listed_as_before(place, capsys):
     assert launch.main(["runs", "--runs-dir", "runs", "--json"]) == 0
-    listed, = json.loads(capsys.readouterr().out)
+    (listed,) = json.loads(capsys.readouterr().out)
     assert listed.pop("path") == str(Path("runs") / RUN)
     assert listed == EXPECTED["listed"]
 
@@ -95,13 +98,21 @@ def test_the_record_adds_up_to_what_it_did_before():
         for name, values in columns.items():
             assert list(getattr(getattr(snapshot, table), name)) == values, (table, name)
     assert [list(values) for values in snapshot.norms.norms.values()] == before["norms"]
-    assert [[written.step, written.path, written.bytes] for written in snapshot.checkpoints] == before["checkpoints"]
-    assert [[asked.step, asked.correct, asked.total] for asked in snapshot.exact_matches] == before["exact_matches"]
-    assert [[answered.step, answered.answers] for answered in snapshot.prompt_answers] == before["prompt_answers"]
+    assert [
+        [written.step, written.path, written.bytes] for written in snapshot.checkpoints
+    ] == before["checkpoints"]
+    assert [[asked.step, asked.correct, asked.total] for asked in snapshot.exact_matches] == before[
+        "exact_matches"
+    ]
+    assert [[answered.step, answered.answers] for answered in snapshot.prompt_answers] == before[
+        "prompt_answers"
+    ]
 
 
 def test_a_step_of_the_record_becomes_the_same_trace(place):
-    assert launch.main(["trace", RUN, "--step", "5", "--runs-dir", "runs", "--out", "step.json"]) == 0
+    assert (
+        launch.main(["trace", RUN, "--step", "5", "--runs-dir", "runs", "--out", "step.json"]) == 0
+    )
     assert json.loads((place / "step.json").read_text(encoding="utf-8")) == EXPECTED["trace"]
 
 
@@ -110,7 +121,7 @@ def test_a_step_of_the_record_becomes_the_same_trace(place):
 
 def test_the_checkpoint_resumes_to_the_same_losses(place):
     added = resumed(place)
-    started, = of_kind(added, "run_started")
+    (started,) = of_kind(added, "run_started")
     assert (started["resumed_step"], started["total_steps"]) == (TAKEN_FROM, 12)
     before = of_kind(lines_of(BEFORE / "runs" / RUN / "events.jsonl"), "step_finished")[TAKEN_FROM:]
     steps = of_kind(added, "step_finished")
@@ -122,28 +133,45 @@ def test_the_checkpoint_resumes_to_the_same_losses(place):
 
 
 def test_the_tokens_are_made_as_before_and_those_of_before_are_read(place, own_cache):
-    """A checkpoint holds the fingerprint of its data, and no other data are taken for a resume: that the run goes on
-    shows that the fingerprint is the same. The name of the folder tells which code made the tokens, and may be
-    another."""
+    """A checkpoint holds the fingerprint of its data, and no other data are taken for a resume:
+    that the run goes on shows that the fingerprint is the same. The name of the folder tells which
+    code made the tokens, and may be another.
+    """
     assert launch.main(["train", "preset.yaml", "--runs-dir", "new", "--set", "train.steps=1"]) == 0
-    made, = (own_cache / "tokens").iterdir()
-    kept, = (BEFORE / "cache" / "tokens").iterdir()
+    (made,) = (own_cache / "tokens").iterdir()
+    (kept,) = (BEFORE / "cache" / "tokens").iterdir()
     assert {file.name for file in made.iterdir()} == {file.name for file in kept.iterdir()}
     for file in kept.iterdir():
         if file.name != "manifest.json":
             assert (made / file.name).read_bytes() == file.read_bytes(), file.name
-    contents = [json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["body"] for folder in (made, kept)]
+    contents = [
+        json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["body"]
+        for folder in (made, kept)
+    ]
     assert contents[0] | {"key": ""} == contents[1] | {"key": ""}
 
     shutil.rmtree(made)
     shutil.copytree(kept, made)
-    prepared, = of_kind(resumed(place), "data_prepared")
+    (prepared,) = of_kind(resumed(place), "data_prepared")
     assert prepared["summary"]["cached"] is True
 
 
 def test_a_new_checkpoint_holds_the_fingerprint_of_before(place):
-    assert launch.main(["train", "preset.yaml", "--runs-dir", "new", "--set", "train.steps=2",
-                        "--set", "output.checkpoint_every=1"]) == 0
+    assert (
+        launch.main(
+            [
+                "train",
+                "preset.yaml",
+                "--runs-dir",
+                "new",
+                "--set",
+                "train.steps=2",
+                "--set",
+                "output.checkpoint_every=1",
+            ]
+        )
+        == 0
+    )
     manifest, *_ = (place / "new").glob("*/checkpoints/step-2/manifest.json")
     state = json.loads(manifest.read_text(encoding="utf-8"))["state"]
     assert state["data"] == EXPECTED["fingerprint"]
@@ -151,15 +179,26 @@ def test_a_new_checkpoint_holds_the_fingerprint_of_before(place):
 
 def test_the_model_of_each_checkpoint_is_exported_to_the_bit(place):
     for step, weights in EXPECTED["exports"].items():
-        assert launch.main(["export", RUN, f"export-{step}", "--checkpoint", step, "--runs-dir", "runs"]) == 0
-        assert sha256((place / f"export-{step}" / "model.safetensors").read_bytes()).hexdigest() == weights, step
+        assert (
+            launch.main(
+                ["export", RUN, f"export-{step}", "--checkpoint", step, "--runs-dir", "runs"]
+            )
+            == 0
+        )
+        assert (
+            sha256((place / f"export-{step}" / "model.safetensors").read_bytes()).hexdigest()
+            == weights
+        ), step
 
 
 # ------------------------------------------------------------------ the preset
 
 
 def test_the_preset_loads_to_the_same_values():
-    assert json.loads(json.dumps(TrainConfig.load(BEFORE / "preset.yaml").to_dict())) == EXPECTED["preset"]
+    assert (
+        json.loads(json.dumps(TrainConfig.load(BEFORE / "preset.yaml").to_dict()))
+        == EXPECTED["preset"]
+    )
 
 
 def test_the_settings_of_the_run_are_those_of_its_preset():
@@ -169,4 +208,6 @@ def test_the_settings_of_the_run_are_those_of_its_preset():
 
 def test_settings_are_saved_byte_for_byte_as_before(tmp_path):
     TrainConfig.load(BEFORE / "preset.yaml").save(tmp_path / "config.yaml")
-    assert (tmp_path / "config.yaml").read_bytes() == (BEFORE / "runs" / RUN / "config.yaml").read_bytes()
+    assert (tmp_path / "config.yaml").read_bytes() == (
+        BEFORE / "runs" / RUN / "config.yaml"
+    ).read_bytes()

@@ -15,7 +15,9 @@ FIRST_PRESET = "starter.yaml"
 
 @dataclass(frozen=True)
 class Preset:
-    """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it begins with."""
+    """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it
+    begins with.
+    """
 
     file: str
     name: str

@@ -1,8 +1,10 @@
-"""The settings form as data: every field of `TrainConfig` in the words and values of one component, generated from the fields
-and their docstrings. No gradio needed; `panels.component` makes the components.
+"""The settings form as data: every field of `TrainConfig` in the words and values of one component,
+generated from the fields and their docstrings. No gradio needed; `panels.component` makes the
+components.
 
-Values travel both ways through this file only: `shown_values` (config to components) and `read_config` (components to
-config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can be typed as in a preset.
+Values travel both ways through this file only: `shown_values` (config to components) and
+`read_config` (components to config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at
+all can be typed as in a preset.
 """
 
 from __future__ import annotations
@@ -22,8 +24,15 @@ import yaml
 from engine.config.settings import AUTO, TrainConfig, field_docs
 from engine.errors import ConfigError
 
-SECTION_TITLES = {"": "Run", "model": "Model", "data": "Data", "data.columns": "Columns of the data", "train": "Training",
-                  "engine": "Engine", "output": "Output"}
+SECTION_TITLES = {
+    "": "Run",
+    "model": "Model",
+    "data": "Data",
+    "data.columns": "Columns of the data",
+    "train": "Training",
+    "engine": "Engine",
+    "output": "Output",
+}
 
 LABELS = {
     "name": "Run name",
@@ -61,16 +70,30 @@ LABELS = {
 }
 
 CHOICE_LABELS = {
-    "model.init": {"pretrained": "the model's own weights", "random": "random weights (from scratch)"},
+    "model.init": {
+        "pretrained": "the model's own weights",
+        "random": "random weights (from scratch)",
+    },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
-    "engine.save_level": {"boundary_host": "block inputs, in host RAM", "boundary": "block inputs, on the GPU",
-                          "all": "all activations"},
+    "engine.save_level": {
+        "boundary_host": "block inputs, in host RAM",
+        "boundary": "block inputs, on the GPU",
+        "all": "all activations",
+    },
     "engine.kernels": {"compiled": "compiled by torch", "eager": "one by one"},
 }
 
-PROMINENT = ("model.source", "model.dtype", "data.source", "data.max_seq_len", "train.steps", "train.epochs",
-             "train.batch_size", "train.learning_rate")
+PROMINENT = (
+    "model.source",
+    "model.dtype",
+    "data.source",
+    "data.max_seq_len",
+    "train.steps",
+    "train.epochs",
+    "train.batch_size",
+    "train.learning_rate",
+)
 """Fields that are always in sight; the rest are folded away."""
 
 SHORT_HELP = {
@@ -87,7 +110,9 @@ SHORT_HELP = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of `TrainConfig`: its dotted name, what kind of value it takes, and how it is shown."""
+    """One field of `TrainConfig`: its dotted name, what kind of value it takes, and how it is
+    shown.
+    """
 
     dotted: str
     kind: Literal["text", "lines", "switch", "choice", "whole", "number"]
@@ -104,11 +129,15 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return LABELS.get(self.dotted) or self.dotted.rpartition(".")[2].replace("_", " ").capitalize()
+        return (
+            LABELS.get(self.dotted) or self.dotted.rpartition(".")[2].replace("_", " ").capitalize()
+        )
 
     @property
     def elem_id(self) -> str:
-        """The component's id in the page, by which `train.js` tells which field a box is of and marks the one that is wrong."""
+        """The component's id in the page, by which `train.js` tells which field a box is of and
+        marks the one that is wrong.
+        """
         return "field-" + self.dotted.replace(".", "-")
 
     @property
@@ -129,13 +158,21 @@ class Setting:
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))
         if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
-            return json.dumps([_given(dataclasses.asdict(part)) for part in value], ensure_ascii=False)
+            return json.dumps(
+                [_given(dataclasses.asdict(part)) for part in value], ensure_ascii=False
+            )
         if self.kind == "text" and self.optional:
-            return json.dumps(value) if value.lower() in (self.empty_means, "null") else _as_line(value)
+            return (
+                json.dumps(value)
+                if value.lower() in (self.empty_means, "null")
+                else _as_line(value)
+            )
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
-        """The config value for a component's value; what cannot be read stays text, for the config to refuse."""
+        """The config value for a component's value; what cannot be read stays text, for the config
+        to refuse.
+        """
         if self.kind in ("switch", "choice"):
             return shown
         text = str(shown if shown is not None else "").strip()
@@ -171,7 +208,9 @@ def settings() -> tuple[Setting, ...]:
             if dataclasses.is_dataclass(hints[field.name]):
                 walk(hints[field.name], f"{prefix}{field.name}.")
             else:
-                found.append(_setting(prefix + field.name, hints[field.name], docs[prefix + field.name]))
+                found.append(
+                    _setting(prefix + field.name, hints[field.name], docs[prefix + field.name])
+                )
 
     walk(TrainConfig, "")
     return tuple(found)
@@ -189,7 +228,9 @@ def shown_values(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_config(shown: dict[str, Any]) -> TrainConfig:
-    """The validated config that the components say. Raises ConfigError naming the first wrong field."""
+    """The validated config that the components say. Raises ConfigError naming the first wrong
+    field.
+    """
     tree: dict[str, Any] = {}
     for setting in settings():
         *path, last = setting.dotted.split(".")
@@ -208,7 +249,9 @@ def describe_error(error: ConfigError) -> str:
 
 def as_labelled(sentence: str) -> str:
     """A sentence of the engine with settings called as the form calls them."""
-    return re.sub(r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: _labels().get(name[0], name[0]), sentence)
+    return re.sub(
+        r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: _labels().get(name[0], name[0]), sentence
+    )
 
 
 @cache
@@ -219,16 +262,30 @@ def _labels() -> dict[str, str]:
 
 
 def _setting(dotted: str, hint: Any, doc: str) -> Setting:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    literals = [choice for option in options if typing.get_origin(option) is Literal
-                for choice in typing.get_args(option)]
+    options = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
+    literals = [
+        choice
+        for option in options
+        if typing.get_origin(option) is Literal
+        for choice in typing.get_args(option)
+    ]
     plain = [option for option in options if typing.get_origin(option) is not Literal]
     kinds = {bool: "switch", int: "whole", float: "number", str: "text", tuple[str, ...]: "lines"}
     kind = next((kinds[option] for option in plain if option in kinds), "choice")
     choices = tuple(literals) if kind == "choice" else ()
-    return Setting(dotted, kind, choices, auto=kind != "choice" and AUTO in literals,
-                   optional=type(None) in plain, mixed=any(typing.get_origin(option) is tuple for option in plain),
-                   help=doc.replace("`", ""))
+    return Setting(
+        dotted,
+        kind,
+        choices,
+        auto=kind != "choice" and AUTO in literals,
+        optional=type(None) in plain,
+        mixed=any(typing.get_origin(option) is tuple for option in plain),
+        help=doc.replace("`", ""),
+    )
 
 
 def _given(tree: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +296,11 @@ def _given(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _as_line(text: str) -> str:
     """A text on one line of a box: as it is, or in JSON where it would not come back as it was."""
-    return text if text and text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"' else json.dumps(text)
+    return (
+        text
+        if text and text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"'
+        else json.dumps(text)
+    )
 
 
 def _of_line(line: str) -> str:

@@ -1,5 +1,6 @@
-"""What the Train tab says about a draft before it is started: whether it is valid, whether it fits, what its data look
-like. Plain data for `train.js`; nothing here raises for what a person typed."""
+"""What the Train tab says about a draft before it is started: whether it is valid, whether it fits,
+what its data look like. Plain data for `train.js`; nothing here raises for what a person typed.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +24,17 @@ from engine.words import counted, in_hours, in_seconds
 
 MACHINE_SECONDS = 10
 """Free memory is read again after this long; estimates are made anew where it has changed."""
-VERDICTS = {Verdict.FITS: ("good", "It fits this machine."), Verdict.TIGHT: ("warn", "It fits, but only just."),
-            Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine.")}
+VERDICTS = {
+    Verdict.FITS: ("good", "It fits this machine."),
+    Verdict.TIGHT: ("warn", "It fits, but only just."),
+    Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
+}
 BARS = ((PartName.HOST, "Host memory"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
-HELP = {Verdict.FITS: "", Verdict.TIGHT: "One click leaves more room:", Verdict.DOES_NOT_FIT: "One click makes it fit:"}
+HELP = {
+    Verdict.FITS: "",
+    Verdict.TIGHT: "One click leaves more room:",
+    Verdict.DOES_NOT_FIT: "One click makes it fit:",
+}
 """What stands above the remedies."""
 REMEDIES_SHOWN = 3
 PREVIEW_ROWS = 5
@@ -35,8 +43,10 @@ PREVIEW_CHARACTERS = 1200
 
 
 class Checker:
-    """Answers for one session's drafts, of which it keeps the last; estimates and previews are remembered by what they
-    depend on. There is one, so that whatever asks finds what was worked out before."""
+    """Answers for one session's drafts, of which it keeps the last; estimates and previews are
+    remembered by what they depend on. There is one, so that whatever asks finds what was worked out
+    before.
+    """
 
     def __init__(self, session: Session):
         self.draft = Draft(session.runs_dir)
@@ -52,37 +62,78 @@ class Checker:
         return self.verdict(shown)
 
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """`tone`, `headline`, `reasons`, `bars`, `time`, `remedies` (the component values that each changes) and `help` above
-        them, `size`, `can_start`, `why_not`, and, when a field is wrong, its component's id as `field`."""
-        verdict = {"tone": "bad", "headline": "", "reasons": [], "bars": [], "time": [], "remedies": [], "help": "", "size": "",
-                   "field": None, "can_start": False, "can_queue": False, "why_not": ""}
+        """`tone`, `headline`, `reasons`, `bars`, `time`, `remedies` (the component values that each
+        changes) and `help` above them, `size`, `can_start`, `why_not`, and, when a field is wrong,
+        its component's id as `field`.
+        """
+        verdict = {
+            "tone": "bad",
+            "headline": "",
+            "reasons": [],
+            "bars": [],
+            "time": [],
+            "remedies": [],
+            "help": "",
+            "size": "",
+            "field": None,
+            "can_start": False,
+            "can_queue": False,
+            "why_not": "",
+        }
         try:
             report = self._estimate(read_config(shown), self._machine())
         except ConfigError as error:
             sentence = as_labelled(describe_error(error))
-            return verdict | {"headline": "A setting needs your attention.", "reasons": [sentence], "why_not": sentence,
-                              "field": _element_of(error.field)}
+            return verdict | {
+                "headline": "A setting needs your attention.",
+                "reasons": [sentence],
+                "why_not": sentence,
+                "field": _element_of(error.field),
+            }
         except RamstreamError as error:
             sentence = as_labelled(str(error))
-            return verdict | {"headline": "This cannot be checked yet.", "reasons": [sentence], "why_not": sentence}
+            return verdict | {
+                "headline": "This cannot be checked yet.",
+                "reasons": [sentence],
+                "why_not": sentence,
+            }
         tone, headline = VERDICTS[report.verdict]
         busy = self._session.why_not_start()
         fits = report.verdict != Verdict.DOES_NOT_FIT
         why_not = busy if fits else "It would not fit, so it cannot be started."
-        bars = [_bar(name, label, getattr(report, name)) for name, label in BARS if getattr(report, name) is not None]
-        remedies = [{"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
-                    for remedy in report.remedies[:REMEDIES_SHOWN]]
-        return verdict | {"tone": tone, "headline": headline, "reasons": [as_labelled(reason) for reason in report.reasons],
-                          "bars": bars, "time": _time_rows(report) if fits else [], "remedies": remedies,
-                          "help": HELP[report.verdict] if remedies else "", "can_start": fits and not busy,
-                          # What the run under way takes now is free when the queue comes to this one.
-                          "can_queue": busy is not None,
-                          "size": _size_words(report), "why_not": why_not or ""}
+        bars = [
+            _bar(name, label, getattr(report, name))
+            for name, label in BARS
+            if getattr(report, name) is not None
+        ]
+        remedies = [
+            {"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
+            for remedy in report.remedies[:REMEDIES_SHOWN]
+        ]
+        return verdict | {
+            "tone": tone,
+            "headline": headline,
+            "reasons": [as_labelled(reason) for reason in report.reasons],
+            "bars": bars,
+            "time": _time_rows(report) if fits else [],
+            "remedies": remedies,
+            "help": HELP[report.verdict] if remedies else "",
+            "can_start": fits and not busy,
+            # What the run under way takes now is free when the queue comes to this one.
+            "can_queue": busy is not None,
+            "size": _size_words(report),
+            "why_not": why_not or "",
+        }
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """The first rows with what is trained marked, and how the data were understood; or `error`. With them the settings that
-        it goes by, as they were shown: `given`."""
-        given = {name: value for name, value in shown.items() if name == "model.source" or name.startswith("data.")}
+        """The first rows with what is trained marked, and how the data were understood; or `error`.
+        With them the settings that it goes by, as they were shown: `given`.
+        """
+        given = {
+            name: value
+            for name, value in shown.items()
+            if name == "model.source" or name.startswith("data.")
+        }
         try:
             config = read_config(shown)
             found = self._preview(config.model.source, config.data)
@@ -111,25 +162,51 @@ class Checker:
         mapping = _as_in_form(found.get("mapping"))
         if "error" in found:
             return {"error": as_labelled(found["error"]), "mapping": mapping}
-        return {name: found[name] for name in ("source", "format", "format_detected", "rows_measured", "rows_cut",
-                                               "rows_skipped", "percent_trained", "warnings")} | {
+        return {
+            name: found[name]
+            for name in (
+                "source",
+                "format",
+                "format_detected",
+                "rows_measured",
+                "rows_cut",
+                "rows_skipped",
+                "percent_trained",
+                "warnings",
+            )
+        } | {
             "mapping": mapping,
-            "columns": [[str(name), str(meaning)] for name, meaning in dict(found["columns"]).items()],
-            "rows": [_shortened(row) for row in found["rows"]], "lengths": lengths_figure(found), "said": lengths_words(found)}
+            "columns": [
+                [str(name), str(meaning)] for name, meaning in dict(found["columns"]).items()
+            ],
+            "rows": [_shortened(row) for row in found["rows"]],
+            "lengths": lengths_figure(found),
+            "said": lengths_words(found),
+        }
 
 
 def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What can be chosen of the columns, each with what its settings show when it is chosen (`shown`)."""
+    """What can be chosen of the columns, each with what its settings show when it is chosen
+    (`shown`).
+    """
     if mapping is None:
         return None
     setting = next(setting for setting in settings() if setting.dotted == "data.columns.prompt")
-    return mapping | {"why": as_labelled(mapping["why"]),
-                      "columns": [column | {"shown": setting.show(column["name"])} for column in mapping["columns"]]}
+    return mapping | {
+        "why": as_labelled(mapping["why"]),
+        "columns": [
+            column | {"shown": setting.show(column["name"])} for column in mapping["columns"]
+        ],
+    }
 
 
 def _as_shown(changes: dict[str, Any]) -> dict[str, Any]:
     """Component values of config values, both by dotted name."""
-    return {setting.dotted: setting.show(changes[setting.dotted]) for setting in settings() if setting.dotted in changes}
+    return {
+        setting.dotted: setting.show(changes[setting.dotted])
+        for setting in settings()
+        if setting.dotted in changes
+    }
 
 
 def _element_of(field: str) -> str | None:
@@ -139,8 +216,10 @@ def _element_of(field: str) -> str | None:
 
 def _size_words(report: FitReport) -> str:
     model, tokens = report.model, report.time["tokens_per_step"]
-    return (f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} blocks), "
-            f"up to {tokens:,} tokens a step")
+    return (
+        f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} "
+        f"blocks), up to {tokens:,} tokens a step"
+    )
 
 
 def _time_rows(report: FitReport) -> list[dict[str, str]]:
@@ -153,19 +232,47 @@ def _time_rows(report: FitReport) -> list[dict[str, str]]:
         elif cpu:
             note = "On a CPU, times are predicted in float32 only."
         return [{"name": "Time", "text": "not known yet", "note": note}]
-    how = "estimated from the card's specification" if t["estimated"] else "predicted from measured rates"
+    how = (
+        "estimated from the card's specification"
+        if t["estimated"]
+        else "predicted from measured rates"
+    )
     rate = float(f"{t['tokens_per_second']:.3g}")
-    rows = [{"name": "A step", "text": f"about {in_seconds(t['step_seconds'])}, {rate:,.0f} tokens/s", "note": how}]
+    rows = [
+        {
+            "name": "A step",
+            "text": f"about {in_seconds(t['step_seconds'])}, {rate:,.0f} tokens/s",
+            "note": how,
+        }
+    ]
     if not t["run_seconds"]:
-        return [*rows, {"name": "The run", "text": "known once the data are read", "note": "Epochs set its length, not steps."}]
-    rows.append({"name": "The run", "text": f"{counted(t['steps'], 'step')}: about {in_hours(max(1, t['run_seconds']))}",
-                 "note": ""})
+        return [
+            *rows,
+            {
+                "name": "The run",
+                "text": "known once the data are read",
+                "note": "Epochs set its length, not steps.",
+            },
+        ]
+    rows.append(
+        {
+            "name": "The run",
+            "text": f"{counted(t['steps'], 'step')}: about {in_hours(max(1, t['run_seconds']))}",
+            "note": "",
+        }
+    )
     if t["energy_kwh"] is not None:
         cost = t["cost"]
-        rows.append({"name": "Electricity", "text": f"{_at_least_a_hundredth(t['energy_kwh'], '.2g')} kWh" + (
-                         "" if cost is None else f", which cost {_at_least_a_hundredth(cost, '.2f')}"),
-                     "note": f"estimated at {t['watts']:,.0f} W all run long: the card at its rated power, the rest of the "
-                             f"machine at {HOST_WATTS:.0f} W" + ("; a price is set under Output" if cost is None else "")})
+        rows.append(
+            {
+                "name": "Electricity",
+                "text": f"{_at_least_a_hundredth(t['energy_kwh'], '.2g')} kWh"
+                + ("" if cost is None else f", which cost {_at_least_a_hundredth(cost, '.2f')}"),
+                "note": f"estimated at {t['watts']:,.0f} W all run long: the card at its rated power, the rest of the "
+                f"machine at {HOST_WATTS:.0f} W"
+                + ("; a price is set under Output" if cost is None else ""),
+            }
+        )
     return rows
 
 
@@ -175,18 +282,38 @@ def _at_least_a_hundredth(value: float, form: str) -> str:
 
 def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
     """Host memory, GPU memory or disk: its figure, what it says in words, and its items."""
-    items = [{"name": item_words(item), "text": in_bytes(item.bytes), "note": item.note,
-              "colour": item_colour(item.kind)} for item in part.items if item.bytes]
+    items = [
+        {
+            "name": item_words(item),
+            "text": in_bytes(item.bytes),
+            "note": item.note,
+            "colour": item_colour(item.kind),
+        }
+        for item in part.items
+        if item.bytes
+    ]
     total, limit = part.total, part.limit
-    text = in_bytes(total) + (f" of {in_bytes(limit)} free" if limit is not None else ", free space not known")
+    text = in_bytes(total) + (
+        f" of {in_bytes(limit)} free" if limit is not None else ", free space not known"
+    )
     if limit is not None and total > limit:
         text += f": {in_bytes(total - limit)} short"
-    note = "" if part.least is None or part.verdict != Verdict.FITS else (
-        f"The plan fills free memory to be faster; {in_bytes(part.least)} would do.")
+    note = (
+        ""
+        if part.least is None or part.verdict != Verdict.FITS
+        else (f"The plan fills free memory to be faster; {in_bytes(part.least)} would do.")
+    )
     largest = max(part.items, key=lambda item: item.bytes)
-    return {"name": name.value, "label": label, "text": text, "tone": VERDICTS[part.verdict][0], "items": items, "note": note,
-            "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
-            "figure": fit_figure(part)}
+    return {
+        "name": name.value,
+        "label": label,
+        "text": text,
+        "tone": VERDICTS[part.verdict][0],
+        "items": items,
+        "note": note,
+        "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
+        "figure": fit_figure(part),
+    }
 
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:
@@ -199,5 +326,11 @@ def _shortened(row: dict[str, Any]) -> dict[str, Any]:
             left -= len(piece["text"])
     if left < 0:
         pieces.append({"text": " …", "trained": False})
-    return {"where": row["where"], "tokens": row["tokens"], "trained_tokens": row["trained_tokens"], "cut": row["cut"],
-            "skipped": row["skipped"], "pieces": pieces}
+    return {
+        "where": row["where"],
+        "tokens": row["tokens"],
+        "trained_tokens": row["trained_tokens"],
+        "cut": row["cut"],
+        "skipped": row["skipped"],
+        "pieces": pieces,
+    }

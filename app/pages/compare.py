@@ -1,4 +1,6 @@
-"""Several runs side by side: their records, each read once and gone on with, for what `app.view.comparison` shows of them."""
+"""Several runs side by side: their records, each read once and gone on with, for what
+`app.view.comparison` shows of them.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,21 @@ class Records:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, _Fold] = OrderedDict()
 
-    def compare(self, folders: Sequence[RunFolder], axis: Axis, is_running: Callable[[RunFolder], bool]) -> dict[str, Any]:
-        """What `comparison` says of these runs. Raises RunError for too few, too many, or a record that cannot be read."""
+    def compare(
+        self, folders: Sequence[RunFolder], axis: Axis, is_running: Callable[[RunFolder], bool]
+    ) -> dict[str, Any]:
+        """What `comparison` says of these runs. Raises RunError for too few, too many, or a record
+        that cannot be read.
+        """
         if not LEAST_RUNS <= len(folders) <= MOST_RUNS:
-            raise RunError(f"{LEAST_RUNS} to {MOST_RUNS} runs are compared; {len(folders)} "
-                           f"{'is' if len(folders) == 1 else 'are'} chosen.")
+            raise RunError(
+                f"{LEAST_RUNS} to {MOST_RUNS} runs are compared; {len(folders)} "
+                f"{'is' if len(folders) == 1 else 'are'} chosen."
+            )
         with self._lock:  # a fold must not grow while figures are made from it
-            return comparison([self._compared(folder, is_running(folder)) for folder in folders], axis)
+            return comparison(
+                [self._compared(folder, is_running(folder)) for folder in folders], axis
+            )
 
     def _compared(self, folder: RunFolder, running: bool) -> Compared:
         snapshot = self._fold(folder)
@@ -52,7 +62,9 @@ class Records:
             size, mtime = 0, 0
         key = str(folder.events_path)
         fold = self._kept.get(key)
-        if fold is None or size < fold.size or (size == fold.size and mtime != fold.mtime):  # another record, or a mended one
+        if (
+            fold is None or size < fold.size or (size == fold.size and mtime != fold.mtime)
+        ):  # another record, or a mended one
             fold = self._kept[key] = _Fold(Follower(folder.events_path), RunSnapshot())
         fold.go_on(size, mtime)
         self._kept.move_to_end(key)
@@ -81,5 +93,9 @@ def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves by dotted name; lists are leaves."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        leaves |= by_dotted_name(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        leaves |= (
+            by_dotted_name(value, f"{prefix}{name}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{name}": value}
+        )
     return leaves

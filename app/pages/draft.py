@@ -1,5 +1,6 @@
-"""The form as it was last left, or as a run was started: kept by the server and beside the runs, so that it outlives the tab
-and the server."""
+"""The form as it was last left, or as a run was started: kept by the server and beside the runs, so
+that it outlives the tab and the server.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class Draft:
             self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:
-        """The preset and the component values; None when there are none, or none that this version can show."""
+        """The preset and the component values; None when there are none, or none that this version
+        can show.
+        """
         try:
             draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
             preset, shown = draft["preset"], draft["shown"]
@@ -48,8 +51,13 @@ class Draft:
             return None
         for setting in settings():
             value = shown[setting.dotted]
-            good = isinstance(value, bool) if setting.kind == "switch" else (
-                value in setting.choices if setting.kind == "choice" else isinstance(value, str))
+            good = (
+                isinstance(value, bool)
+                if setting.kind == "switch"
+                else (
+                    value in setting.choices if setting.kind == "choice" else isinstance(value, str)
+                )
+            )
             if not good:
                 return None
         return preset, shown
@@ -58,13 +66,15 @@ class Draft:
 def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Component values of a run's settings with `changes` (config values by dotted name).
 
-    Raises RunError for a run that is not there or whose settings this version cannot use, ConfigError for a change that is
-    no setting or out of its range.
+    Raises RunError for a run that is not there or whose settings this version cannot use,
+    ConfigError for a change that is no setting or out of its range.
     """
     folder = open_run(runs_dir, run_id)
     try:
         config = folder.config
     except ConfigError as error:
-        raise RunError(f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); mend its "
-                       "config.yaml.") from None
+        raise RunError(
+            f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
+            "mend its config.yaml."
+        ) from None
     return shown_values(config.with_values(changes))

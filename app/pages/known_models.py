@@ -14,11 +14,16 @@ def machine_words(machine: Machine) -> str:
     """This machine in a line."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
-    return (f"{cores} · {in_bytes(machine.ram_limit)} of RAM · {gpus or 'no GPU, so blocks compute on the CPU'} · "
-            f"{in_bytes(machine.disk_free)} of disk free")
+    return (
+        f"{cores} · {in_bytes(machine.ram_limit)} of RAM · "
+        f"{gpus or 'no GPU, so blocks compute on the CPU'} · {in_bytes(machine.disk_free)} of disk "
+        "free"
+    )
 
 
 @functools.cache
 def known_models() -> list[list[str]]:
-    """Hub id and title of every model whose shape is bundled: their verdict takes no look at the hub."""
+    """Hub id and title of every model whose shape is bundled: their verdict takes no look at the
+    hub.
+    """
     return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]

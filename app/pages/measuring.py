@@ -1,4 +1,6 @@
-"""The measurement of this machine on request: a job of some ten seconds whose rates are kept for plans."""
+"""The measurement of this machine on request: a job of some ten seconds whose rates are kept for
+plans.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,16 @@ from engine.machine.rates import ONE_THREAD, store_rates
 from engine.words import counted
 
 PROBE_SECONDS = 0.25
-"""Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds."""
+"""Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds.
+"""
 PARTS = ("the bus", "the device", "host memory and AdamW")
 """What `engine.runtime.ceilings.measure` says as it goes."""
 
 
 class _Asking:
-    """A backend that asks `go_on` before each piece of work, so that a measurement ends at once when it raises."""
+    """A backend that asks `go_on` before each piece of work, so that a measurement ends at once
+    when it raises.
+    """
 
     def __init__(self, backend: Any, go_on: Callable[[], None]):
         self._backend, self._go_on = backend, go_on
@@ -32,8 +37,10 @@ class _Asking:
 
 
 def probe(job: Job, go_on: Callable[[], None]) -> str:
-    """Measure and keep the rates of this machine; a sentence on what was found. Progress and what is measured go to `job`.
-    `go_on` is called often and raises to end the measurement. Raises RamstreamError where memory is not there."""
+    """Measure and keep the rates of this machine; a sentence on what was found. Progress and what
+    is measured go to `job`. `go_on` is called often and raises to end the measurement. Raises
+    RamstreamError where memory is not there.
+    """
     job.say("Opening the device")
     job.progress(0, len(PARTS) + 1)
     # Here, since torch takes seconds that the page must not wait for.
@@ -56,12 +63,16 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
             job.say("Measuring one thread")
             store_rates(ONE_THREAD, one_thread_rates(asking, PROBE_SECONDS))
     except OutOfMemoryError:
-        raise FitError("The GPU has no room for the measurement: other programs hold its memory. End them and measure "
-                       "again.") from None
+        raise FitError(
+            "The GPU has no room for the measurement: other programs hold its memory. End them and "
+            "measure again."
+        ) from None
     finally:
         gc.collect()
         backend.reset_peak()
         backend.close()
     threads, copy = max(found.host_copy.items())
-    return (f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with "
-            f"{counted(threads, 'thread')}; the other rates are above and are kept for plans.")
+    return (
+        f"Measured. RAM moves {copy / 1e9:,.3g} GB/s, read and written, with "
+        f"{counted(threads, 'thread')}; the other rates are above and are kept for plans."
+    )

@@ -16,7 +16,9 @@ from engine.machine.read_machine import read_machine
 
 
 def build_page(session: Session, checker: Checker) -> gr.Blocks:
-    """The page. Gradio carries the form; what moves is drawn by `app/browser/main.js` from our own routes."""
+    """The page. Gradio carries the form; what moves is drawn by `app/browser/main.js` from our own
+    routes.
+    """
     presets = read_presets()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # each component looks at it when it is made
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:

@@ -1,4 +1,6 @@
-"""What the Runs tab shows of one run on request: what a person calls it, its exact settings and the command lines for them."""
+"""What the Runs tab shows of one run on request: what a person calls it, its exact settings and the
+command lines for them.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,33 @@ PRINTED_LINES = 40
 
 
 def run_details(folder: RunFolder) -> dict[str, Any]:
-    """Name, note and limits of both; `config` as it stands in the run folder, or `config_problem`; `commands` as label and
-    text; `printed`, the last lines of a process of its own. A part that cannot be read does not cost the others."""
+    """Name, note and limits of both; `config` as it stands in the run folder, or `config_problem`;
+    `commands` as label and text; `printed`, the last lines of a process of its own. A part that
+    cannot be read does not cost the others.
+    """
     about, summary = read_about(folder.path), summarise(folder)
     config, problem = "", ""
     try:
         config = (folder.path / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         problem = f"{CONFIG_FILE} cannot be read ({error.strerror})."
-    return {"id": folder.id, "path": str(folder.path.resolve()), "name": about.name, "note": about.note,
-            "config_name": _config_name(folder), "name_limit": NAME_LIMIT, "note_limit": NOTE_LIMIT, "config": config,
-            "config_problem": problem, "commands": _commands(folder, summary.state if summary else ""),
-            "printed": [line for name in (STDOUT_FILE, STDERR_FILE)
-                        for line in last_lines(folder.path / name)[-PRINTED_LINES:]]}
+    return {
+        "id": folder.id,
+        "path": str(folder.path.resolve()),
+        "name": about.name,
+        "note": about.note,
+        "config_name": _config_name(folder),
+        "name_limit": NAME_LIMIT,
+        "note_limit": NOTE_LIMIT,
+        "config": config,
+        "config_problem": problem,
+        "commands": _commands(folder, summary.state if summary else ""),
+        "printed": [
+            line
+            for name in (STDOUT_FILE, STDERR_FILE)
+            for line in last_lines(folder.path / name)[-PRINTED_LINES:]
+        ],
+    }
 
 
 def _config_name(folder: RunFolder) -> str:
@@ -39,7 +55,9 @@ def _config_name(folder: RunFolder) -> str:
 
 
 def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
-    """For a shell in the program's folder; whole paths, so that the runs folder is found from anywhere."""
+    """For a shell in the program's folder; whole paths, so that the runs folder is found from
+    anywhere.
+    """
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)
     commands = []
@@ -47,4 +65,7 @@ def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
         commands.append(("Go on with this run", ["--resume", folder.id, "--runs-dir", runs]))
     if state != "unreadable":
         commands.append(("A new run with the same settings", [config, "--runs-dir", runs]))
-    return [{"label": label, "text": shlex.join(["python", "launch.py", "train", *arguments])} for label, arguments in commands]
+    return [
+        {"label": label, "text": shlex.join(["python", "launch.py", "train", *arguments])}
+        for label, arguments in commands
+    ]

@@ -1,5 +1,6 @@
-"""The chat of the Talk tab: which weights are in memory, the conversation, and the answer under way. There is one chat, and it
-is kept here, so that it outlives a page."""
+"""The chat of the Talk tab: which weights are in memory, the conversation, and the answer under
+way. There is one chat, and it is kept here, so that it outlives a page.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ CURRENT = "current"
 
 @dataclass(frozen=True)
 class Choice:
-    """What a person talks to: weights of a run ("current" of a paused one, "newest", "step-N", "export"), or a folder."""
+    """What a person talks to: weights of a run ("current" of a paused one, "newest", "step-N",
+    "export"), or a folder.
+    """
 
     run_id: str = ""
     weights: str = "newest"
@@ -37,8 +40,9 @@ class Choice:
 
 @dataclass
 class Answer:
-    """Of one side; `state` is waiting, writing, done, stopped or failed, which `problem` explains. `weights` says which ones
-    answered."""
+    """Of one side; `state` is waiting, writing, done, stopped or failed, which `problem` explains.
+    `weights` says which ones answered.
+    """
 
     weights: str
     text: str = ""
@@ -47,7 +51,9 @@ class Answer:
     tokens: int = 0
     draws: int = 0
     seconds: float = 0.0
-    """That `draws` tokens took; the first, which waits for the whole conversation to be read, is not counted."""
+    """That `draws` tokens took; the first, which waits for the whole conversation to be read, is
+    not counted.
+    """
 
     def write(self, text: str, tokens: int) -> None:
         """The answer so far, of so many tokens."""
@@ -70,8 +76,14 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         rate = f"{self.draws / self.seconds:,.1f} tokens/s" if self.seconds > 0 else ""
-        return {"weights": self.weights, "text": self.text, "state": self.state, "problem": self.problem, "tokens": self.tokens,
-                "rate": rate}
+        return {
+            "weights": self.weights,
+            "text": self.text,
+            "state": self.state,
+            "problem": self.problem,
+            "tokens": self.tokens,
+            "rate": rate,
+        }
 
 
 @dataclass
@@ -81,7 +93,9 @@ class Turn:
 
 
 class Talk:
-    """All methods may be called from any thread. Whoever uses weights or gives them back holds `_weights`."""
+    """All methods may be called from any thread. Whoever uses weights or gives them back holds
+    `_weights`.
+    """
 
     def __init__(self, session: Session, engine: TalkCalls | None = None):
         self._session, self._engine = session, engine or TalkCalls()
@@ -93,15 +107,18 @@ class Talk:
         self._sources: dict[str, Source] = {}
         self._note = self._error = ""
         self._version = self._begun = time.time_ns() // 1_000_000
-        """Counted on from the clock, so that what a page saw of an earlier server is older. `_begun`: with the last turn."""
+        """Counted on from the clock, so that what a page saw of an earlier server is older.
+        `_begun`: with the last turn.
+        """
         self._idle: threading.Timer | None = None
         session.call_before_runs(self.release)
 
     # ------------------------------------------------------------------ what pages see
 
     def state(self, since: int = 0) -> dict[str, Any]:
-        """Everything that is shown, or the version alone where a page has seen it. Of the turns, those from `first` on: a page
-        that has seen the last one begin has all others."""
+        """Everything that is shown, or the version alone where a page has seen it. Of the turns,
+        those from `first` on: a page that has seen the last one begin has all others.
+        """
         with self._state:
             job = self._job
             working = job is not None and job.state == "working"
@@ -109,45 +126,81 @@ class Talk:
             if since == version and not working:
                 return {"version": version, "working": False}
             first = max(0, len(self._turns) - 1) if since >= self._begun else 0
-            return {"version": version, "working": working, "note": self._note, "error": self._error,
-                    "job_id": job.id if working else None, "job": job.to_dict() if working and self._note else None,
-                    "choice": vars(self._choice) if self._choice is not None else None,
-                    "loaded": [talker.label for talker in self._talkers.values()],
-                    "held": in_bytes(held) if (held := sum(t.held_bytes for t in self._talkers.values())) else "",
-                    "first": first,
-                    "turns": [{"message": turn.message, "answers": {side: answer.to_dict() for side, answer in
-                                                                    turn.answers.items()}} for turn in self._turns[first:]]}
+            return {
+                "version": version,
+                "working": working,
+                "note": self._note,
+                "error": self._error,
+                "job_id": job.id if working else None,
+                "job": job.to_dict() if working and self._note else None,
+                "choice": vars(self._choice) if self._choice is not None else None,
+                "loaded": [talker.label for talker in self._talkers.values()],
+                "held": in_bytes(held)
+                if (held := sum(t.held_bytes for t in self._talkers.values()))
+                else "",
+                "first": first,
+                "turns": [
+                    {
+                        "message": turn.message,
+                        "answers": {
+                            side: answer.to_dict() for side, answer in turn.answers.items()
+                        },
+                    }
+                    for turn in self._turns[first:]
+                ],
+            }
 
     def choices(self) -> dict[str, Any]:
-        """Runs that have weights to talk to, newest first, each with these weights, and the greatest number of tokens."""
+        """Runs that have weights to talk to, newest first, each with these weights, and the
+        greatest number of tokens.
+        """
         runs = []
         for run in self._session.runs():
             weights = self._weights_of(run.id)
             if weights:
-                runs.append({"id": run.id, "name": run.name, "model": run.model, "weights": [
-                    {"value": value, "label": label} for value, label in weights.items()]})
+                runs.append(
+                    {
+                        "id": run.id,
+                        "name": run.name,
+                        "model": run.model,
+                        "weights": [
+                            {"value": value, "label": label} for value, label in weights.items()
+                        ],
+                    }
+                )
         return {"runs": runs, "most_turns": MOST_TURNS, "idle_minutes": IDLE_SECONDS // 60}
 
     def about(self, choice: Choice) -> dict[str, Any]:
         """How these weights are spoken to. Raises RamstreamError where they cannot be."""
         voice = self._engine.voice_of(self._sides(choice, False)["tuned"].config)
-        return {"template": voice.has_template, "system": voice.takes_system, "base": not choice.folder,
-                "longest": voice.longest}
+        return {
+            "template": voice.has_template,
+            "system": voice.takes_system,
+            "base": not choice.folder,
+            "longest": voice.longest,
+        }
 
     # ------------------------------------------------------------------ requests
 
-    def say(self, choice: Choice, message: str, compare: bool, system: str, sampling: Sampling) -> None:
-        """Add a message to the chat, a new one where `choice` differs, and have it answered. Raises RamstreamError where
-        nobody can answer; what goes wrong later is in the state."""
+    def say(
+        self, choice: Choice, message: str, compare: bool, system: str, sampling: Sampling
+    ) -> None:
+        """Add a message to the chat, a new one where `choice` differs, and have it answered. Raises
+        RamstreamError where nobody can answer; what goes wrong later is in the state.
+        """
         if not message.strip():
             raise RunError("The message is empty; type something to say.")
         sides = self._sides(choice, compare)
         with self._state:
             if choice == self._choice and len(self._turns) >= MOST_TURNS:
-                raise RunError(f"This chat has {MOST_TURNS} messages, which is the most; begin a new one.")
+                raise RunError(
+                    f"This chat has {MOST_TURNS} messages, which is the most; begin a new one."
+                )
             turn = Turn(message, {side: Answer(weights.label) for side, weights in sides.items()})
-            self._job = self._session.jobs.start("The answer in Talk", lambda job: self._work(job, choice, sides, turn, system,
-                                                                                              sampling))
+            self._job = self._session.jobs.start(
+                "The answer in Talk",
+                lambda job: self._work(job, choice, sides, turn, system, sampling),
+            )
             self._turns = [*self._turns, turn] if choice == self._choice else [turn]
             self._choice, self._note, self._error = choice, "", ""
             self._changed()
@@ -168,10 +221,15 @@ class Talk:
             self._begun = self._version
 
     def release(self) -> None:
-        """End the answer under way and give the weights' memory back. Waits for both, but not for ever."""
+        """End the answer under way and give the weights' memory back. Waits for both, but not for
+        ever.
+        """
         self.stop()
-        # A thread of its own: a device gives up what its thread was told, and this one may be a run's.
-        thread = threading.Thread(target=self._release, args=(GIVE_UP_SECONDS,), name="talk-release", daemon=True)
+        # A thread of its own: a device gives up what its thread was told, and this one may be a
+        # run's.
+        thread = threading.Thread(
+            target=self._release, args=(GIVE_UP_SECONDS,), name="talk-release", daemon=True
+        )
         thread.start()
         thread.join(GIVE_UP_SECONDS)
 
@@ -184,7 +242,15 @@ class Talk:
 
     # ------------------------------------------------------------------ the job
 
-    def _work(self, job: Job, choice: Choice, sides: dict[str, Source], turn: Turn, system: str, sampling: Sampling) -> str:
+    def _work(
+        self,
+        job: Job,
+        choice: Choice,
+        sides: dict[str, Source],
+        turn: Turn,
+        system: str,
+        sampling: Sampling,
+    ) -> str:
         with self._state:  # the turn is in the chat from here on
             history = {side: self._history(side, turn, system) for side in sides}
         try:
@@ -201,26 +267,50 @@ class Talk:
         job.check()
         return ""
 
-    def _answer(self, job: Job, choice: Choice, sides: dict[str, Source], turn: Turn, history: dict[str, list[Message]],
-                sampling: Sampling) -> None:
+    def _answer(
+        self,
+        job: Job,
+        choice: Choice,
+        sides: dict[str, Source],
+        turn: Turn,
+        history: dict[str, list[Message]],
+        sampling: Sampling,
+    ) -> None:
         paused = self._paused()
-        self._give_back({side: talker for side, talker in self._talkers.items() if sides.get(side) != self._sources[side]})
-        together = self._fit({side: source for side, source in sides.items()
-                              if side == "base" or choice.weights != CURRENT})
+        self._give_back(
+            {
+                side: talker
+                for side, talker in self._talkers.items()
+                if sides.get(side) != self._sources[side]
+            }
+        )
+        together = self._fit(
+            {
+                side: source
+                for side, source in sides.items()
+                if side == "base" or choice.weights != CURRENT
+            }
+        )
         groups = [list(sides)] if together else [[side] for side in sides]
         for group in groups:
             if len(groups) > 1:
-                self._give_back({side: talker for side, talker in self._talkers.items() if side not in group})
+                self._give_back(
+                    {side: talker for side, talker in self._talkers.items() if side not in group}
+                )
             for side in group:
                 if side not in self._talkers:
                     self._load(job, side, sides[side], choice, paused)
             self._tell(note="")
             self._write(job, {side: history[side] for side in group}, turn, sampling)
         if len(groups) > 1:
-            self._tell(note="Both do not fit in memory at once, so they answered one after the other.")
+            self._tell(
+                note="Both do not fit in memory at once, so they answered one after the other."
+            )
 
     def _fit(self, sources: dict[str, Source]) -> bool:
-        """Whether these weights can all be in memory, where some may be already. Raises FitError where one cannot be alone."""
+        """Whether these weights can all be in memory, where some may be already. Raises FitError
+        where one cannot be alone.
+        """
         missing = [source for side, source in sources.items() if side not in self._talkers]
         try:
             return not missing or self._engine.fit_together(missing)
@@ -233,7 +323,10 @@ class Talk:
     def _load(self, job: Job, side: str, source: Source, choice: Choice, paused: Any) -> None:
         if side == "tuned" and choice.weights == CURRENT:
             if paused is None:
-                raise RunError(f"{choice.run_id} is not paused here any more; choose a checkpoint, or pause it.")
+                raise RunError(
+                    f"{choice.run_id} is not paused here any more; choose a checkpoint, or pause "
+                    "it."
+                )
             talker = self._engine.borrow(paused, source.config, source.label)
         else:
             self._tell(note=f"Loading the weights: {source.label}")
@@ -241,17 +334,23 @@ class Talk:
             try:
                 talker = self._engine.load(source, job.progress)
             except Cancelled:
-                self._give_back(self._talkers)  # the other side's too, which were loaded for this answer
+                self._give_back(
+                    self._talkers
+                )  # the other side's too, which were loaded for this answer
                 raise
             job.stage("Writing")
         with self._state:
             self._talkers[side], self._sources[side] = talker, source
             self._changed()
         if paused is not None:
-            paused.when_over("talk", self.release)  # a run that goes on wants its machine for itself
+            paused.when_over(
+                "talk", self.release
+            )  # a run that goes on wants its machine for itself
         job.check()
 
-    def _write(self, job: Job, history: dict[str, list[Message]], turn: Turn, sampling: Sampling) -> None:
+    def _write(
+        self, job: Job, history: dict[str, list[Message]], turn: Turn, sampling: Sampling
+    ) -> None:
         ids: dict[str, list[int]] = {side: [] for side in history}
 
         def on_token(side: str, token: int) -> None:
@@ -261,12 +360,16 @@ class Talk:
                 turn.answers[side].write(text, len(ids[side]))
                 self._changed()
 
-        answers = {side: self._timed(turn.answers[side], self._talkers[side].answer(messages, sampling))
-                   for side, messages in history.items()}
+        answers = {
+            side: self._timed(turn.answers[side], self._talkers[side].answer(messages, sampling))
+            for side, messages in history.items()
+        }
         take_turns(answers, on_token, lambda: job.is_cancelled)
 
     def _timed(self, answer: Answer, tokens: Iterator[int]) -> Iterator[int]:
-        """`tokens`, with the seconds that they take. A conversation that this side cannot be asked ends its answer alone."""
+        """`tokens`, with the seconds that they take. A conversation that this side cannot be asked
+        ends its answer alone.
+        """
         with contextlib.closing(tokens):
             while True:
                 began = time.perf_counter()
@@ -295,8 +398,10 @@ class Talk:
         messages = [{"role": "system", "content": system}] if system.strip() else []
         for earlier in self._turns:
             if earlier is not turn and side in earlier.answers and earlier.answers[side].text:
-                messages += [{"role": "user", "content": earlier.message},
-                             {"role": "assistant", "content": earlier.answers[side].text}]
+                messages += [
+                    {"role": "user", "content": earlier.message},
+                    {"role": "assistant", "content": earlier.answers[side].text},
+                ]
         return [*messages, {"role": "user", "content": turn.message}]
 
     # ------------------------------------------------------------------ weights
@@ -309,14 +414,23 @@ class Talk:
             paused = self._session.active_id == run_id and self._paused_calls() is not None
             found = {}
             if paused:
-                found[CURRENT] = f"Now, paused after step {self._session.active_run.recorder.snapshot.step:,}"
-            found |= {f"step-{step}": f"Step {step:,}{', the newest' if step == steps[0] else ''}" for step in steps}
-            return found | ({"export": "Its export"} if (folder.export_path / "config.json").exists() else {})
+                found[CURRENT] = (
+                    f"Now, paused after step {self._session.active_run.recorder.snapshot.step:,}"
+                )
+            found |= {
+                f"step-{step}": f"Step {step:,}{', the newest' if step == steps[0] else ''}"
+                for step in steps
+            }
+            return found | (
+                {"export": "Its export"} if (folder.export_path / "config.json").exists() else {}
+            )
         return {}
 
     def _sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
-        """The weights that answer: `tuned`, and before it `base` where the two are compared. Raises RamstreamError where there
-        are none, while a run trains here, and while one of another process is being prepared."""
+        """The weights that answer: `tuned`, and before it `base` where the two are compared. Raises
+        RamstreamError where there are none, while a run trains here, and while one of another
+        process is being prepared.
+        """
         self._paused()
         if choice.folder:
             return {"tuned": self._engine.folder_of(choice.folder)}
@@ -324,32 +438,43 @@ class Talk:
         weights = self._weights_of(choice.run_id)
         value = next(iter(weights), "") if choice.weights == "newest" else choice.weights
         if value not in weights:
-            raise RunError(f"Run {choice.run_id} has no such weights; it has "
-                           f"{', '.join(weights.values()) or 'none yet: save a checkpoint first'}.")
+            raise RunError(
+                f"Run {choice.run_id} has no such weights; it has "
+                f"{', '.join(weights.values()) or 'none yet: save a checkpoint first'}."
+            )
         label = f"{folder.config.name}, {weights[value][0].lower()}{weights[value][1:]}"
         sides = {"base": base_of(folder.config)} if compare else {}
         if value == "export":
             return sides | {"tuned": self._engine.folder_of(str(folder.export_path), label)}
         step = int(value.removeprefix("step-")) if value != CURRENT else None
-        return sides | {"tuned": checkpoint_of(self._session.runs_dir, choice.run_id, folder.config, step, label)}
+        return sides | {
+            "tuned": checkpoint_of(
+                self._session.runs_dir, choice.run_id, folder.config, step, label
+            )
+        }
 
     def _paused_calls(self) -> Any:
         paused = getattr(self._session.active_run, "paused", None)
         return paused if paused is not None and paused.is_open else None
 
     def _paused(self) -> Any:
-        """The calls of the run that is paused here, None where none is active. Raises RunError while one trains,
-        and while one of another process takes its memory."""
+        """The calls of the run that is paused here, None where none is active. Raises RunError
+        while one trains, and while one of another process takes its memory.
+        """
         if self._session.active_id is None:
             preparing = self._session.preparing_elsewhere
             if preparing is not None:  # what it has planned to take still looks free
-                raise RunError(f"{preparing} is getting ready in a process of its own and needs the memory: try again once it "
-                               "trains.")
+                raise RunError(
+                    f"{preparing} is getting ready in a process of its own and needs the memory: "
+                    "try again once it trains."
+                )
             return None
         paused = self._paused_calls()
         if paused is None:
-            raise RunError(f"{self._session.active_id} is training here and needs the machine: pause it to talk, or wait until "
-                           "it ends.")
+            raise RunError(
+                f"{self._session.active_id} is training here and needs the machine: pause it to "
+                "talk, or wait until it ends."
+            )
         return paused
 
     def _give_back(self, talkers: dict[str, Talker]) -> None:

@@ -16,8 +16,10 @@ from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 
-OPENED = "() => { window.ramstreamOpened = true; }"  # the draft is in the form: what was there before is nobody's
-# What the page does by itself, with the values that Gradio would send: those of boxes that it has not made yet too.
+# the draft is in the form: what was there before is nobody's
+OPENED = "() => { window.ramstreamOpened = true; }"
+# What the page does by itself, with the values that Gradio would send: those of boxes that it has
+# not made yet too.
 ASK = """(preset, ...values) => {
   if (!window.ramstreamOpened) return;
   (window.ramstreamForms ??= []).push({preset, shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
@@ -25,8 +27,10 @@ ASK = """(preset, ...values) => {
 OFFER = """({can_start, can_queue, remedies}) => [...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
-MAP = "({changes}) => FIELDS.map((name) => changes[name])"  # of the columns that were chosen in the preview
-APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"  # what is undefined stays as it is
+# of the columns that were chosen in the preview
+MAP = "({changes}) => FIELDS.map((name) => changes[name])"
+# what is undefined stays as it is
+APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
 
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 AT_ONCE = {"queue": False, "concurrency_limit": None, **QUIET}
@@ -42,13 +46,25 @@ def in_page(js: str, inputs: Any, outputs: Any = None, **names: Any) -> dict[str
 class TrainEvents:
     """Connects the form to its checker, and Start to the session."""
 
-    def __init__(self, session: Session, checker: Checker, presets: dict[str, Preset], panel: TrainPanel, bar: gr.HTML,
-                 tabs: gr.Tabs):
+    def __init__(
+        self,
+        session: Session,
+        checker: Checker,
+        presets: dict[str, Preset],
+        panel: TrainPanel,
+        bar: gr.HTML,
+        tabs: gr.Tabs,
+    ):
         self._session, self._checker, self._presets = session, checker, presets
         self._panel, self._bar, self._tabs = panel, bar, tabs
         self._ask = in_page(ASK, [panel.preset, *panel.fields.values()], FIELDS=list(panel.fields))
         self._inputs = {*panel.fields.values(), panel.preset}
-        self._previewed = {"inputs": self._inputs, "outputs": panel.preview, "trigger_mode": "always_last", **QUIET}
+        self._previewed = {
+            "inputs": self._inputs,
+            "outputs": panel.preview,
+            "trigger_mode": "always_last",
+            **QUIET,
+        }
 
     def connect(self, page: gr.Blocks) -> None:
         """Inside of the page's context, once."""
@@ -64,52 +80,86 @@ class TrainEvents:
 
     def _ask_for_verdicts(self) -> None:
         panel = self._panel
-        chosen = [component.input for component in panel.fields.values() if not isinstance(component, gr.Textbox)]
-        # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events would not do: `.change`
-        # fires once a box while a preset fills the form, `.input` misses what is pasted.
+        chosen = [
+            component.input
+            for component in panel.fields.values()
+            if not isinstance(component, gr.Textbox)
+        ]
+        # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events
+        # would not do: `.change` fires once a box while a preset fills the form, `.input` misses
+        # what is pasted.
         gr.on([panel.verdict.input, self._bar.change, *chosen], **self._ask)
 
     def _show_data(self) -> None:
         fields = self._panel.fields
         # A name of the hub is looked up when it is complete, not at each letter.
-        entered = [event for dotted in ("model.source", "data.source")
-                   for event in (fields[dotted].submit, fields[dotted].blur)]
-        columns = [component.blur for dotted, component in fields.items() if dotted.startswith("data.columns.")]
-        # `preview.submit` is triggered by train.js when the form is looked at first: a page on another tab needs no preview.
-        shows_data = [self._panel.preview.submit, fields["data.format"].input, fields["data.train_on"].input,
-                      fields["data.split"].blur, fields["data.max_seq_len"].blur, *entered, *columns]
+        entered = [
+            event
+            for dotted in ("model.source", "data.source")
+            for event in (fields[dotted].submit, fields[dotted].blur)
+        ]
+        columns = [
+            component.blur
+            for dotted, component in fields.items()
+            if dotted.startswith("data.columns.")
+        ]
+        # `preview.submit` is triggered by train.js when the form is looked at first: a page on
+        # another tab needs no preview.
+        shows_data = [
+            self._panel.preview.submit,
+            fields["data.format"].input,
+            fields["data.train_on"].input,
+            fields["data.split"].blur,
+            fields["data.max_seq_len"].blur,
+            *entered,
+            *columns,
+        ]
         gr.on(shows_data, self.preview, **self._previewed)
 
     def _take_presets(self) -> None:
         panel = self._panel
-        panel.preset.input(self.load_preset, panel.preset, [*panel.fields.values(), panel.about], **QUIET).then(
-            **self._ask).then(self.preview, **self._previewed)
+        panel.preset.input(
+            self.load_preset, panel.preset, [*panel.fields.values(), panel.about], **QUIET
+        ).then(**self._ask).then(self.preview, **self._previewed)
 
     def _take_columns(self) -> None:
         """Those that a person has chosen in the preview become settings."""
         panel = self._panel
-        panel.preview.input(**in_page(MAP, panel.preview, [*panel.fields.values()], FIELDS=list(panel.fields))).then(
-            **self._ask).then(self.preview, **self._previewed)
+        panel.preview.input(
+            **in_page(MAP, panel.preview, [*panel.fields.values()], FIELDS=list(panel.fields))
+        ).then(**self._ask).then(self.preview, **self._previewed)
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
-        page.load(self.open_page, None, [*panel.fields.values(), panel.preset, panel.about], **QUIET).then(
-            **in_page(OPENED, None)).then(**self._ask)
+        page.load(
+            self.open_page, None, [*panel.fields.values(), panel.preset, panel.about], **QUIET
+        ).then(**in_page(OPENED, None)).then(**self._ask)
 
     def _start_and_queue(self) -> None:
         panel, said = self._panel, [self._bar, self._tabs, self._panel.why_not]
         panel.start.click(self._starting(self._session.start), self._inputs, said, **AT_ONCE)
-        panel.detached.click(self._starting(self._session.start_detached), self._inputs, said, **AT_ONCE)
+        panel.detached.click(
+            self._starting(self._session.start_detached), self._inputs, said, **AT_ONCE
+        )
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
     def _offer_remedies(self) -> None:
         """What the verdict allows can be pressed, and each remedy changes the form."""
         panel = self._panel
         offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
-        panel.verdict.change(**in_page(OFFER, panel.verdict, offered, SLOTS=list(range(REMEDIES_SHOWN))))
+        panel.verdict.change(
+            **in_page(OFFER, panel.verdict, offered, SLOTS=list(range(REMEDIES_SHOWN)))
+        )
         for number, button in enumerate(panel.remedies):
-            button.click(**in_page(APPLY, panel.verdict, [*panel.fields.values()], FIELDS=list(panel.fields), NUMBER=number)
-                         ).then(**self._ask)
+            button.click(
+                **in_page(
+                    APPLY,
+                    panel.verdict,
+                    [*panel.fields.values()],
+                    FIELDS=list(panel.fields),
+                    NUMBER=number,
+                )
+            ).then(**self._ask)
 
     # ------------------------------------------------------------------ what an event answers
 
@@ -135,7 +185,9 @@ class TrainEvents:
             updates = {panel.preset: None, panel.about: {"about": ""}}
         return updates | (self._filled(shown) if shown is not None else {})
 
-    def _starting(self, begin: Callable[[TrainConfig], str]) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
+    def _starting(
+        self, begin: Callable[[TrainConfig], str]
+    ) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
         def start(values: dict[Any, Any]) -> dict[Any, Any]:
             try:
                 run_id = begin(read_config(self._shown_in(values)))

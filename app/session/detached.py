@@ -1,8 +1,9 @@
-"""Runs in processes of their own, which outlive the server: `launch.py train --resume` on a new run folder.
+"""Runs in processes of their own, which outlive the server: `launch.py train --resume` on a new run
+folder.
 
-Until such a process takes the run's lock, which is seconds of importing, `detached.json` in the run folder tells that it is
-on its way; what it prints stands in files beside it. One that ends before its first record is recorded as failed here, since
-nobody else can.
+Until such a process takes the run's lock, which is seconds of importing, `detached.json` in the run
+folder tells that it is on its way; what it prints stands in files beside it. One that ends before
+its first record is recorded as failed here, since nobody else can.
 """
 
 from __future__ import annotations
@@ -41,20 +42,33 @@ START_LOOK = 0.1
 
 def train_command(folder: RunFolder) -> list[str]:
     """The command line that runs `folder`, or goes on with it."""
-    return [sys.executable, str(PROGRAM_ROOT / "launch.py"), "train", "--resume", folder.id, "--runs-dir",
-            str(folder.path.parent.resolve())]
+    return [
+        sys.executable,
+        str(PROGRAM_ROOT / "launch.py"),
+        "train",
+        "--resume",
+        folder.id,
+        "--runs-dir",
+        str(folder.path.parent.resolve()),
+    ]
 
 
 class DetachedRuns:
-    """The runs in processes of their own of one server, from their start to the record of a failure to begin. All methods may
-    be called from any thread."""
+    """The runs in processes of their own of one server, from their start to the record of a failure
+    to begin. All methods may be called from any thread.
+    """
 
     def __init__(self) -> None:
         self._awaited: set[Path] = set()
-        """Folders whose process a thread of ours waits for: it alone will know how the process ended."""
+        """Folders whose process a thread of ours waits for: it alone will know how the process
+        ended.
+        """
 
-    def start(self, config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None) -> str:
-        """Make a run folder and start its process; returns the run's id at once. `on_end` is called, in a thread, when it ends.
+    def start(
+        self, config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None
+    ) -> str:
+        """Make a run folder and start its process; returns the run's id at once. `on_end` is
+        called, in a thread, when it ends.
 
         Raises RunError when the folder or the process cannot be made.
         """
@@ -63,7 +77,10 @@ class DetachedRuns:
             process = _start_process(folder)
         except OSError as error:
             delete_run(runs_dir, folder.id)
-            raise RunError(f"A process for the run cannot be started ({error.strerror}); check the machine's limits.") from None
+            raise RunError(
+                f"A process for the run cannot be started ({error.strerror}); check the machine's "
+                "limits."
+            ) from None
         self._awaited.add(folder.path)
 
         def wait() -> None:
@@ -77,8 +94,9 @@ class DetachedRuns:
         return folder.id
 
     def settle(self, folder: RunFolder) -> None:
-        """Record the failure of a process that ended before its first record, if nobody waits for it; nothing otherwise. What
-        cannot be recorded, as on a full disk, can be at a later call."""
+        """Record the failure of a process that ended before its first record, if nobody waits for
+        it; nothing otherwise. What cannot be recorded, as on a full disk, can be at a later call.
+        """
         if folder.path not in self._awaited:
             _record_end(folder, None)
 
@@ -86,12 +104,23 @@ class DetachedRuns:
 def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
     """Start it and write down which one it is. Raises OSError, and no process is left then."""
     # A bar for nobody would fill the disk; a password is nothing that a training process needs.
-    environment = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE} | {"TQDM_DISABLE": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE} | {
+        "TQDM_DISABLE": "1"
+    }
     with open(folder.path / STDOUT_FILE, "wb") as out, open(folder.path / STDERR_FILE, "wb") as err:
-        process = subprocess.Popen(train_command(folder), stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                                   env=environment, start_new_session=True)
+        process = subprocess.Popen(
+            train_command(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+        )
     try:
-        write_whole(folder.path / PROCESS_FILE, json.dumps({"pid": process.pid, "started": _started(process.pid)}))
+        write_whole(
+            folder.path / PROCESS_FILE,
+            json.dumps({"pid": process.pid, "started": _started(process.pid)}),
+        )
     except OSError:
         process.kill()
         process.wait()
@@ -100,10 +129,15 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
 
 
 def _record_end(folder: RunFolder, code: int | None) -> None:
-    """Record that a process ended before its first record. `code`: its exit code, negative for a signal, None when it was
-    another server's."""
+    """Record that a process ended before its first record. `code`: its exit code, negative for a
+    signal, None when it was another server's.
+    """
     with contextlib.suppress(RunError, OSError):  # whoever has the lock now records for itself
-        if not (folder.path / PROCESS_FILE).is_file() or file_size(folder.events_path) or _is_alive(folder):
+        if (
+            not (folder.path / PROCESS_FILE).is_file()
+            or file_size(folder.events_path)
+            or _is_alive(folder)
+        ):
             return
         with folder.lock():
             if file_size(folder.events_path) == 0:
@@ -117,7 +151,9 @@ def is_starting(folder: RunFolder) -> bool:
 
 
 def request_when_started(folder: RunFolder, command: str) -> None:
-    """Send a command, to a process that is still starting once it can take it. Raises RunError when it never does."""
+    """Send a command, to a process that is still starting once it can take it. Raises RunError when
+    it never does.
+    """
     end = time.monotonic() + START_PATIENCE
     while not folder.is_running() and is_starting(folder) and time.monotonic() < end:
         time.sleep(START_LOOK)
@@ -125,7 +161,9 @@ def request_when_started(folder: RunFolder, command: str) -> None:
 
 
 def why_it_ended(path: Path, code: int | None = None) -> str:
-    """What a process said before it ended, in a sentence. `path`: the run folder; `code` as for `_record_end`."""
+    """What a process said before it ended, in a sentence. `path`: the run folder; `code` as for
+    `_record_end`.
+    """
     lines = last_lines(path / STDERR_FILE)
     own = next((line for line in reversed(lines) if line.startswith("ramstream: ")), None)
     if own is not None:

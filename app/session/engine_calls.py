@@ -1,5 +1,6 @@
-"""What the app asks of the engine. What loads torch is imported at its first call: that takes seconds, and the page must not
-wait for it."""
+"""What the app asks of the engine. What loads torch is imported at its first call: that takes
+seconds, and the page must not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
-    """Imports and tries once, on a model, what the first Start and Talk need, so that they do not wait for it."""
+    """Imports and tries once, on a model, what the first Start and Talk need, so that they do not
+    wait for it.
+    """
 
 
 # ------------------------------------------------------------------ conversations
@@ -115,7 +118,9 @@ class TalkCalls:
     """How weights are spoken to, without loading them."""
     folder_of: Callable[..., Source] = _folder_of
     fit_together: Callable[[list[Source]], bool] = _fit_together
-    """Whether the weights of all can be in memory at once; raises FitError where one of them cannot be alone."""
+    """Whether the weights of all can be in memory at once; raises FitError where one of them cannot
+    be alone.
+    """
     load: Callable[[Source, Callable[..., None]], Talker] = _load
     borrow: Callable[[Any, TrainConfig, str], Talker] = _borrow
     """The weights of a run that is paused in this process."""

@@ -1,5 +1,6 @@
-"""Long work that the app does besides a run, such as an export or loading weights to talk to: each in a thread, with progress
-to ask for and a way to end it."""
+"""Long work that the app does besides a run, such as an export or loading weights to talk to: each
+in a thread, with progress to ask for and a way to end it.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ class Cancelled(Exception):
 
 @dataclass
 class Job:
-    """`state` is working, done, failed or cancelled. `text` says what is being done; `result` and `error` are sentences.
-    `about` is the id of the run that it is of, if it is of one; `unit` is what progress is counted in: bytes, or nothing that
-    has a name."""
+    """`state` is working, done, failed or cancelled. `text` says what is being done; `result` and
+    `error` are sentences. `about` is the id of the run that it is of, if it is of one; `unit` is
+    what progress is counted in: bytes, or nothing that has a name.
+    """
 
     id: int
     title: str
@@ -59,7 +61,9 @@ class Job:
             self.error, self.state = str(error), "failed"
         except Exception as error:
             traceback.print_exc()
-            self.error = f"{self.title} failed by a fault of the program ({type(error).__name__}: {error})."
+            self.error = (
+                f"{self.title} failed by a fault of the program ({type(error).__name__}: {error})."
+            )
             self.state = "failed"
 
     def stage(self, text: str, unit: str = "") -> None:
@@ -72,15 +76,18 @@ class Job:
         self.text = text
 
     def progress(self, done: float, total: float, text: str = "") -> None:
-        """Callback for the engine; another `text` than before begins another stage. Raises Cancelled once the job is to
-        end."""
+        """Callback for the engine; another `text` than before begins another stage. Raises
+        Cancelled once the job is to end.
+        """
         self.check()
         if text and text != self.text:
             self.stage(text, self.unit)
         self.done, self.total = done, total
 
     def cancel(self) -> None:
-        """Ask it to end, from any thread; it does so where it next looks. Nothing happens to one that is over."""
+        """Ask it to end, from any thread; it does so where it next looks. Nothing happens to one
+        that is over.
+        """
         self._cancel.set()
 
     @property
@@ -100,11 +107,15 @@ class Job:
         return spent * max(0.0, self.total - self.done) / self.done
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; `words` and `left` say in words how much is done and how long the rest will take."""
+        """As JSON; `words` and `left` say in words how much is done and how long the rest will
+        take.
+        """
         left = self.seconds_left()
         return {name: getattr(self, name) for name in SHOWN} | {
-            "words": self._words(), "left": "" if left is None else f"about {in_time(max(1, left))} left",
-            "cancelling": self.state == "working" and self.is_cancelled}
+            "words": self._words(),
+            "left": "" if left is None else f"about {in_time(max(1, left))} left",
+            "cancelling": self.state == "working" and self.is_cancelled,
+        }
 
     def _words(self) -> str:
         if not self.total:
@@ -115,7 +126,9 @@ class Job:
 
 
 class Jobs:
-    """One job at a time, since each may hold a whole model in memory; the latest ones can be asked for."""
+    """One job at a time, since each may hold a whole model in memory; the latest ones can be asked
+    for.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -125,19 +138,24 @@ class Jobs:
         self._lock = threading.Lock()
 
     def start(self, title: str, work: Callable[[Job], str], about: str = "", unit: str = "") -> Job:
-        """Run `work(job)` in a thread; what it returns is the result. Raises RunError while another job is at work, and
-        where the system gives no thread."""
+        """Run `work(job)` in a thread; what it returns is the result. Raises RunError while another
+        job is at work, and where the system gives no thread.
+        """
         with self._lock:
             busy = next((job for job in self._recent if job.state == "working"), None)
             if busy is not None:
                 raise RunError(f"{busy.title} is still under way; try again when it is done.")
             job = Job(next(self._numbers), title, about, unit)
-            worker = threading.Thread(target=job.run, args=(work,), name=f"job-{job.id}", daemon=True)
+            worker = threading.Thread(
+                target=job.run, args=(work,), name=f"job-{job.id}", daemon=True
+            )
             try:
                 worker.start()
             except RuntimeError:  # the system gives no further thread
-                raise RunError(f"{title} cannot be started: the system allows this program no further thread. End other "
-                               "programs and try again.") from None
+                raise RunError(
+                    f"{title} cannot be started: the system allows this program no further thread. "
+                    "End other programs and try again."
+                ) from None
             self._recent.append(job)
             self._worker = worker
         return job

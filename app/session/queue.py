@@ -1,8 +1,9 @@
-"""Runs that wait for their turn: kept in ``queue.json`` beside the runs, so that a restart loses none.
+"""Runs that wait for their turn: kept in ``queue.json`` beside the runs, so that a restart loses
+none.
 
-A restart starts none by itself either: what was queued before it is held until a person says that it goes on. Where a run in a
-process of its own went on all the while, nothing was interrupted: the queue goes on when that run ends, unless it is a person
-who ends it.
+A restart starts none by itself either: what was queued before it is held until a person says that
+it goes on. Where a run in a process of its own went on all the while, nothing was interrupted: the
+queue goes on when that run ends, unless it is a person who ends it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Queued:
-    """A run that waits: what it is called, its model and data in words, its settings, the Unix time at which it was added,
-    why it could not be started, after which it waits no longer, and whether it is to be run in a process of its own."""
+    """A run that waits: what it is called, its model and data in words, its settings, the Unix time
+    at which it was added, why it could not be started, after which it waits no longer, and whether
+    it is to be run in a process of its own.
+    """
 
     id: str
     name: str
@@ -47,23 +50,35 @@ class Queued:
 class RunQueue:
     """All methods may be called from any thread."""
 
-    def __init__(self, runs_dir: Path, start: Callable[[TrainConfig, bool], str], why_not: Callable[[], str | None],
-                 going_on: Callable[[], str | None] = lambda: None, went_its_way: Callable[[str], bool] = lambda run_id: True):
-        """`start(config, detached)` starts a run and raises RamstreamError where it cannot; `why_not` tells why none can be
-        started now. `going_on` names the run of another process that goes on, None where none does; once it is over,
-        `went_its_way` tells whether it ended by itself."""
+    def __init__(
+        self,
+        runs_dir: Path,
+        start: Callable[[TrainConfig, bool], str],
+        why_not: Callable[[], str | None],
+        going_on: Callable[[], str | None] = lambda: None,
+        went_its_way: Callable[[str], bool] = lambda run_id: True,
+    ):
+        """`start(config, detached)` starts a run and raises RamstreamError where it cannot;
+        `why_not` tells why none can be started now. `going_on` names the run of another process
+        that goes on, None where none does; once it is over, `went_its_way` tells whether it ended
+        by itself.
+        """
         self._path = runs_dir / QUEUE_FILE
         self._start, self._why_not, self._went_its_way = start, why_not, went_its_way
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._starting = ""
-        """The id of the one that is being started, which takes a while and is done outside of the lock."""
+        """The id of the one that is being started, which takes a while and is done outside of the
+        lock.
+        """
         self._unread = self._unwritten = self._fault = ""
         was_held, self._queued = self._read()
         waiting = self._next() is not None
         self.behind = going_on() if waiting and not was_held else None
-        """The run of another process that has gone on since before this server began, and that the queue waits for."""
+        """The run of another process that has gone on since before this server began, and that the
+        queue waits for.
+        """
         self.is_held = waiting and self.behind is None
         """Whether a person must say first that it goes on."""
         if self.is_held and not was_held:
@@ -74,8 +89,9 @@ class RunQueue:
 
     @property
     def problem(self) -> str:
-        """Why an earlier queue could not be read, this one cannot be written or nothing can be started; empty where all is
-        well."""
+        """Why an earlier queue could not be read, this one cannot be written or nothing can be
+        started; empty where all is well.
+        """
         return " ".join(filter(None, (self._unread, self._unwritten, self._fault)))
 
     def listed(self) -> list[Queued]:
@@ -84,12 +100,22 @@ class RunQueue:
             return list(self._queued)
 
     def add(self, config: TrainConfig) -> int:
-        """Queue a run; its place among those that wait, from 1. Raises RunError when the queue is full or cannot be kept."""
-        queued = Queued(secrets.token_hex(4), config.name, config.model.source, config.data.title, time.time(),
-                        lasting_config(config).to_dict())
+        """Queue a run; its place among those that wait, from 1. Raises RunError when the queue is
+        full or cannot be kept.
+        """
+        queued = Queued(
+            secrets.token_hex(4),
+            config.name,
+            config.model.source,
+            config.data.title,
+            time.time(),
+            lasting_config(config).to_dict(),
+        )
         with self._change:
             if len(self._queued) >= LIMIT:
-                raise RunError(f"The queue holds {LIMIT} runs already; remove some of them in Runs first.")
+                raise RunError(
+                    f"The queue holds {LIMIT} runs already; remove some of them in Runs first."
+                )
             self._keep([*self._queued, queued])
             self._work()
             return sum(not other.problem and other.id != self._starting for other in self._queued)
@@ -98,7 +124,7 @@ class RunQueue:
         with self._change:
             place = self._place(queued_id)
             self._refuse_starting(queued_id)
-            self._keep(self._queued[:place] + self._queued[place + 1:])
+            self._keep(self._queued[:place] + self._queued[place + 1 :])
             if self._next() is None:
                 self.is_held, self.behind = False, None
 
@@ -115,7 +141,7 @@ class RunQueue:
         with self._change:
             place, listed = self._place(queued_id), list(self._queued)
             if place:
-                listed[place - 1:place + 1] = listed[place], listed[place - 1]
+                listed[place - 1 : place + 1] = listed[place], listed[place - 1]
                 self._keep(listed)
 
     def go_on(self) -> None:
@@ -132,8 +158,9 @@ class RunQueue:
                 self._work()
 
     def close(self) -> None:
-        """Start nothing any more; what waits is kept for the next server. Waits for a start under way, so that whoever closes
-        knows what runs."""
+        """Start nothing any more; what waits is kept for the next server. Waits for a start under
+        way, so that whoever closes knows what runs.
+        """
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -148,7 +175,10 @@ class RunQueue:
                 thread.start()
                 self._thread = thread
             except RuntimeError:  # the system gives no further thread; the next look tries again
-                self._fault = "The queue cannot go on: the system allows this program no further thread. End other programs."
+                self._fault = (
+                    "The queue cannot go on: the system allows this program no further thread. End "
+                    "other programs."
+                )
         self._change.notify_all()
 
     def _start_in_turn(self) -> None:
@@ -157,7 +187,10 @@ class RunQueue:
                 with self._change:
                     first = self._next()
                     if first is None or self._closed or self.is_held:
-                        self._fault, self._thread = "", None  # in one with the look: whoever adds next begins anew
+                        self._fault, self._thread = (
+                            "",
+                            None,
+                        )  # in one with the look: whoever adds next begins anew
                         return
                 if not self._look_once(first):
                     with self._change:
@@ -169,7 +202,9 @@ class RunQueue:
                     self._thread = None
 
     def _look_once(self, first: Queued) -> bool:
-        """Start `first` if that can be now; whether the next look may follow at once. What fails is told and tried again."""
+        """Start `first` if that can be now; whether the next look may follow at once. What fails is
+        told and tried again.
+        """
         try:
             is_free = self._why_not() is None
             if is_free and self._may_go_on():
@@ -183,7 +218,9 @@ class RunQueue:
         return is_free
 
     def _may_go_on(self) -> bool:
-        """Once nothing is running: the queue is held where a person has ended the run that went on over the restart."""
+        """Once nothing is running: the queue is held where a person has ended the run that went on
+        over the restart.
+        """
         behind = self.behind
         went = behind is None or self._went_its_way(behind)
         with self._change:
@@ -200,7 +237,8 @@ class RunQueue:
 
     def _start_one(self, queued: Queued) -> None:
         with self._change:
-            # Removed or moved meanwhile, or the server is closing: what is started is what is first now.
+            # Removed or moved meanwhile, or the server is closing: what is started is what is first
+            # now.
             if self._closed or self._next() != queued:
                 return
             self._starting = queued.id
@@ -212,19 +250,24 @@ class RunQueue:
                 self._starting = ""
                 place = self._place(queued.id)
                 if left != [queued]:
-                    self._keep(self._queued[:place] + left + self._queued[place + 1:], must=False)
+                    self._keep(self._queued[:place] + left + self._queued[place + 1 :], must=False)
                 self._change.notify_all()
 
     def _left_of(self, queued: Queued) -> list[Queued]:
-        """Start it; what the queue then holds in its place: nothing, the same where somebody else was quicker, or itself with
-        the reason why it cannot start."""
+        """Start it; what the queue then holds in its place: nothing, the same where somebody else
+        was quicker, or itself with the reason why it cannot start.
+        """
         try:
             self._start(TrainConfig.from_dict(queued.config), queued.detached)
         except RamstreamError as error:
             return [queued if self._why_not() is not None else replace(queued, problem=str(error))]
         except Exception as error:  # a fault of the program must not hold up the others
             traceback.print_exc()
-            return [replace(queued, problem=f"It could not be started ({type(error).__name__}: {error}).")]
+            return [
+                replace(
+                    queued, problem=f"It could not be started ({type(error).__name__}: {error})."
+                )
+            ]
         return []
 
     def _refuse_starting(self, queued_id: str) -> None:
@@ -246,10 +289,14 @@ class RunQueue:
             write_whole(self._path, json.dumps(kept, indent=1))
         except OSError as error:
             if must:
-                raise RunError(f"The queue cannot be written to {self._path} ({error.strerror}); free some disk space."
-                               ) from None
-            self._unwritten = (f"The queue cannot be written to {self._path} ({error.strerror}): after a restart, it may be "
-                               "old.")
+                raise RunError(
+                    f"The queue cannot be written to {self._path} ({error.strerror}); free some "
+                    "disk space."
+                ) from None
+            self._unwritten = (
+                f"The queue cannot be written to {self._path} ({error.strerror}): after a restart, "
+                "it may be old."
+            )
         else:
             self._unwritten = ""
         self._queued = listed
@@ -258,7 +305,9 @@ class RunQueue:
         """Whether it was held, and what waits."""
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            kept = {"held": False, "runs": kept} if isinstance(kept, list) else kept  # as older versions wrote it
+            kept = (
+                {"held": False, "runs": kept} if isinstance(kept, list) else kept
+            )  # as older versions wrote it
             return kept["held"] is True, [_queued(values) for values in kept["runs"]]
         except FileNotFoundError:
             return False, []
@@ -277,7 +326,11 @@ def _queued(values: dict[str, Any]) -> Queued:
     """Raises TypeError for what is not one."""
     queued = Queued(**values)
     texts = (queued.id, queued.name, queued.model, queued.data, queued.problem)
-    if not (all(isinstance(text, str) for text in texts) and isinstance(queued.config, dict)
-            and isinstance(queued.added, (int, float)) and isinstance(queued.detached, bool)):
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(queued.config, dict)
+        and isinstance(queued.added, (int, float))
+        and isinstance(queued.detached, bool)
+    ):
         raise TypeError("not a queued run")
     return queued

@@ -1,5 +1,7 @@
-"""`Session`: what the server owns. It runs at most one run, in a worker thread that no tab can end, starts others in processes
-of their own or in turn, follows the runs of other processes, and passes requests on to whichever process a run belongs to."""
+"""`Session`: what the server owns. It runs at most one run, in a worker thread that no tab can end,
+starts others in processes of their own or in turn, follows the runs of other processes, and passes
+requests on to whichever process a run belongs to.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
 
 @dataclass(frozen=True)
 class _Listing:
-    """The runs, newest first, and the ids of those with weights that answer. `moment` is the session's when they began to be
-    read, `read_at` the monotonic time at which they were."""
+    """The runs, newest first, and the ids of those with weights that answer. `moment` is the
+    session's when they began to be read, `read_at` the monotonic time at which they were.
+    """
 
     moment: object
     read_at: float
@@ -64,10 +67,18 @@ class Session:
         self._watches: OrderedDict[str, Watch] = OrderedDict()
         self._listing = threading.Lock()
         self._moment = object()
-        """Another one with each change, so that a list that was being read meanwhile is known to be old."""
+        """Another one with each change, so that a list that was being read meanwhile is known to be
+        old.
+        """
         self._listed: _Listing | None = None
         self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
-        self.queue = RunQueue(runs_dir, self._start_queued, self.why_not_start, self._running_elsewhere, self._went_its_way)
+        self.queue = RunQueue(
+            runs_dir,
+            self._start_queued,
+            self.why_not_start,
+            self._running_elsewhere,
+            self._went_its_way,
+        )
 
     # ------------------------------------------------------------------ the run of this process
 
@@ -92,7 +103,9 @@ class Session:
 
     @property
     def busy_id(self) -> str | None:
-        """The run that is going on, here or in another process; looked up again at most once a second."""
+        """The run that is going on, here or in another process; looked up again at most once a
+        second.
+        """
         looked_at, run_id = self._elsewhere
         if self._active is None and time.monotonic() - looked_at >= LIST_SECONDS:
             run_id = self._running_elsewhere()
@@ -104,38 +117,62 @@ class Session:
         run_id = self.busy_id
         if run_id is None or run_id == self.active_id:
             return None
-        return next((run.id for run in self.runs() if run.id == run_id and run.state == "preparing"), None)
+        return next(
+            (run.id for run in self.runs() if run.id == run_id and run.state == "preparing"), None
+        )
 
     def why_not_start(self) -> str | None:
         """The sentence that stands beside a Start that cannot be pressed, or None."""
         run = self._active
         if run is not None:
-            return f"{run.id} is running here, and one run at a time is possible: stop it or let it finish."
+            return (
+                f"{run.id} is running here, and one run at a time is possible: stop it or let it "
+                "finish."
+            )
         run_id = self._running_elsewhere()
-        return (f"{run_id} is running in a process of its own, and one run at a time is possible: stop it or let it finish."
-                if run_id is not None else None)
+        return (
+            f"{run_id} is running in a process of its own, and one run at a time is possible: stop "
+            "it or let it finish."
+            if run_id is not None
+            else None
+        )
 
     def _running_elsewhere(self) -> str | None:
-        """The run of this folder that another process holds or is about to hold. Not cached: Start depends on it."""
-        found = next((folder.id for folder in self._folders() if folder.is_running() or is_starting(folder)), None)
+        """The run of this folder that another process holds or is about to hold. Not cached: Start
+        depends on it.
+        """
+        found = next(
+            (folder.id for folder in self._folders() if folder.is_running() or is_starting(folder)),
+            None,
+        )
         self._elsewhere = (time.monotonic(), found)
         return found
 
     def _folders(self) -> list[RunFolder]:
         """Newest first, as they are likeliest to be going on."""
         try:
-            names = sorted((path.name for path in self.runs_dir.iterdir() if RUN_ID.fullmatch(path.name) and path.is_dir()),
-                           reverse=True)
+            names = sorted(
+                (
+                    path.name
+                    for path in self.runs_dir.iterdir()
+                    if RUN_ID.fullmatch(path.name) and path.is_dir()
+                ),
+                reverse=True,
+            )
         except OSError:
             return []
         return [RunFolder(self.runs_dir / name) for name in names]
 
     def start(self, config: TrainConfig) -> str:
-        """Start a run and return its id at once. Raises RunError when one is running, and what `start_run` raises."""
+        """Start a run and return its id at once. Raises RunError when one is running, and what
+        `start_run` raises.
+        """
         return self._launch(lambda: self.engine.start_run(config, self.runs_dir))
 
     def start_detached(self, config: TrainConfig) -> str:
-        """Start a run in a process of its own, which goes on when this one ends; its id, at once. Raises like `start`."""
+        """Start a run in a process of its own, which goes on when this one ends; its id, at once.
+        Raises like `start`.
+        """
         with self._launching:
             reason = self.why_not_start()
             if reason is not None:
@@ -149,7 +186,9 @@ class Session:
         return self.start_detached(config) if detached else self.start(config)
 
     def _went_its_way(self, run_id: str) -> bool:
-        """Whether a run of another process that is over ended by itself, well or not, rather than by a person."""
+        """Whether a run of another process that is over ended by itself, well or not, rather than
+        by a person.
+        """
         folder = RunFolder(self.runs_dir / run_id)
         self._detached.settle(folder)
         run = summarise(folder)
@@ -167,7 +206,9 @@ class Session:
             if reason is not None:
                 raise RunError(reason)
             run = self._active = make()
-            self._worker = threading.Thread(target=self._work, args=(run,), name=f"run-{run.id}", daemon=True)
+            self._worker = threading.Thread(
+                target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
+            )
             try:
                 self._worker.start()
             except RuntimeError:  # the system gives no further thread
@@ -175,8 +216,10 @@ class Session:
                 run.close()
                 if run_id is None:
                     delete_run(self.runs_dir, run.id)  # a folder without a record is no run
-                raise RunError("The run cannot be started: the system allows this program no further thread. End other "
-                               "programs and try again.") from None
+                raise RunError(
+                    "The run cannot be started: the system allows this program no further thread. "
+                    "End other programs and try again."
+                ) from None
             finally:
                 self._look_again()
             return run.id
@@ -197,14 +240,17 @@ class Session:
         try:
             self._free_memory()
             run.execute()
-        except RunError as error:  # another process has taken the run in the meantime: its record is not ours to write
+        # another process has taken the run in the meantime: its record is not ours to write
+        except RunError as error:
             print(error, file=sys.stderr, flush=True)
         finally:
             self._active = None
             self._has_ended()
 
     def close(self) -> None:
-        """Stop and save the active run, and wait for it; what is queued stays queued. A KeyboardInterrupt ends the wait."""
+        """Stop and save the active run, and wait for it; what is queued stays queued. A
+        KeyboardInterrupt ends the wait.
+        """
         self.queue.close()
         run, worker = self._active, self._worker
         if run is not None and worker is not None:
@@ -215,21 +261,29 @@ class Session:
     # ------------------------------------------------------------------ any run
 
     def request(self, run_id: str, command: str | Change, seen: str = "") -> str:
-        """Ask a run to stop, discard, pause, resume or save, or for a change. A run that is over or interrupted is resumed
-        as a new session of this process. `seen`: the state in which it was when somebody asked, if that is known.
+        """Ask a run to stop, discard, pause, resume or save, or for a change. A run that is over or
+        interrupted is resumed as a new session of this process. `seen`: the state in which it was
+        when somebody asked, if that is known.
 
-        Several may ask at once: what another has asked for already is no error. Raises RunError when nobody would obey.
-        Returns the run's id.
+        Several may ask at once: what another has asked for already is no error. Raises RunError
+        when nobody would obey. Returns the run's id.
         """
         folder, watch = open_run(self.runs_dir, run_id), self.watch(run_id)
-        taken = watch.snapshot.requests_taken  # a page may read that the command was taken as soon as it is sent
+        taken = (
+            watch.snapshot.requests_taken
+        )  # a page may read that the command was taken as soon as it is sent
         run = self._active
         if run is not None and run.id == run_id:
             run.request(command)
         elif command == "resume" and not self._goes_on(folder):
-            if seen in ("paused", "pausing"):  # meant was the pause; whoever ended the run meanwhile would see it come back
-                raise RunError(f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again to go on with it "
-                               "from what it saved.")
+            if seen in (
+                "paused",
+                "pausing",
+            ):  # meant was the pause; whoever ended the run meanwhile would see it come back
+                raise RunError(
+                    f"Run {run_id} is no longer paused: somebody has ended it. Press Resume again "
+                    "to go on with it from what it saved."
+                )
             return self.resume(run_id)
         else:
             try:
@@ -248,23 +302,32 @@ class Session:
 
     @staticmethod
     def _refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
-        """What was asked of a run that is over. Raises RunError, which says how it ended, unless that is what was asked."""
+        """What was asked of a run that is over. Raises RunError, which says how it ended, unless
+        that is what was asked.
+        """
         run = summarise(folder)
         if run is None:
             raise RunError(f"Run {folder.id} was deleted meanwhile.")
         asked = CHANGE if isinstance(command, Change) else command
         if run.state == "interrupted":
-            raise RunError(f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume goes on with it.")
+            raise RunError(
+                f"Run {folder.id} is not running, so it cannot {asked}: its program ended. Resume "
+                "goes on with it."
+            )
         if ENDED_AS_ASKED.get(asked) != run.state:
             raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
 
     def change(self, run_id: str, change: Change) -> str:
-        """Ask a run that is going on for a change of its settings. Raises RunError for values that it would refuse."""
+        """Ask a run that is going on for a change of its settings. Raises RunError for values that
+        it would refuse.
+        """
         change.applied(open_run(self.runs_dir, run_id).config, self.watch(run_id).snapshot.step)
         return self.request(run_id, change)
 
     def watch(self, run_id: str) -> Watch:
-        """What follows this run, shared by all who look at it. Raises RunError when there is no such run."""
+        """What follows this run, shared by all who look at it. Raises RunError when there is no
+        such run.
+        """
         with self._watching:
             watch = self._watches.get(run_id)
             if watch is None or not watch.folder.path.is_dir():
@@ -290,16 +353,26 @@ class Session:
         return [(run, run.id in listed.can_talk) for run in listed.runs]
 
     def _list(self) -> _Listing:
-        with self._listing:  # who asks while it is read waits for it, rather than reading every run once more
+        with (
+            self._listing
+        ):  # who asks while it is read waits for it, rather than reading every run once more
             listed, moment = self._listed, self._moment
-            if listed is None or listed.moment is not moment or time.monotonic() - listed.read_at >= LIST_SECONDS:
-                runs = [run for run in map(self._as_it_is, list_runs(self.runs_dir)) if run is not None]
+            if (
+                listed is None
+                or listed.moment is not moment
+                or time.monotonic() - listed.read_at >= LIST_SECONDS
+            ):
+                runs = [
+                    run for run in map(self._as_it_is, list_runs(self.runs_dir)) if run is not None
+                ]
                 can_talk = frozenset(run.id for run in runs if self._can_talk(run))
                 listed = self._listed = _Listing(moment, time.monotonic(), runs, can_talk)
             return listed
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
-        """A run whose own process is still starting has no lock yet; one whose process ended before that has failed."""
+        """A run whose own process is still starting has no lock yet; one whose process ended before
+        that has failed.
+        """
         folder = RunFolder(Path(run.path))
         if run.state != "interrupted" or not (folder.path / PROCESS_FILE).is_file():
             return run
@@ -309,13 +382,19 @@ class Session:
         return summarise(folder)
 
     def _can_talk(self, run: RunSummary) -> bool:
-        """Whether it has weights that answer: a checkpoint, an export, or its own while it is paused here."""
+        """Whether it has weights that answer: a checkpoint, an export, or its own while it is
+        paused here.
+        """
         if run.state == "paused" and run.id == self.active_id:
             return True
         folder = RunFolder(Path(run.path))
         try:
-            return (folder.export_path / "config.json").exists() or bool(folders_by_step(folder.checkpoints_path))
-        except OSError:  # deleted meanwhile, or not ours to read: the others are listed all the same
+            return (folder.export_path / "config.json").exists() or bool(
+                folders_by_step(folder.checkpoints_path)
+            )
+        except (
+            OSError
+        ):  # deleted meanwhile, or not ours to read: the others are listed all the same
             return False
 
     def describe(self, run_id: str, name: str, note: str) -> About:
@@ -350,7 +429,11 @@ class Session:
 
         def work(job: Job) -> str:
             job.stage("Opening the run", BYTES)
-            found = self.engine.export_run(self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress)
-            return " ".join([f"Exported the model of step {found.step:,} to {target}.", *found.skipped])
+            found = self.engine.export_run(
+                self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress
+            )
+            return " ".join(
+                [f"Exported the model of step {found.step:,} to {target}.", *found.skipped]
+            )
 
         return self.jobs.start(f"The export of {run_id}", work, about=run_id, unit=BYTES)

@@ -8,8 +8,12 @@ MAX_POINTS = 1200
 SMOOTH_STEPS = 25
 
 
-def downsample(x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `limit` of the points, with the least and the greatest of each stretch kept, so that no spike is lost."""
+def downsample(
+    x: np.ndarray, y: np.ndarray, limit: int = MAX_POINTS
+) -> tuple[np.ndarray, np.ndarray]:
+    """At most `limit` of the points, with the least and the greatest of each stretch kept, so that
+    no spike is lost.
+    """
     if len(x) <= limit:
         return x, y
     buckets = (limit - 2) // 2

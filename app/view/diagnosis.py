@@ -1,4 +1,6 @@
-"""How a run does, in words, with an advice and a change of its settings where one would help. Pure functions of a snapshot."""
+"""How a run does, in words, with an advice and a change of its settings where one would help. Pure
+functions of a snapshot.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TOLD_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Offer:
-    """A change of the run's settings: `label` says it in words, `changes` are config values by dotted name."""
+    """A change of the run's settings: `label` says it in words, `changes` are config values by
+    dotted name.
+    """
 
     label: str
     changes: dict[str, Any]
@@ -38,8 +42,17 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """For a page: with settings called as the form calls them."""
-        offer = None if self.offer is None else {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
-        return {"text": as_labelled(self.text), "tone": self.tone, "advice": as_labelled(self.advice), "offer": offer}
+        offer = (
+            None
+            if self.offer is None
+            else {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
+        )
+        return {
+            "text": as_labelled(self.text),
+            "tone": self.tone,
+            "advice": as_labelled(self.advice),
+            "offer": offer,
+        }
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
@@ -48,7 +61,11 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
     if not shares and snapshot.state == "preparing":
         return Diagnosis("Getting ready: the first step has not begun.")
     if not shares:
-        compiles = " Its blocks are compiled in it, which takes a while once." if snapshot.plan_choices.get("compiled") else ""
+        compiles = (
+            " Its blocks are compiled in it, which takes a while once."
+            if snapshot.plan_choices.get("compiled")
+            else ""
+        )
         return Diagnosis(f"The first step is under way.{compiles}")
     growing = next((kind for kind in memory_kinds(snapshot) if kind.growth.is_growing), None)
     if growing is not None:
@@ -59,8 +76,11 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
         return _compute_bound(total, config)
     cause = max(waiting, key=waiting.__getitem__)
     found = CAUSES[cause](_Case(snapshot, config, waiting[cause]))
-    others = [f"{PARTS[name][0]} {in_share(share)}" for name, share in sorted(waiting.items(), key=lambda item: -item[1])
-              if name != cause and share >= TOLD_SHARE]
+    others = [
+        f"{PARTS[name][0]} {in_share(share)}"
+        for name, share in sorted(waiting.items(), key=lambda item: -item[1])
+        if name != cause and share >= TOLD_SHARE
+    ]
     also = f"; further waits: {', '.join(others)}" if others else ""
     return Diagnosis(f"{found.text}{also}.", "warn", found.advice, found.offer)
 
@@ -68,9 +88,13 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
 def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
     text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
     if config is not None and config.engine.save_level not in (AUTO, "all"):
-        return Diagnosis(text, "good", "Blocks compute their forward a second time because engine.save_level was set by hand; "
-                         "auto keeps activations where there is memory for them.",
-                         Offer("engine.save_level: auto", {"engine.save_level": AUTO}))
+        return Diagnosis(
+            text,
+            "good",
+            "Blocks compute their forward a second time because engine.save_level was set by hand; "
+            "auto keeps activations where there is memory for them.",
+            Offer("engine.save_level: auto", {"engine.save_level": AUTO}),
+        )
     return Diagnosis(text, "good")
 
 
@@ -78,16 +102,24 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
     """It names the step at which the limit would be reached, while the run goes on."""
     name = "Host" if kind.name == "host" else kind.name
     found = kind.growth
-    text = (f"{name} memory grows all along: {in_bytes(found.grown)} more since step {found.grows_since:,}, "
-            f"{in_bytes(kind.most)} now.")
+    text = (
+        f"{name} memory grows all along: {in_bytes(found.grown)} more since step "
+        f"{found.grows_since:,}, {in_bytes(kind.most)} now."
+    )
     if snapshot.state in OVER_STATES:
         return Diagnosis(text, "warn", "A resume begins with fresh memory.")
     left = kind.limit - kind.most
     full = snapshot.step + left / found.per_step if kind.limit and found.per_step > 0 else None
     if full is not None and full < snapshot.total_steps:
-        return Diagnosis(text, "warn", f"At this rate it is full at about step {max(snapshot.step, int(full)):,} of "
-                         f"{snapshot.total_steps:,}: save now; a stop and a resume begin with fresh memory.")
-    return Diagnosis(text, "warn", "At this rate it lasts until the run's end." if full is not None else "")
+        return Diagnosis(
+            text,
+            "warn",
+            f"At this rate it is full at about step {max(snapshot.step, int(full)):,} of "
+            f"{snapshot.total_steps:,}: save now; a stop and a resume begin with fresh memory.",
+        )
+    return Diagnosis(
+        text, "warn", "At this rate it lasts until the run's end." if full is not None else ""
+    )
 
 
 # ------------------------------------------------------------------ what compute waits for
@@ -111,7 +143,9 @@ class _Case:
 
     @property
     def more_tokens(self) -> Offer | None:
-        """Twice the rows a step and, where their number is set, half the steps: as many rows in all."""
+        """Twice the rows a step and, where their number is set, half the steps: as many rows in
+        all.
+        """
         config = self.config
         if config is None or 2 * config.train.batch_size > LARGEST["batch_size"]:
             return None
@@ -137,20 +171,37 @@ class _Case:
 
 def _optimizer(case: _Case) -> Diagnosis:
     if case.snapshot.device != "cuda":
-        return Diagnosis(f"The optimizer takes {case.percent}, and on the CPU nothing computes beside it",
-                         advice="More tokens a step would spread it over more work.", offer=case.more_tokens)
-    return Diagnosis(f"The host optimizer holds the GPU up for {case.percent}", advice="More tokens a step would hide it: it "
-                     "runs under the next step's first forward.", offer=case.more_tokens)
+        return Diagnosis(
+            f"The optimizer takes {case.percent}, and on the CPU nothing computes beside it",
+            advice="More tokens a step would spread it over more work.",
+            offer=case.more_tokens,
+        )
+    return Diagnosis(
+        f"The host optimizer holds the GPU up for {case.percent}",
+        advice="More tokens a step would hide it: it runs under the next step's first forward.",
+        offer=case.more_tokens,
+    )
 
 
 def _h2d(case: _Case) -> Diagnosis:
-    return _late(case, "Weights arrive late (H2D)", "More tokens for each load of the weights would hide it.",
-                 "engine.slots", "engine.rounds", "engine.residency")
+    return _late(
+        case,
+        "Weights arrive late (H2D)",
+        "More tokens for each load of the weights would hide it.",
+        "engine.slots",
+        "engine.rounds",
+        "engine.residency",
+    )
 
 
 def _d2h(case: _Case) -> Diagnosis:
-    return _late(case, "Gradients leave late (D2H)", "More tokens a step would hide it: gradients leave once a step.",
-                 "engine.save_level", "engine.rounds")
+    return _late(
+        case,
+        "Gradients leave late (D2H)",
+        "More tokens a step would hide it: gradients leave once a step.",
+        "engine.save_level",
+        "engine.rounds",
+    )
 
 
 def _late(case: _Case, what: str, advice: str, *settings: str) -> Diagnosis:
@@ -158,25 +209,44 @@ def _late(case: _Case, what: str, advice: str, *settings: str) -> Diagnosis:
     text = f"{what}: {case.worker} waits {case.percent} for them"
     by_hand = case.back_to_auto(*settings)
     if by_hand is not None:
-        return Diagnosis(text, advice="These settings were set by hand; the planner chooses them by the measured bus.",
-                         offer=by_hand)
+        return Diagnosis(
+            text,
+            advice="These settings were set by hand; the planner chooses them by the measured bus.",
+            offer=by_hand,
+        )
     return Diagnosis(text, advice=advice, offer=case.more_tokens)
 
 
 def _data(case: _Case) -> Diagnosis:
-    return Diagnosis(f"Data-bound: {case.worker} waits {case.percent} while rows are put together", advice="Other programs may "
-                     "keep the CPU busy: end them, or give this one more cores.")
+    return Diagnosis(
+        f"Data-bound: {case.worker} waits {case.percent} while rows are put together",
+        advice="Other programs may keep the CPU busy: end them, or give this one more cores.",
+    )
 
 
 def _other(case: _Case) -> Diagnosis:
-    text = f"{case.worker[0].upper()}{case.worker[1:]} waits {case.percent} for launches and other work of the program"
+    text = (
+        f"{case.worker[0].upper()}{case.worker[1:]} waits {case.percent} for launches and other "
+        "work of the program"
+    )
     by_hand = case.back_to_auto("train.micro_batch_size", "engine.rounds")
     if by_hand is not None:
-        return Diagnosis(text, advice="Larger micro-batches need fewer launches; the planner takes the largest that fits.",
-                         offer=by_hand)
-    return Diagnosis(text, advice="The pieces of work are small: more tokens a step need fewer launches for each.",
-                     offer=case.more_tokens)
+        return Diagnosis(
+            text,
+            advice="Larger micro-batches need fewer launches; the planner takes the largest that fits.",
+            offer=by_hand,
+        )
+    return Diagnosis(
+        text,
+        advice="The pieces of work are small: more tokens a step need fewer launches for each.",
+        offer=case.more_tokens,
+    )
 
 
-CAUSES: dict[str, Callable[[_Case], Diagnosis]] = {"optimizer": _optimizer, "h2d": _h2d, "d2h": _d2h, "data": _data,
-                                                  "other": _other}
+CAUSES: dict[str, Callable[[_Case], Diagnosis]] = {
+    "optimizer": _optimizer,
+    "h2d": _h2d,
+    "d2h": _d2h,
+    "data": _data,
+    "other": _other,
+}

@@ -13,28 +13,53 @@ from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.words import counted
 
-VERDICT_WORDS = {Verdict.FITS: ("good", "fits"), Verdict.TIGHT: ("warn", "just fits"),
-                 Verdict.DOES_NOT_FIT: ("bad", "too large")}
-FIGURE_NAMES = {"memory_mib": "Memory", "memory_bandwidth": "Its bandwidth", "bf16_flops": "bf16 matrix products, peak",
-                "best_bf16_flops": "Best that others measured", "link": "Link to the host",
-                "host_bandwidth": "Bandwidth of RAM", "ram_gib": "RAM", "cpu_cores": "CPU cores", "power_watts": "Power"}
+VERDICT_WORDS = {
+    Verdict.FITS: ("good", "fits"),
+    Verdict.TIGHT: ("warn", "just fits"),
+    Verdict.DOES_NOT_FIT: ("bad", "too large"),
+}
+FIGURE_NAMES = {
+    "memory_mib": "Memory",
+    "memory_bandwidth": "Its bandwidth",
+    "bf16_flops": "bf16 matrix products, peak",
+    "best_bf16_flops": "Best that others measured",
+    "link": "Link to the host",
+    "host_bandwidth": "Bandwidth of RAM",
+    "ram_gib": "RAM",
+    "cpu_cores": "CPU cores",
+    "power_watts": "Power",
+}
 
 
 def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     """Pairs of name and text, and sentences."""
-    limited = "a limit of its control group" if machine.ram_limit < machine.ram_total else "all that is built in"
+    limited = (
+        "a limit of its control group"
+        if machine.ram_limit < machine.ram_total
+        else "all that is built in"
+    )
     used = max(0, machine.ram_limit - machine.ram_available)
-    pairs = [["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
-             ["RAM", f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limited}); "
-                     f"{in_bytes(used)} in use; swap is not counted"]]
-    pairs += [[f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU", _gpu_in_words(gpu)] for gpu in machine.gpus]
+    pairs = [
+        ["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
+        [
+            "RAM",
+            f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limited}); "
+            f"{in_bytes(used)} in use; swap is not counted",
+        ],
+    ]
+    pairs += [
+        [f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU", _gpu_in_words(gpu)]
+        for gpu in machine.gpus
+    ]
     pairs += [] if machine.gpus else [["GPU", "none: blocks compute on the CPU"]]
     pairs += [["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"]]
     notes = list(machine.notes)
     if len(machine.gpus) > 1:
         notes.append(f"One GPU computes: the first, {machine.gpus[0].name}.")
     if busy:
-        notes.append("A run is under way: what it holds of RAM and GPU memory does not count as free.")
+        notes.append(
+            "A run is under way: what it holds of RAM and GPU memory does not count as free."
+        )
     return {"pairs": pairs, "notes": notes}
 
 
@@ -42,7 +67,10 @@ def _gpu_in_words(gpu: GpuInfo) -> str:
     words = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
     if gpu.driver:
         words.append(f"driver {gpu.driver}")
-    now, most = (_bus(gpu.pcie_generation, gpu.pcie_width), _bus(gpu.pcie_generation_max, gpu.pcie_width_max))
+    now, most = (
+        _bus(gpu.pcie_generation, gpu.pcie_width),
+        _bus(gpu.pcie_generation_max, gpu.pcie_width_max),
+    )
     if now or most:
         words.append(f"{now or most} now, {most or now} at most")
     return "; ".join(words)
@@ -52,47 +80,109 @@ def _bus(generation: int | None, width: int | None) -> str:
     return f"PCIe {generation}.0 x{width}" if generation and width else ""
 
 
-def rates_in_words(machine: Machine, measured: Rates | None, measured_at: float | None, estimated: Rates | None,
-                   known: KnownMachine | None) -> dict[str, Any]:
-    """What plans are made with, the measured rates if there are any: `origin` is measured, estimated or unknown; `at` Unix
-    seconds of the last measurement. `estimated` rates are by the specification of the `known` machine."""
+def rates_in_words(
+    machine: Machine,
+    measured: Rates | None,
+    measured_at: float | None,
+    estimated: Rates | None,
+    known: KnownMachine | None,
+) -> dict[str, Any]:
+    """What plans are made with, the measured rates if there are any: `origin` is measured,
+    estimated or unknown; `at` Unix seconds of the last measurement. `estimated` rates are by the
+    specification of the `known` machine.
+    """
     if measured is not None:
-        said = "Measured on this machine." if machine.gpus else \
-            "Measured on this machine, for the times of steps in float32; on the CPU nothing is chosen by speed."
-        return {"origin": "measured", "said": said, "at": measured_at, "pairs": _rate_pairs(measured, bool(machine.gpus))}
+        said = (
+            "Measured on this machine."
+            if machine.gpus
+            else (
+                "Measured on this machine, for the times of steps in float32; on the CPU nothing "
+                "is chosen by speed."
+            )
+        )
+        return {
+            "origin": "measured",
+            "said": said,
+            "at": measured_at,
+            "pairs": _rate_pairs(measured, bool(machine.gpus)),
+        }
     if estimated is not None:
-        return {"origin": "estimated", "said": f"Estimated from the specification of the {known.name}. The first run, or "
-                                               "Measure, replaces them by measured ones.", "at": None,
-                "pairs": _rate_pairs(estimated, True)}
-    said = "Not known: this card is not among the known ones. The first run, or Measure, measures them." if machine.gpus else \
-        "Not measured. Once they are, times of steps in float32 are predicted; nothing is chosen by speed on the CPU."
+        return {
+            "origin": "estimated",
+            "said": f"Estimated from the specification of the {known.name}. The first run, or "
+            "Measure, replaces them by measured ones.",
+            "at": None,
+            "pairs": _rate_pairs(estimated, True),
+        }
+    said = (
+        "Not known: this card is not among the known ones. The first run, or Measure, measures "
+        "them."
+        if machine.gpus
+        else (
+            "Not measured. Once they are, times of steps in float32 are predicted; nothing is "
+            "chosen by speed on the CPU."
+        )
+    )
     return {"origin": "unknown", "said": said, "at": None, "pairs": []}
 
 
 def _rate_pairs(rates: Rates, gpu: bool) -> list[list[str]]:
     host = ADAMW_BYTES * rates.adamw
-    update = ["AdamW on the host", f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)"]
+    update = [
+        "AdamW on the host",
+        f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
+    ]
     product = ["Matrix products", f"{rates.matmul / 1e12:,.3g} TFLOPS in bf16"]
     if not gpu:
         product[1] = f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"
-        return [product, ["Norms, activations, sums", f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"], update]
-    return [["Bus, both ways at once", f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back"],
-            product, ["GPU memory", f"{rates.device_memory / 1e9:,.4g} GB/s"], update,
-            ["AdamW beside a busy bus", f"{rates.adamw_busy / 1e9:,.3g} billion parameters/s"]]
+        return [
+            product,
+            [
+                "Norms, activations, sums",
+                f"{rates.device_memory / 1e9:,.3g} GB/s, read and written",
+            ],
+            update,
+        ]
+    return [
+        [
+            "Bus, both ways at once",
+            f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back",
+        ],
+        product,
+        ["GPU memory", f"{rates.device_memory / 1e9:,.4g} GB/s"],
+        update,
+        ["AdamW beside a busy bus", f"{rates.adamw_busy / 1e9:,.3g} billion parameters/s"],
+    ]
 
 
 def known_in_words(known: KnownMachine) -> dict[str, Any]:
     """A known machine with its figures, each with where it is from."""
-    values = {"memory_mib": gpu_memory_words(known), "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
-              "bf16_flops": f"{known.bf16_flops / 1e12:,.4g} TFLOPS", "link": f"{known.link}, "
-              f"{known.link_bandwidth / 1e9:,.3g} GB/s one way", "host_bandwidth": f"{known.host_bandwidth / 1e9:,.3g} GB/s, "
-              f"{known.host}", "ram_gib": f"{known.ram_gib:g} GiB", "cpu_cores": str(known.cpu_cores),
-              "power_watts": f"{known.power_watts} W"}
+    values = {
+        "memory_mib": gpu_memory_words(known),
+        "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
+        "bf16_flops": f"{known.bf16_flops / 1e12:,.4g} TFLOPS",
+        "link": f"{known.link}, {known.link_bandwidth / 1e9:,.3g} GB/s one way",
+        "host_bandwidth": f"{known.host_bandwidth / 1e9:,.3g} GB/s, {known.host}",
+        "ram_gib": f"{known.ram_gib:g} GiB",
+        "cpu_cores": str(known.cpu_cores),
+        "power_watts": f"{known.power_watts} W",
+    }
     if known.best_bf16_flops is not None:
         values["best_bf16_flops"] = f"{known.best_bf16_flops / 1e12:,.4g} TFLOPS"
-    return {"name": known.name, "maker": known.maker, "memory": f"{known.ram_gib:g} GiB RAM", "note": known.note,
-            "figures": [{"name": FIGURE_NAMES[name], "value": value, "sources": list(known.sources.get(name, ()))}
-                        for name, value in values.items()]}
+    return {
+        "name": known.name,
+        "maker": known.maker,
+        "memory": f"{known.ram_gib:g} GiB RAM",
+        "note": known.note,
+        "figures": [
+            {
+                "name": FIGURE_NAMES[name],
+                "value": value,
+                "sources": list(known.sources.get(name, ())),
+            }
+            for name, value in values.items()
+        ],
+    }
 
 
 def gpu_memory_words(known: KnownMachine) -> str:
@@ -112,7 +202,11 @@ def cell_words(found: Cell) -> dict[str, str]:
 
 
 def speed_words(found: Cell) -> str:
-    return "" if found.tokens_per_second is None else f"about {rounded_rate(found.tokens_per_second)} tokens/s"
+    return (
+        ""
+        if found.tokens_per_second is None
+        else f"about {rounded_rate(found.tokens_per_second)} tokens/s"
+    )
 
 
 def in_billions(count: int) -> str:

@@ -28,8 +28,14 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     data = [
         curve("each step", *downsample(x, loss), BLUE, opacity=0.35, width=1),
         curve(f"mean of {window}", *downsample(x, smooth(loss, window)), BLUE, width=2),
-        curve("held out", places(snapshot, evals, axis), np.asarray(evals.loss, dtype=float), ORANGE, width=2,
-              markers=True),
+        curve(
+            "held out",
+            places(snapshot, evals, axis),
+            np.asarray(evals.loss, dtype=float),
+            ORANGE,
+            width=2,
+            markers=True,
+        ),
     ]
     return figure(data, axis, {"yaxis": one_row()}) | {"log_axes": ["yaxis"]}
 
@@ -39,8 +45,19 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     steps = snapshot.steps
     x = places(snapshot, steps, axis)
     data = [
-        curve("learning rate", *downsample(x, np.asarray(steps.learning_rate, dtype=float)), GREEN, width=2),
-        curve("gradient norm", *downsample(x, np.asarray(steps.grad_norm, dtype=float)), VIOLET, row=2, width=1.5),
+        curve(
+            "learning rate",
+            *downsample(x, np.asarray(steps.learning_rate, dtype=float)),
+            GREEN,
+            width=2,
+        ),
+        curve(
+            "gradient norm",
+            *downsample(x, np.asarray(steps.grad_norm, dtype=float)),
+            VIOLET,
+            row=2,
+            width=1.5,
+        ),
     ]
     rows = two_rows("learning rate", "gradient norm")
     rows["yaxis"]["tickformat"] = ".2~e"
@@ -48,29 +65,57 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Gradient norm of every unit in the sampled steps, by colour on a log scale; the first unit on top.
+    """Gradient norm of every unit in the sampled steps, by colour on a log scale; the first unit on
+    top.
 
-    At most `MAP_COLUMNS` samples and, where there is more than one, about `MAP_CELLS` cells: evenly left out. What is 0 has no
-    colour.
+    At most `MAP_COLUMNS` samples and, where there is more than one, about `MAP_CELLS` cells: evenly
+    left out. What is 0 has no colour.
     """
     norms = snapshot.norms
-    units = [escaped(name) for name in snapshot.units[:len(norms.norms)]]
+    units = [escaped(name) for name in snapshot.units[: len(norms.norms)]]
     units += [f"unit {k}" for k in range(len(units), len(norms.norms))]
     most = min(MAP_COLUMNS, max(1, MAP_CELLS // max(1, len(units))))
-    kept = np.unique(np.linspace(0, len(norms) - 1, min(most, len(norms))).astype(int)) if len(norms) else np.zeros(0, int)
-    rows = np.array([np.asarray(values, dtype=float)[kept] for values in norms.norms.values()]).reshape(len(units), len(kept))
+    kept = (
+        np.unique(np.linspace(0, len(norms) - 1, min(most, len(norms))).astype(int))
+        if len(norms)
+        else np.zeros(0, int)
+    )
+    rows = np.array(
+        [np.asarray(values, dtype=float)[kept] for values in norms.norms.values()]
+    ).reshape(len(units), len(kept))
     powers = np.log10(rows, where=rows > 0, out=np.full(rows.shape, math.nan))
-    trace = {"type": "heatmap", "x": rounded(places(snapshot, norms, axis)[kept], 12), "y": units,
-             "z": [rounded(row, 3) for row in powers], "customdata": [rounded(row, 3) for row in rows],
-             "colorscale": "Viridis", "showscale": False, "hoverongaps": False,
-             "hovertemplate": "%{y}, %{x}: %{customdata:.3~g}<extra></extra>"}
+    trace = {
+        "type": "heatmap",
+        "x": rounded(places(snapshot, norms, axis)[kept], 12),
+        "y": units,
+        "z": [rounded(row, 3) for row in powers],
+        "customdata": [rounded(row, 3) for row in rows],
+        "colorscale": "Viridis",
+        "showscale": False,
+        "hoverongaps": False,
+        "hovertemplate": "%{y}, %{x}: %{customdata:.3~g}<extra></extra>",
+    }
     seen = powers[np.isfinite(powers)]
     low, high = (float(seen.min()), float(seen.max())) if len(seen) else (0.0, 0.0)
     if len(seen):
         trace |= {"zmin": round(low, 4), "zmax": round(high, 4)}
-    drawn = figure([trace], axis, {"yaxis": one_row() | {
-        "type": "category", "categoryorder": "array", "categoryarray": units, "autorange": "reversed", "nticks": 12,
-        "fixedrange": True, "rangemode": "normal"}}, "Appears with the first sampled step.")
+    drawn = figure(
+        [trace],
+        axis,
+        {
+            "yaxis": one_row()
+            | {
+                "type": "category",
+                "categoryorder": "array",
+                "categoryarray": units,
+                "autorange": "reversed",
+                "nticks": 12,
+                "fixedrange": True,
+                "rangemode": "normal",
+            }
+        },
+        "Appears with the first sampled step.",
+    )
     # Measuring each name, as Plotly would, takes about a fifth of the drawing.
     left = min(WIDEST_NAMES, max(58, 16 + NAME_LETTER * max(map(len, units), default=0)))
     drawn["layout"] |= {"hovermode": "closest", "margin": {"l": left, "r": 64, "t": 10, "b": 38}}
@@ -78,18 +123,29 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def _scale(low: float, high: float) -> list[dict[str, Any]]:
-    """Values beside the colours, `at` which share of the way from the least to the most: both ends (powers of ten) and, where
-    they are not too near, 1, 2 and 5 times the powers of ten between; the powers alone where they are many."""
+    """Values beside the colours, `at` which share of the way from the least to the most: both ends
+    (powers of ten) and, where they are not too near, 1, 2 and 5 times the powers of ten between;
+    the powers alone where they are many.
+    """
+
     def said(value: float) -> str:
         """7.2e-7, not 7.2e-07: there is little space."""
         digits, _, power = f"{float(f'{value:.2g}'):g}".partition("e")
         return f"{digits}e{int(power)}" if power else digits
 
-    ends = [{"at": 0.0, "text": said(10 ** low)}]
+    ends = [{"at": 0.0, "text": said(10**low)}]
     if high - low < 1e-3:
         return ends
     mantissas = (1, 2, 5) if high - low < 1.5 else (1,)
-    between = [mantissa * 10.0 ** power for power in range(math.floor(low), math.ceil(high) + 1) for mantissa in mantissas]
+    between = [
+        mantissa * 10.0**power
+        for power in range(math.floor(low), math.ceil(high) + 1)
+        for mantissa in mantissas
+    ]
     placed = [((math.log10(value) - low) / (high - low), said(value)) for value in between]
-    ends += [{"at": round(at, 4), "text": text} for at, text in placed if NEAREST_TICK < at < 1 - NEAREST_TICK]
-    return [*ends, {"at": 1.0, "text": said(10 ** high)}]
+    ends += [
+        {"at": round(at, 4), "text": text}
+        for at, text in placed
+        if NEAREST_TICK < at < 1 - NEAREST_TICK
+    ]
+    return [*ends, {"at": 1.0, "text": said(10**high)}]

@@ -16,16 +16,24 @@ from engine.runs.snapshot import RunSnapshot
 AREA_POINTS = 300
 """Of a stacked area, at most: each is the mean of a stretch, since areas must add up."""
 SLOWEST_DRAWN = 1.5
-"""Times the slow steps (95th percentile), up to which the axis of step times goes: a first step that compiles would press
-the others flat."""
+"""Times the slow steps (95th percentile), up to which the axis of step times goes: a first step
+that compiles would press the others flat.
+"""
 
 
 def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Tokens per second above, TFLOPS below with the measured ceiling; padding and recompute are not counted in either."""
+    """Tokens per second above, TFLOPS below with the measured ceiling; padding and recompute are
+    not counted in either.
+    """
     steps = snapshot.steps
     x, tflops = places(snapshot, steps, axis), np.asarray(steps.tflops, dtype=float)
     data = [
-        curve("tokens/s", *downsample(x, np.asarray(steps.tokens_per_second, dtype=float)), BLUE, width=1.5),
+        curve(
+            "tokens/s",
+            *downsample(x, np.asarray(steps.tokens_per_second, dtype=float)),
+            BLUE,
+            width=1.5,
+        ),
         curve("TFLOPS", *downsample(x, tflops), AMBER, row=2, width=1.5),
     ]
     ceiling = snapshot.ceiling_tflops
@@ -47,9 +55,19 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         label, colour = PARTS[name]
         if name != "compute" and not values.any():
             continue
-        data.append({"type": "scatter", "mode": "lines", "name": label, "x": rounded(ends, 12), "stackgroup": "step",
-                     "y": rounded(_thinned(values, size), 4), "line": {"width": 0, "color": colour}, "fillcolor": colour,
-                     "hovertemplate": "%{y:.3~g} s"})
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": label,
+                "x": rounded(ends, 12),
+                "stackgroup": "step",
+                "y": rounded(_thinned(values, size), 4),
+                "line": {"width": 0, "color": colour},
+                "fillcolor": colour,
+                "hovertemplate": "%{y:.3~g} s",
+            }
+        )
     axes = {"yaxis": one_row("seconds a step", from_zero=True)}
     if len(seconds) and seconds.max() > (top := SLOWEST_DRAWN * float(np.percentile(seconds, 95))):
         axes["yaxis"] |= {"range": [0, float(f"{top:.3g}")], "autorange": False}
@@ -68,7 +86,9 @@ def _thinned(values: np.ndarray, size: int, last: bool = False) -> np.ndarray:
 
 
 def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """GiB: host above (this process, and what of it is pinned), GPU below where there is one, each with its limit."""
+    """GiB: host above (this process, and what of it is pinned), GPU below where there is one, each
+    with its limit.
+    """
     memory = snapshot.memory
     x = places(snapshot, memory, axis)
 
@@ -83,11 +103,13 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
         data.append(level("host limit", x, memory.host_total[-1] / GIB, RED))
     if not (len(memory) and memory.gpu_total[-1]):
         return figure(data, axis, {"yaxis": one_row("host GiB", from_zero=True)})
-    data += [column("gpu_reserved", "reserved", VIOLET, row=2, width=1.5),
-             column("gpu_allocated", "allocated", AMBER, row=2, width=2),
-             column("gpu_peak", "peak", PINK, row=2, width=1.2, dash="dash"),
-             column("gpu_driver", "whole card", GREY, row=2, width=1.5),
-             level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2)]
+    data += [
+        column("gpu_reserved", "reserved", VIOLET, row=2, width=1.5),
+        column("gpu_allocated", "allocated", AMBER, row=2, width=2),
+        column("gpu_peak", "peak", PINK, row=2, width=1.2, dash="dash"),
+        column("gpu_driver", "whole card", GREY, row=2, width=1.5),
+        level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
+    ]
     return figure(data, axis, two_rows("host GiB", "GPU GiB", from_zero=True))
 
 
@@ -95,8 +117,18 @@ def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     """The card's watts above, its watt hours so far below; `is_absent` where no driver tells."""
     memory = snapshot.memory
     if not any(memory.power):
-        return figure([], axis, {"yaxis": one_row("W", from_zero=True)}, "The driver does not tell.") | {"is_absent": True}
+        return figure(
+            [], axis, {"yaxis": one_row("W", from_zero=True)}, "The driver does not tell."
+        ) | {"is_absent": True}
     x = places(snapshot, memory, axis)
-    data = [curve("W", *downsample(x, np.asarray(memory.power, dtype=float)), ORANGE, width=1.5),
-            curve("Wh so far", *downsample(x, np.asarray(memory.energy, dtype=float)), GREEN, row=2, width=2)]
+    data = [
+        curve("W", *downsample(x, np.asarray(memory.power, dtype=float)), ORANGE, width=1.5),
+        curve(
+            "Wh so far",
+            *downsample(x, np.asarray(memory.energy, dtype=float)),
+            GREEN,
+            row=2,
+            width=2,
+        ),
+    ]
     return figure(data, axis, two_rows("W", "Wh so far", from_zero=True))

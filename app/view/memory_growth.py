@@ -19,8 +19,10 @@ EVEN_SHARE = 1 / 12
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """What a row of samples says. `steady_since`: the step from which on all lie within `TOLERANCE`, None while that is unknown
-    or too few do; `share`: how far they lie above or below their middle. `is_growing`: they grow all along."""
+    """What a row of samples says. `steady_since`: the step from which on all lie within
+    `TOLERANCE`, None while that is unknown or too few do; `share`: how far they lie above or below
+    their middle. `is_growing`: they grow all along.
+    """
 
     steady_since: int | None = None
     share: float = 0.0
@@ -34,7 +36,9 @@ class MemoryGrowth:
 
 
 def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth:
-    """Of samples in the order of their steps, as many values as steps. Nothing is said of fewer than `FEWEST_SAMPLES`."""
+    """Of samples in the order of their steps, as many values as steps. Nothing is said of fewer
+    than `FEWEST_SAMPLES`.
+    """
     at, samples = np.asarray(steps), np.asarray(values, dtype=float)
     if len(samples) < FEWEST_SAMPLES or not samples[-1] > 0:
         return MemoryGrowth()
@@ -42,19 +46,24 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
     if grown:
         first = len(samples) // 2
         length = max(1, int(at[-1] - at[first]))
-        return MemoryGrowth(is_growing=True, grown=grown, grows_since=int(at[first]), per_step=grown / length)
+        return MemoryGrowth(
+            is_growing=True, grown=grown, grows_since=int(at[first]), per_step=grown / length
+        )
     highest, lowest = np.maximum.accumulate(samples[::-1]), np.minimum.accumulate(samples[::-1])
     shares = (highest - lowest) / (highest + lowest)
     within = int(np.argmax(shares > TOLERANCE)) or len(samples)
     if within < FEWEST_SAMPLES:
         return MemoryGrowth()
-    return MemoryGrowth(steady_since=int(at[len(samples) - within]), share=float(shares[within - 1]))
+    return MemoryGrowth(
+        steady_since=int(at[len(samples) - within]), share=float(shares[within - 1])
+    )
 
 
 def _grown(samples: np.ndarray) -> float:
-    """How much the latter half grew, if it did in each quarter of it; medians, so that single peaks do not count. Those of the
-    outer quarters lie three quarters of the half apart."""
-    half = samples[len(samples) // 2:]
+    """How much the latter half grew, if it did in each quarter of it; medians, so that single peaks
+    do not count. Those of the outer quarters lie three quarters of the half apart.
+    """
+    half = samples[len(samples) // 2 :]
     if len(half) < FEWEST_SAMPLES:
         return 0.0
     medians = np.array([np.median(part) for part in np.array_split(half, 4)])

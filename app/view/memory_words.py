@@ -14,7 +14,9 @@ from engine.runs.snapshot import RunSnapshot
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """Host or GPU memory: its most bytes so far, its limit (0 where none is known), and whether it stays as it is."""
+    """Host or GPU memory: its most bytes so far, its limit (0 where none is known), and whether it
+    stays as it is.
+    """
 
     name: str
     most: int
@@ -23,15 +25,27 @@ class MemoryKind:
 
 
 def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
-    """Host memory, and GPU memory where there is a GPU: its peak, since what is allocated changes within a step."""
+    """Host memory, and GPU memory where there is a GPU: its peak, since what is allocated changes
+    within a step.
+    """
     memory = snapshot.memory
     if not len(memory):
         return []
-    kinds = [MemoryKind("host", int(np.max(memory.host_rss)), memory.host_total[-1],
-                        memory_growth(memory.step, memory.host_rss))]
+    kinds = [
+        MemoryKind(
+            "host",
+            int(np.max(memory.host_rss)),
+            memory.host_total[-1],
+            memory_growth(memory.step, memory.host_rss),
+        )
+    ]
     if memory.gpu_total[-1]:
         values = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
-        kinds.append(MemoryKind("GPU", int(np.max(values)), memory.gpu_total[-1], memory_growth(memory.step, values)))
+        kinds.append(
+            MemoryKind(
+                "GPU", int(np.max(values)), memory.gpu_total[-1], memory_growth(memory.step, values)
+            )
+        )
     return kinds
 
 

@@ -1,6 +1,6 @@
 """Runs side by side.
 
-    GET /api/compare?runs=A,B&axis=step|time   curves, key figures and differing settings of 2 to 6 runs
+GET /api/compare?runs=A,B&axis=step|time   curves, key figures and differing settings of 2 to 6 runs
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def compare_routes(session: Session) -> list[Route]:
     async def compare(request: Request) -> Response:
         asked = request.query_params.get("runs", "").split(",")
         names = list(dict.fromkeys(name for name in asked if name))
-        return JSONResponse(await asyncio.to_thread(compared, names, request.query_params.get("axis", "")))
+        return JSONResponse(
+            await asyncio.to_thread(compared, names, request.query_params.get("axis", ""))
+        )
 
     return [Route("/api/compare", answering_errors(compare), methods=["GET"])]

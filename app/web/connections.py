@@ -1,5 +1,6 @@
-"""How uvicorn serves the app: it waits for ever for the head of a request, takes any number of connections, and with another
-parser than this one reads heads of any length."""
+"""How uvicorn serves the app: it waits for ever for the head of a request, takes any number of
+connections, and with another parser than this one reads heads of any length.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ MOST_CONNECTIONS = 256
 
 
 class Connection(H11Protocol):
-    """One that is closed when it is slow to ask. Heads end after 64 KiB (400); bodies are the guard's."""
+    """One that is closed when it is slow to ask. Heads end after 64 KiB (400); bodies are the
+    guard's.
+    """
 
     head_seconds = HEAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
@@ -51,8 +54,22 @@ class Connection(H11Protocol):
         self.transport.abort()
 
 
-def server_config(app: Any, host: str, port: int, protocol: type[Connection] = Connection, **options: Any) -> uvicorn.Config:
-    """What `uvicorn.Server` is started with; `options` are more of uvicorn's, such as the files of a certificate."""
-    return uvicorn.Config(app, host=host, port=port, http=protocol, ws="none", limit_concurrency=MOST_CONNECTIONS,
-                          log_level="warning", access_log=False, server_header=False,
-                          timeout_graceful_shutdown=SHUTDOWN_SECONDS, **options)
+def server_config(
+    app: Any, host: str, port: int, protocol: type[Connection] = Connection, **options: Any
+) -> uvicorn.Config:
+    """What `uvicorn.Server` is started with; `options` are more of uvicorn's, such as the files of
+    a certificate.
+    """
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=protocol,
+        ws="none",
+        limit_concurrency=MOST_CONNECTIONS,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **options,
+    )

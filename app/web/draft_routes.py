@@ -1,7 +1,8 @@
 """The Train form filled from a run.
 
-    POST /api/runs/RUN/draft {changes}   the form becomes this run's settings with `changes`, config values by dotted name;
-                                         nothing is started, and a page that is opened next shows it
+POST /api/runs/RUN/draft {changes}   the form becomes this run's settings with `changes`, config
+values by dotted name;
+                                     nothing is started, and a page that is opened next shows it
 """
 
 from __future__ import annotations

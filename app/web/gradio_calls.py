@@ -1,5 +1,6 @@
-"""Calls of the page's functions, which Gradio takes: checked before it sees them, since it answers a wrong one with a list of
-validation errors or a fault of its own."""
+"""Calls of the page's functions, which Gradio takes: checked before it sees them, since it answers
+a wrong one with a list of validation errors or a fault of its own.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +19,24 @@ from engine.errors import RamstreamError, RunError
 CALLS = ("/gradio_api/queue/join", "/gradio_api/run/predict")
 _NAMES = ("data", "event_data", "fn_index", "trigger_id", "session_hash")
 _SESSION = re.compile(r"\w{1,64}", re.ASCII)
-_FAULT = "The program failed at this by a fault of its own; the terminal in which it runs says where."
+_FAULT = (
+    "The program failed at this by a fault of its own; the terminal in which it runs says where."
+)
 
 
 class CheckedCalls:
-    """ASGI middleware. A call that no page of this program makes is answered by 409 and a sentence. Of those that are answered
-    at once, so is one that a component refuses, such as a choice that is none, and what fails in a function by 500; those that
-    are queued tell both in their stream."""
+    """ASGI middleware. A call that no page of this program makes is answered by 409 and a sentence.
+    Of those that are answered at once, so is one that a component refuses, such as a choice that is
+    none, and what fails in a function by 500; those that are queued tell both in their stream.
+    """
 
     def __init__(self, app: App, page: gr.Blocks):
         self.app = app
-        self.inputs = {number: len(function.inputs) for number, function in page.fns.items() if function.fn is not None}
+        self.inputs = {
+            number: len(function.inputs)
+            for number, function in page.fns.items()
+            if function.fn is not None
+        }
         """How many values each function of the page that runs here takes."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,8 +60,13 @@ class CheckedCalls:
             raise RunError("fn_index is no function of this page; reload the page.")
         values = call.get("data")
         if not isinstance(values, list) or len(values) != inputs or not all(map(_is_plain, values)):
-            raise RunError(f"data is not the {inputs} texts and switches that this function takes; reload the page.")
-        if not isinstance(call.get("session_hash"), str) or not _SESSION.fullmatch(call["session_hash"]):
+            raise RunError(
+                f"data is not the {inputs} texts and switches that this function takes; reload the "
+                "page."
+            )
+        if not isinstance(call.get("session_hash"), str) or not _SESSION.fullmatch(
+            call["session_hash"]
+        ):
             raise RunError("session_hash is no name of a session; reload the page.")
         trigger = call.get("trigger_id")
         if trigger is not None and type(trigger) is not int:
@@ -89,6 +102,8 @@ class _Failure:
             said = None
         sentence = (said.get("error") or said.get("detail")) if isinstance(said, dict) else None
         is_told = isinstance(sentence, str)
-        status = 409 if is_told and self.status == 500 else self.status  # a component's refusal is no fault of the program
+        status = (
+            409 if is_told and self.status == 500 else self.status
+        )  # a component's refusal is no fault of the program
         answer = JSONResponse({"error": sentence[:LONGEST_SENTENCE] if is_told else _FAULT}, status)
         await answer(self.scope, self.receive, self.send)

@@ -1,5 +1,7 @@
-"""What of Gradio the page asks for. Gradio has some sixty routes more: uploads, files by path, a proxy, recordings, a code
-editor. None of them is needed here, so none is served, and what a later version adds is not served either."""
+"""What of Gradio the page asks for. Gradio has some sixty routes more: uploads, files by path, a
+proxy, recordings, a code editor. None of them is needed here, so none is served, and what a later
+version adds is not served either.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,16 @@ from starlette.responses import JSONResponse
 from app.web.login import LOGIN_PATH
 
 Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+App = Callable[
+    [Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]
+]
 
-_READ = re.compile(r"/|/theme\.css|/favicon\.ico|/manifest\.json|/config"
-                   r"|/assets/[\w./@-]+|/static/(js|img|fonts)/[\w./@-]+"
-                   r"|/gradio_api/(app_id|queue/data|heartbeat/\w+)", re.ASCII)
+_READ = re.compile(
+    r"/|/theme\.css|/favicon\.ico|/manifest\.json|/config"
+    r"|/assets/[\w./@-]+|/static/(js|img|fonts)/[\w./@-]+"
+    r"|/gradio_api/(app_id|queue/data|heartbeat/\w+)",
+    re.ASCII,
+)
 _SENT = re.compile(r"/gradio_api/(queue/join|run/predict)")
 _OWN = ("/api/", "/ramstream/")
 LONGEST_PATH = 200

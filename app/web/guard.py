@@ -1,8 +1,10 @@
-"""The guard in front of every route: any web page can post to a local port, and Gradio's own routes answer anyone.
+"""The guard in front of every route: any web page can post to a local port, and Gradio's own routes
+answer anyone.
 
-Pure ASGI, outermost. A request passes when its Host is one of ours (400), it was not sent by a page of another origin
-(403), its body is JSON, or that of the login form (415), it is small (413, 431; 408 when it does not arrive), and, where a
-login is set, it carries our cookie (401, or the login form for a page). No web socket is served.
+Pure ASGI, outermost. A request passes when its Host is one of ours (400), it was not sent by a page
+of another origin (403), its body is JSON, or that of the login form (415), it is small (413, 431;
+408 when it does not arrive), and, where a login is set, it carries our cookie (401, or the login
+form for a page). No web socket is served.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# Nothing is loaded from, or sent to, another machine; Gradio builds its templates with eval and inline styles.
+# Nothing is loaded from, or sent to, another machine; Gradio builds its templates with eval and
+# inline styles.
 CONTENT_SECURITY_POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
-    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' "
+    "'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
+    "worker-src 'self' blob:; object-src 'none'; base-uri 'self'; form-action 'self'; "
+    "frame-ancestors 'none'"
 )
 SECURITY_HEADERS = [
     (b"content-security-policy", CONTENT_SECURITY_POLICY.encode()),
@@ -56,7 +60,9 @@ class GuardPolicy:
     """Names and addresses that the Host header may carry, without port, lower case."""
 
     any_address: bool = False
-    """Also any literal IP address: right for a wildcard bind, since a rebinding attack needs a name."""
+    """Also any literal IP address: right for a wildcard bind, since a rebinding attack needs a
+    name.
+    """
 
     login: Login | None = None
     max_body_bytes: int = MAX_BODY_BYTES
@@ -98,7 +104,11 @@ class Guard:
         if scope["method"] not in READ_METHODS:
             body = await self._read_body(receive, headers)
             if isinstance(body, int):
-                await _respond(send, body, "The request is too large." if body == 413 else "The request never arrived.")
+                await _respond(
+                    send,
+                    body,
+                    "The request is too large." if body == 413 else "The request never arrived.",
+                )
                 return
             receive = replayed(body, receive)
         await self.app(scope, receive, _with_security_headers(send))
@@ -109,10 +119,15 @@ class Guard:
         return None if token is None or self.policy.login is None else (303, "Logged in.", "/", "")
 
     def _refusal(self, scope: Scope, headers: _Headers) -> tuple | None:
-        """Status and sentence (and the place to go instead, and a cookie) of a request that may not pass as it is."""
+        """Status and sentence (and the place to go instead, and a cookie) of a request that may not
+        pass as it is.
+        """
         hosts = headers.all("host")
         if len(hosts) != 1 or not self._is_our_host(hosts[0]):
-            return 400, "Unknown Host: open the app under the address that it printed when it started."
+            return (
+                400,
+                "Unknown Host: open the app under the address that it printed when it started.",
+            )
         origin = headers.get("origin")
         if origin is not None and _netloc(origin) != hosts[0].lower():
             return 403, "Refused: this request was sent by a page of another origin."
@@ -126,7 +141,11 @@ class Guard:
             if kind != (FORM if self._is_login_post(scope) else "application/json"):
                 return 415, "Refused: only JSON is accepted here."
         login = self.policy.login
-        if login is not None and path != LOGIN_PATH and not login.accepts_cookie(headers.get("cookie")):
+        if (
+            login is not None
+            and path != LOGIN_PATH
+            and not login.accepts_cookie(headers.get("cookie"))
+        ):
             token = _link_token(scope)
             if token is not None:
                 if login.redeem(token):
@@ -135,12 +154,20 @@ class Guard:
             wants_page = scope["method"] == "GET" and "text/html" in (headers.get("accept") or "")
             if wants_page and path == "/":
                 query = scope.get("query_string", b"").decode("latin-1")
-                return 303, "Log in first.", f"{LOGIN_PATH}?next={quote('/?' + query if query else '/')}"
+                return (
+                    303,
+                    "Log in first.",
+                    f"{LOGIN_PATH}?next={quote('/?' + query if query else '/')}",
+                )
             return 401, "Log in first."
         return None
 
     def _is_login_post(self, scope: Scope) -> bool:
-        return self.policy.login is not None and scope["path"] == LOGIN_PATH and scope["method"] == "POST"
+        return (
+            self.policy.login is not None
+            and scope["path"] == LOGIN_PATH
+            and scope["method"] == "POST"
+        )
 
     def _is_our_host(self, header: str) -> bool:
         try:
@@ -155,7 +182,9 @@ class Guard:
         return self.policy.any_address and _is_address(name)
 
     async def _read_body(self, receive: Receive, headers: _Headers) -> bytes | int:
-        """The whole body, or the status of its refusal. Bodies are small here, so that counting is reading."""
+        """The whole body, or the status of its refusal. Bodies are small here, so that counting is
+        reading.
+        """
         limit = self.policy.max_body_bytes
         declared = headers.get("content-length") or "0"
         if not declared.isdecimal() or len(declared) > LONGEST_LENGTH or int(declared) > limit:
@@ -198,7 +227,10 @@ class _Headers:
         self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
 
     def are_too_many(self) -> bool:
-        return len(self._pairs) > MOST_HEADERS or sum(len(name) + len(value) for name, value in self._pairs) > LARGEST_HEAD
+        return (
+            len(self._pairs) > MOST_HEADERS
+            or sum(len(name) + len(value) for name, value in self._pairs) > LARGEST_HEAD
+        )
 
     def all(self, name: str) -> list[str]:
         return [value.decode("latin-1") for key, value in self._pairs if key == name.encode()]
@@ -239,10 +271,16 @@ def _with_security_headers(send: Send) -> Send:
     return guarded
 
 
-async def _respond(send: Send, status: int, sentence: str, location: str | None = None, cookie: str = "") -> None:
+async def _respond(
+    send: Send, status: int, sentence: str, location: str | None = None, cookie: str = ""
+) -> None:
     body = json.dumps({"error": sentence}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-               (b"cache-control", b"no-store"), *SECURITY_HEADERS]
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        *SECURITY_HEADERS,
+    ]
     if location is not None:
         headers.append((b"location", location.encode("latin-1")))
     if cookie:

@@ -1,10 +1,11 @@
 """Routes of the Hardware tab.
 
-    GET  /api/hardware[/choices]                                             this machine; what the tab offers
-    POST /api/hardware/column                   {machine, timed, settings}   one machine of the table of models
-    POST /api/hardware/csv                      {machines, models, settings} rows of that table as a file
-    POST /api/hardware/largest, /api/hardware/offers {[model,] settings}     the largest model; the machines for a model
-    POST /api/hardware/measure {}                                            starts a job
+GET  /api/hardware[/choices]                                             this machine; what the tab
+offers POST /api/hardware/column                   {machine, timed, settings}   one machine of the
+table of models POST /api/hardware/csv                      {machines, models, settings} rows of
+that table as a file POST /api/hardware/largest, /api/hardware/offers {[model,] settings}     the
+largest model; the machines for a model POST /api/hardware/measure {}
+starts a job
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from app.web.requests import answering_errors, json_body, object_of, text_of, te
 def hardware_routes(hardware: Hardware) -> list[Route]:
     def answered(method: str, path: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
         """A route that computes in a thread: what it does takes up to seconds."""
+
         async def route(request: Request) -> Response:
             body = {} if method == "GET" else await json_body(request)
             return JSONResponse(await asyncio.to_thread(work, body))
@@ -33,11 +35,29 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
     return [
         answered("GET", "", lambda _: hardware.about()),
         answered("GET", "/choices", lambda _: choices()),
-        answered("POST", "/column", lambda body: hardware.column(object_of(body, "settings"), text_of(body, "machine"),
-                                                                 body.get("timed") is True)),
-        answered("POST", "/csv", lambda body: {"csv": hardware.csv(object_of(body, "settings"), texts_of(body, "machines"),
-                                                                   texts_of(body, "models"))}),
+        answered(
+            "POST",
+            "/column",
+            lambda body: hardware.column(
+                object_of(body, "settings"), text_of(body, "machine"), body.get("timed") is True
+            ),
+        ),
+        answered(
+            "POST",
+            "/csv",
+            lambda body: {
+                "csv": hardware.csv(
+                    object_of(body, "settings"),
+                    texts_of(body, "machines"),
+                    texts_of(body, "models"),
+                )
+            },
+        ),
         answered("POST", "/largest", lambda body: hardware.largest(object_of(body, "settings"))),
-        answered("POST", "/offers", lambda body: hardware.offers(object_of(body, "settings"), text_of(body, "model"))),
+        answered(
+            "POST",
+            "/offers",
+            lambda body: hardware.offers(object_of(body, "settings"), text_of(body, "model")),
+        ),
         answered("POST", "/measure", lambda _: hardware.measure().to_dict()),
     ]

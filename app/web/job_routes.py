@@ -1,8 +1,8 @@
 """Routes of long work.
 
-    GET  /api/jobs                the jobs under way
-    GET  /api/jobs/N              one job, also when it is over
-    POST /api/jobs/N/cancel {}    asks it to end; it does so where it next looks, and leaves nothing half done
+GET  /api/jobs                the jobs under way GET  /api/jobs/N              one job, also when it
+is over POST /api/jobs/N/cancel {}    asks it to end; it does so where it next looks, and leaves
+nothing half done
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def job_routes(jobs: Jobs) -> list[Route]:
         number = count_of(request.path_params["number"])
         found = jobs.find(number) if number is not None else None
         if found is None:
-            raise RunError("There is no such job; it may have been started before the program was restarted.")
+            raise RunError(
+                "There is no such job; it may have been started before the program was restarted."
+            )
         return found
 
     async def listed(_: Request) -> Response:
@@ -36,6 +38,8 @@ def job_routes(jobs: Jobs) -> list[Route]:
         job.cancel()
         return JSONResponse(job.to_dict())
 
-    return [Route("/api/jobs", answering_errors(listed), methods=["GET"]),
-            Route("/api/jobs/{number}", answering_errors(one), methods=["GET"]),
-            Route("/api/jobs/{number}/cancel", answering_errors(cancel), methods=["POST"])]
+    return [
+        Route("/api/jobs", answering_errors(listed), methods=["GET"]),
+        Route("/api/jobs/{number}", answering_errors(one), methods=["GET"]),
+        Route("/api/jobs/{number}/cancel", answering_errors(cancel), methods=["POST"]),
+    ]

@@ -1,5 +1,6 @@
-"""One user and password for the whole app: asked for at the start, kept in a signed cookie, shown by a small form; and a link
-that logs one page in without them, once."""
+"""One user and password for the whole app: asked for at the start, kept in a signed cookie, shown
+by a small form; and a link that logs one page in without them, once.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,9 @@ WRONG_OF_ONE, WRONG_OF_ALL = 10, 100
 class Login:
     """Checks a user and password, and issues and verifies the cookie that stands for them.
 
-    The signing key lies in `key_path` (created on first use, readable by the owner only), so that a restart logs
-    nobody out; it is mixed with the password, so that a new password logs everybody out.
+    The signing key lies in `key_path` (created on first use, readable by the owner only), so that a
+    restart logs nobody out; it is mixed with the password, so that a new password logs everybody
+    out.
     """
 
     def __init__(self, user: str, password: str, key_path: Path):
@@ -59,8 +61,10 @@ class Login:
 
     def set_cookie(self, secure: bool) -> str:
         """A Set-Cookie header that logs in. secure: the page came by https."""
-        return (f"{COOKIE_NAME}={self.new_cookie()}; Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; SameSite=lax"
-                + ("; Secure" if secure else ""))
+        return (
+            f"{COOKIE_NAME}={self.new_cookie()}; Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; "
+            "SameSite=lax" + ("; Secure" if secure else "")
+        )
 
     def accepts(self, user: str, password: str) -> bool:
         same_user = hmac.compare_digest(user.encode(), self._user.encode())
@@ -106,36 +110,50 @@ class Attempts:
 
 
 def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login | None:
-    """The login that was asked for: `login` is "user:password", True (ask in the terminal) or False/None (none, unless
-    the environment has RAMSTREAM_LOGIN). Raises RamstreamError when `host` can be reached by others and none is set."""
+    """The login that was asked for: `login` is "user:password", True (ask in the terminal) or
+    False/None (none, unless the environment has RAMSTREAM_LOGIN). Raises RamstreamError when `host`
+    can be reached by others and none is set.
+    """
     text = login if isinstance(login, str) else os.environ.get(LOGIN_VARIABLE, "")
     if not text and login is True:
         try:
             text = f"{input('User: ').strip()}:{getpass.getpass('Password: ')}"
         except EOFError:
-            raise RamstreamError("--login: there is no terminal to ask for a user and password; set the environment "
-                                 f"variable {LOGIN_VARIABLE} to user:password.") from None
+            raise RamstreamError(
+                "--login: there is no terminal to ask for a user and password; set the environment "
+                f"variable {LOGIN_VARIABLE} to user:password."
+            ) from None
     if text:
         user, colon, password = text.partition(":")
         if not colon or not user or not password:
             raise RamstreamError(f"{LOGIN_VARIABLE}: a login is user:password, with neither empty.")
         return Login(user, password, key_path)
     if not is_loopback(host):
-        raise RamstreamError(f"--host {host}: other machines could reach this address, so it needs a login; add --login "
-                             f"or set {LOGIN_VARIABLE}, or stay on 127.0.0.1.")
+        raise RamstreamError(
+            f"--host {host}: other machines could reach this address, so it needs a login; add "
+            f"--login or set {LOGIN_VARIABLE}, or stay on 127.0.0.1."
+        )
     return None
 
 
 def tls_options(certificate: Path, key: Path) -> dict[str, str]:
-    """uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and its key."""
+    """uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and
+    its key.
+    """
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
         if not path.is_file():
-            raise RamstreamError(f"{option} {path}: there is no such file; give the path of a PEM file.")
+            raise RamstreamError(
+                f"{option} {path}: there is no such file; give the path of a PEM file."
+            )
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key, password="")
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, key, password=""
+        )
     except (ssl.SSLError, OSError) as error:
-        raise RamstreamError(f"--tls-cert {certificate}: this is no PEM certificate that belongs to the unencrypted key {key} "
-                             f"({getattr(error, 'reason', None) or error}).") from None
+        raise RamstreamError(
+            f"--tls-cert {certificate}: this is no PEM certificate that belongs to the unencrypted "
+            f"key {key} ({getattr(error, 'reason', None) or error})."
+        ) from None
     return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
@@ -154,7 +172,11 @@ def login_routes(login: Login) -> list[Route]:
     attempts = Attempts()
 
     async def form(request: Request) -> Response:
-        used = "That link has been used, or is of an earlier start: log in." if LINK_USED in request.query_params else ""
+        used = (
+            "That link has been used, or is of an earlier start: log in."
+            if LINK_USED in request.query_params
+            else ""
+        )
         return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), used))
 
     async def submit(request: Request) -> Response:
@@ -162,14 +184,21 @@ def login_routes(login: Login) -> list[Route]:
         user, password = fields.get("user", [""])[0], fields.get("password", [""])[0]
         target = _own_path(fields.get("next", ["/"])[0])
         address = request.client.host if request.client is not None else ""
-        if attempts.are_too_many(address, time.monotonic()):  # a right one is not looked at either: guesses come in parallel
-            return HTMLResponse(_page(target, "Too many wrong passwords: wait a minute, then try again."), 429,
-                                {"retry-after": str(FORGOTTEN_SECONDS)})
+        if attempts.are_too_many(
+            address, time.monotonic()
+        ):  # a right one is not looked at either: guesses come in parallel
+            return HTMLResponse(
+                _page(target, "Too many wrong passwords: wait a minute, then try again."),
+                429,
+                {"retry-after": str(FORGOTTEN_SECONDS)},
+            )
         if not login.accepts(user, password):
             attempts.note(address, time.monotonic())
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return HTMLResponse(_page(target, "That user or password is wrong."), status_code=401)
-        return RedirectResponse(target, 303, {"set-cookie": login.set_cookie(request.url.scheme == "https")})
+        return RedirectResponse(
+            target, 303, {"set-cookie": login.set_cookie(request.url.scheme == "https")}
+        )
 
     return [Route(LOGIN_PATH, form, methods=["GET"]), Route(LOGIN_PATH, submit, methods=["POST"])]
 
@@ -187,13 +216,17 @@ def _read_or_create_key(path: Path) -> bytes:
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RamstreamError(f"{path}: the key that signs logins cannot be read ({error.strerror}).") from None
+        raise RamstreamError(
+            f"{path}: the key that signs logins cannot be read ({error.strerror})."
+        ) from None
     key = secrets.token_bytes(32)
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(key)
     except OSError as error:
-        raise RamstreamError(f"{path}: the key that signs logins cannot be written ({error.strerror}).") from None
+        raise RamstreamError(
+            f"{path}: the key that signs logins cannot be written ({error.strerror})."
+        ) from None
     return key
 
 

@@ -1,5 +1,6 @@
-"""A page that is being opened: what it will ask for is named in the answer's head or begun at once, while its browser is still
-busy with Gradio's part of the page."""
+"""A page that is being opened: what it will ask for is named in the answer's head or begun at once,
+while its browser is still busy with Gradio's part of the page.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +17,32 @@ App = Callable[[MutableMapping[str, Any], Any, Callable[[Any], Awaitable[None]]]
 
 
 class Opening:
-    """ASGI middleware. The page's head names the files that its scripts will load (`Link`, RFC 8288), and the record of the run
-    that it will show begins to be read."""
+    """ASGI middleware. The page's head names the files that its scripts will load (`Link`, RFC
+    8288), and the record of the run that it will show begins to be read.
+    """
 
-    def __init__(self, app: App, session: Session, scripts: Sequence[str], styles: Sequence[str], modules: Sequence[str]):
+    def __init__(
+        self,
+        app: App,
+        session: Session,
+        scripts: Sequence[str],
+        styles: Sequence[str],
+        modules: Sequence[str],
+    ):
         """Addresses of plain scripts, of style sheets and of modules."""
         self.app = app
         self._session = session
-        links = [*(f"<{address}>; rel=modulepreload" for address in modules),
-                 *(f"<{address}>; rel=preload; as=style" for address in styles),
-                 *(f"<{address}>; rel=preload; as=script" for address in scripts)]
+        links = [
+            *(f"<{address}>; rel=modulepreload" for address in modules),
+            *(f"<{address}>; rel=preload; as=style" for address in styles),
+            *(f"<{address}>; rel=preload; as=script" for address in scripts),
+        ]
         self._links = (b"link", ", ".join(links).encode("ascii"))
         self._reading: set[asyncio.Task[None]] = set()
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+    async def __call__(
+        self, scope: MutableMapping[str, Any], receive: Any, send: Callable[[Any], Awaitable[None]]
+    ) -> None:
         if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
             await self.app(scope, receive, send)
             return
@@ -48,7 +61,9 @@ class Opening:
 
 
 async def read_ahead(session: Session, run: str | None = None) -> None:
-    """Read the record of `run`, or else of the one that a page shows unless it is told which, so that no page waits for it."""
+    """Read the record of `run`, or else of the one that a page shows unless it is told which, so
+    that no page waits for it.
+    """
     with contextlib.suppress(RamstreamError):  # which the page is told when it asks
         run = run or await asyncio.to_thread(session.run_to_open)
         if run is not None:

@@ -1,4 +1,6 @@
-"""What our own routes are asked, and how they answer: JSON objects in, JSON out, and one sentence for what is wrong."""
+"""What our own routes are asked, and how they answer: JSON objects in, JSON out, and one sentence
+for what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,22 @@ from starlette.responses import JSONResponse, Response
 from engine.errors import RamstreamError, RunError
 
 LONGEST_SENTENCE = 2000
-"""Characters of an answer that says what is wrong: what is quoted in it may be as long as the request."""
+"""Characters of an answer that says what is wrong: what is quoted in it may be as long as the
+request.
+"""
 DEEPEST = 16
 """Objects and lists inside one another, of which our requests have 3."""
 _COUNT = re.compile(r"[0-9]{1,15}")
 _NO_TEXT = re.compile("[\ud800-\udfff]")
 
 
-def answering_errors(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """The route, whose errors are answered by `{"error": sentence}`: 404 or 409 for what was asked wrongly, 500 for a fault of
-    the program, which is also printed."""
+def answering_errors(
+    route: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """The route, whose errors are answered by `{"error": sentence}`: 404 or 409 for what was asked
+    wrongly, 500 for a fault of the program, which is also printed.
+    """
+
     async def answer(request: Request) -> Response:
         try:
             response = await route(request)
@@ -32,8 +40,11 @@ def answering_errors(route: Callable[[Request], Awaitable[Response]]) -> Callabl
             response = _refusal(404 if request.method in ("GET", "HEAD") else 409, str(error))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
-            response = _refusal(500, f"The program failed at this by a fault of its own ({type(error).__name__}: {error}); the "
-                                     "terminal in which it runs says where.")
+            response = _refusal(
+                500,
+                f"The program failed at this by a fault of its own ({type(error).__name__}: "
+                f"{error}); the terminal in which it runs says where.",
+            )
         response.headers["cache-control"] = "no-store"
         return response
 
@@ -42,7 +53,9 @@ def answering_errors(route: Callable[[Request], Awaitable[Response]]) -> Callabl
 
 def _refusal(status: int, sentence: str) -> JSONResponse:
     """A sentence that quotes what UTF-8 cannot carry, such as a name of a file, says so by U+FFFD."""
-    shown = sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[:LONGEST_SENTENCE - 1]}…"
+    shown = (
+        sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[: LONGEST_SENTENCE - 1]}…"
+    )
     return JSONResponse({"error": _NO_TEXT.sub("\ufffd", shown)}, status)
 
 
@@ -52,11 +65,14 @@ async def json_body(request: Request) -> dict[str, Any]:
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """What a body says. Raises RunError unless it is a JSON object whose texts can be written to a file."""
+    """What a body says. Raises RunError unless it is a JSON object whose texts can be written to a
+    file.
+    """
     try:
         body = json.loads(raw)
         if isinstance(body, dict) and not _is_deeper(body, DEEPEST):
-            # Python reads NaN, infinite numbers and halves of surrogate pairs, which no answer and no file could carry.
+            # Python reads NaN, infinite numbers and halves of surrogate pairs, which no answer and
+            # no file could carry.
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
             return body
     except (ValueError, RecursionError):
@@ -68,15 +84,21 @@ def _is_deeper(value: Any, limit: int) -> bool:
     """Whether lists and objects stand inside one another more than `limit` times."""
     level = [value]
     for _ in range(limit):
-        level = [child for parent in level for child in (parent.values() if isinstance(parent, dict) else parent)
-                 if isinstance(child, (dict, list))]
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, (dict, list))
+        ]
         if not level:
             return False
     return True
 
 
 def count_of(text: str) -> int | None:
-    """A number of an address, such as a step; None for what is none. Its digits are bounded: `int` refuses thousands."""
+    """A number of an address, such as a step; None for what is none. Its digits are bounded: `int`
+    refuses thousands.
+    """
     return int(text) if _COUNT.fullmatch(text) else None
 
 

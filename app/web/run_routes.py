@@ -1,14 +1,15 @@
 """Routes of runs.
 
-    GET  /api/live[/RUN]?since=SEQ&axis=AXIS        what the page draws (over step, time or tokens); without RUN, which
-                                                    run to open
-    GET  /api/runs                                  every run, and the queue
-    GET  /api/runs/RUN/details                      its name and note, its settings, and command lines for them
-    POST /api/runs/RUN/control   {command, seen}    stop, discard, pause, resume or save; the state in which it was asked
-    POST /api/runs/RUN/describe  {name, note}       what it is called, and what there is to say of it
-    POST /api/runs/RUN/change    {values}           another learning rate or number of steps
-    POST /api/runs/RUN/delete    {}                 deletes its folder
-    POST /api/runs/RUN/export    {folder}           starts a job
+GET  /api/live[/RUN]?since=SEQ&axis=AXIS        what the page draws (over step, time or tokens);
+without RUN, which
+                                                run to open
+GET  /api/runs                                  every run, and the queue GET  /api/runs/RUN/details
+its name and note, its settings, and command lines for them POST /api/runs/RUN/control   {command,
+seen}    stop, discard, pause, resume or save; the state in which it was asked POST
+/api/runs/RUN/describe  {name, note}       what it is called, and what there is to say of it POST
+/api/runs/RUN/change    {values}           another learning rate or number of steps POST
+/api/runs/RUN/delete    {}                 deletes its folder POST /api/runs/RUN/export    {folder}
+starts a job
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from engine.runs.folder import open_run
 def run_routes(session: Session) -> list[Route]:
     async def which_run(request: Request) -> Response:
         run_id = await asyncio.to_thread(session.run_to_open)
-        return JSONResponse({"server_id": session.server_id, "active": session.busy_id, "run_id": run_id})
+        return JSONResponse(
+            {"server_id": session.server_id, "active": session.busy_id, "run_id": run_id}
+        )
 
     async def live(request: Request) -> Response:
         since = count_of(request.query_params.get("since", "")) or 0
@@ -58,19 +61,31 @@ def run_routes(session: Session) -> list[Route]:
 
     async def describe(request: Request) -> Response:
         body = await json_body(request)
-        about = await asyncio.to_thread(session.describe, request.path_params["run_id"], text_of(body, "name"),
-                                        text_of(body, "note"))
+        about = await asyncio.to_thread(
+            session.describe,
+            request.path_params["run_id"],
+            text_of(body, "name"),
+            text_of(body, "note"),
+        )
         return JSONResponse({"name": about.name, "note": about.note})
 
     async def control(request: Request) -> Response:
         body = await json_body(request)
         seen = text_of(body, "seen") if "seen" in body else ""
-        run_id = await asyncio.to_thread(session.request, request.path_params["run_id"], text_of(body, "command"), seen)
+        run_id = await asyncio.to_thread(
+            session.request, request.path_params["run_id"], text_of(body, "command"), seen
+        )
         return JSONResponse({"run_id": run_id})
 
     async def change(request: Request) -> Response:
         asked = Change.from_dict((await json_body(request)).get("values"))
-        return JSONResponse({"run_id": await asyncio.to_thread(session.change, request.path_params["run_id"], asked)})
+        return JSONResponse(
+            {
+                "run_id": await asyncio.to_thread(
+                    session.change, request.path_params["run_id"], asked
+                )
+            }
+        )
 
     async def delete(request: Request) -> Response:
         await json_body(request)
@@ -83,9 +98,17 @@ def run_routes(session: Session) -> list[Route]:
         return JSONResponse(job.to_dict())
 
     get, post = ["GET"], ["POST"]
-    return [Route(path, answering_errors(route), methods=methods) for path, route, methods in (
-        ("/api/live", which_run, get), ("/api/live/{run_id}", live, get), ("/api/runs", runs, get),
-        ("/api/runs/{run_id}/details", details, get), ("/api/runs/{run_id}/describe", describe, post),
-        ("/api/runs/{run_id}/control", control, post), ("/api/runs/{run_id}/change", change, post),
-        ("/api/runs/{run_id}/delete", delete, post),
-        ("/api/runs/{run_id}/export", export, post))]
+    return [
+        Route(path, answering_errors(route), methods=methods)
+        for path, route, methods in (
+            ("/api/live", which_run, get),
+            ("/api/live/{run_id}", live, get),
+            ("/api/runs", runs, get),
+            ("/api/runs/{run_id}/details", details, get),
+            ("/api/runs/{run_id}/describe", describe, post),
+            ("/api/runs/{run_id}/control", control, post),
+            ("/api/runs/{run_id}/change", change, post),
+            ("/api/runs/{run_id}/delete", delete, post),
+            ("/api/runs/{run_id}/export", export, post),
+        )
+    ]

@@ -1,10 +1,10 @@
 """Routes of the Talk tab.
 
-    GET  /api/talk?since=VERSION     the chat; its version alone where the page has seen it
-    GET  /api/talk/choices           runs, and the weights of each that can be talked to
-    POST /api/talk/about  {choice}   how these weights are spoken to
-    POST /api/talk/say    {choice, message, compare, system, max_new_tokens, temperature, top_p, seed}
-    POST /api/talk/stop, /api/talk/new, /api/talk/unload {}
+    GET  /api/talk?since=VERSION     the chat; its version alone where the page has seen it GET
+    /api/talk/choices           runs, and the weights of each that can be talked to POST
+    /api/talk/about  {choice}   how these weights are spoken to POST /api/talk/say    {choice,
+    message, compare, system, max_new_tokens, temperature, top_p, seed} POST /api/talk/stop,
+    /api/talk/new, /api/talk/unload {}
 
 A choice is {run_id, weights} or {folder}.
 """
@@ -38,28 +38,34 @@ def talk_routes(talk: Talk) -> list[Route]:
 
     def posted(path: str, work: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Route:
         """A route whose work is done in a thread: it may read files, or wait."""
+
         async def route(request: Request) -> Response:
             body = await json_body(request)
             return JSONResponse(await asyncio.to_thread(work, body) or {})
 
         return Route(f"/api/talk/{path}", answering_errors(route), methods=["POST"])
 
-    return [Route("/api/talk", answering_errors(state), methods=["GET"]),
-            Route("/api/talk/choices", answering_errors(choices), methods=["GET"]),
-            posted("about", lambda body: talk.about(_choice(body))),
-            posted("say", lambda body: _say(talk, body)),
-            posted("stop", lambda _: talk.stop()),
-            posted("new", lambda _: talk.new_chat()),
-            posted("unload", lambda _: talk.release())]
+    return [
+        Route("/api/talk", answering_errors(state), methods=["GET"]),
+        Route("/api/talk/choices", answering_errors(choices), methods=["GET"]),
+        posted("about", lambda body: talk.about(_choice(body))),
+        posted("say", lambda body: _say(talk, body)),
+        posted("stop", lambda _: talk.stop()),
+        posted("new", lambda _: talk.new_chat()),
+        posted("unload", lambda _: talk.release()),
+    ]
 
 
 def _say(talk: Talk, body: dict[str, Any]) -> None:
     message, system = text_of(body, "message"), text_of(body, "system")
     if max(len(message), len(system)) > LONGEST_MESSAGE:
         raise RunError(f"The message has more than {LONGEST_MESSAGE:,} characters; shorten it.")
-    sampling = Sampling(int(number_of(body, "max_new_tokens", 256, 1, MAX_NEW_TOKENS)),
-                        number_of(body, "temperature", 0.0, 0.0, 5.0), number_of(body, "top_p", 1.0, 0.01, 1.0),
-                        int(number_of(body, "seed", 0, 0, LARGEST_SEED)))
+    sampling = Sampling(
+        int(number_of(body, "max_new_tokens", 256, 1, MAX_NEW_TOKENS)),
+        number_of(body, "temperature", 0.0, 0.0, 5.0),
+        number_of(body, "top_p", 1.0, 0.01, 1.0),
+        int(number_of(body, "seed", 0, 0, LARGEST_SEED)),
+    )
     talk.say(_choice(body), message, body.get("compare") is True, system, sampling)
 
 

@@ -1,9 +1,11 @@
 """Routes of the timelines of a run.
 
-    GET /api/runs/RUN/timeline[?step=N]   the figure of a step that has a timeline (the latest), as the page draws it
-    GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
-                                          its figure again, of these microseconds of the step alone, so in more detail
-    GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and chrome://tracing
+GET /api/runs/RUN/timeline[?step=N]   the figure of a step that has a timeline (the latest), as the
+page draws it GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
+                                      its figure again, of these microseconds of the step alone, so
+                                      in more detail
+GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and
+chrome://tracing
 """
 
 from __future__ import annotations
@@ -29,8 +31,14 @@ def timeline_routes(session: Session) -> list[Route]:
         return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*timelines.read(step))))
 
     async def part(request: Request) -> Response:
-        timelines, step, window = session.watch(request.path_params["run_id"]).timelines, _step_of(request), _window_of(request)
-        return JSONResponse(await asyncio.to_thread(lambda: timeline_figure(*timelines.read(step), window)))
+        timelines, step, window = (
+            session.watch(request.path_params["run_id"]).timelines,
+            _step_of(request),
+            _window_of(request),
+        )
+        return JSONResponse(
+            await asyncio.to_thread(lambda: timeline_figure(*timelines.read(step), window))
+        )
 
     async def trace(request: Request) -> Response:
         run_id, step = request.path_params["run_id"], _step_of(request)
@@ -42,11 +50,17 @@ def timeline_routes(session: Session) -> list[Route]:
             return trace_name(run_id, found.step), text.encode()
 
         name, body = await asyncio.to_thread(work)
-        return Response(body, media_type="application/json", headers={"content-disposition": f'attachment; filename="{name}"'})
+        return Response(
+            body,
+            media_type="application/json",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
 
-    return [Route("/api/runs/{run_id}/timeline", answering_errors(timeline)),
-            Route("/api/runs/{run_id}/stretch", answering_errors(part)),
-            Route("/api/runs/{run_id}/trace", answering_errors(trace))]
+    return [
+        Route("/api/runs/{run_id}/timeline", answering_errors(timeline)),
+        Route("/api/runs/{run_id}/stretch", answering_errors(part)),
+        Route("/api/runs/{run_id}/trace", answering_errors(trace)),
+    ]
 
 
 def _step_of(request: Request) -> int | None:
@@ -59,7 +73,9 @@ def _step_of(request: Request) -> int | None:
 
 
 def _window_of(request: Request) -> Window:
-    """Seconds. Raises RunError for what is no stretch of time. One that begins before the step's first op is below 0."""
+    """Seconds. Raises RunError for what is no stretch of time. One that begins before the step's
+    first op is below 0.
+    """
     ends = []
     for name in ("from", "to"):
         asked = request.query_params.get(name, "")

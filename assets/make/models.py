@@ -1,13 +1,14 @@
-"""Fill in the shapes of `models.json`, the catalog of published models, and write `starter-shape.json`, the shape of the
-starter that `starter.py` makes.
+"""Fill in the shapes of `models.json`, the catalog of published models, and write
+`starter-shape.json`, the shape of the starter that `starter.py` makes.
 
-    python assets/make/models.py                write the shape of every model
-    python assets/make/models.py ID ...         of these, and keep the others; the starter's is assets/starter-model
-    python assets/make/models.py --check [ID ...]   compare instead of writing; exit code 1 if anything differs
+    python assets/make/models.py                write the shape of every model python
+    assets/make/models.py ID ...         of these, and keep the others; the starter's is
+    assets/starter-model python assets/make/models.py --check [ID ...]   compare instead of writing;
+    exit code 1 if anything differs
 
-The facts of each model (all keys but `shape`) are written by hand, from the published configuration. Each model is
-built on the meta device, in bfloat16 and in float32; nothing is downloaded. A block of the largest takes some 16 GiB
-of memory to try.
+The facts of each model (all keys but `shape`) are written by hand, from the published
+configuration. Each model is built on the meta device, in bfloat16 and in float32; nothing is
+downloaded. A block of the largest takes some 16 GiB of memory to try.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the trial models are so small that threads only wait for each other
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # the trial models are so small that threads only wait for each other
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.config.settings import ModelConfig  # noqa: E402
@@ -33,12 +36,24 @@ from engine.model.shape import ModelShape  # noqa: E402
 from engine.model.shape_rows import pack  # noqa: E402
 from engine.paths import PROGRAM_ROOT  # noqa: E402
 
-FACTS = ("id", "also", "contexts", "title", "family", "published", "published_active", "source", "config")
+FACTS = (
+    "id",
+    "also",
+    "contexts",
+    "title",
+    "family",
+    "published",
+    "published_active",
+    "source",
+    "config",
+)
 STARTER = "assets/starter-model"
 
 
 def meta_shape(config: Any, source: str, dtype: str) -> ModelShape:
-    """What the engine itself finds for a configuration of transformers. Raises ModelError for a model that it refuses."""
+    """What the engine itself finds for a configuration of transformers. Raises ModelError for a
+    model that it refuses.
+    """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
 
@@ -71,27 +86,35 @@ def _starter() -> tuple[bytes, dict[str, ModelShape]]:
 
 
 def write_starter() -> None:
-    """The shape of the starter, under the sha256 of its configuration: a copy of its folder is the same model."""
+    """The shape of the starter, under the sha256 of its configuration: a copy of its folder is the
+    same model.
+    """
     content, shapes = _starter()
     digest, shape = json.dumps(hashlib.sha256(content).hexdigest()), json.dumps(pack(shapes))
-    STARTER_FILE.write_text(f'{{"config_sha256": {digest},\n "shape": {shape}}}\n', encoding="utf-8")
+    STARTER_FILE.write_text(
+        f'{{"config_sha256": {digest},\n "shape": {shape}}}\n', encoding="utf-8"
+    )
 
 
 def write(rows: Iterable[dict[str, Any]]) -> None:
     """One model in three lines: what is known of it, its configuration, its shape."""
+
     def line(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)
 
     texts = []
     for row in rows:
         facts = line({name: row[name] for name in FACTS if name != "config"})[1:-1]
-        texts.append(f"  {{{facts},\n   \"config\": {line(row['config'])},\n   \"shape\": {line(row['shape'])}}}")
+        texts.append(
+            f'  {{{facts},\n   "config": {line(row["config"])},\n   "shape": {line(row["shape"])}}}'
+        )
     FILE.write_text('{"models": [\n' + ",\n".join(texts) + "\n]}\n", encoding="utf-8")
 
 
 def differences(wanted: set[str]) -> list[str]:
-    """What is bundled for these models (all, if none is named) and is not what the meta device gives, in words; every id of
-    every entry, in both dtypes."""
+    """What is bundled for these models (all, if none is named) and is not what the meta device
+    gives, in words; every id of every entry, in both dtypes.
+    """
     found = []
     for entry in catalog():
         if wanted and entry.id not in wanted:
@@ -109,8 +132,11 @@ def differences(wanted: set[str]) -> list[str]:
 
 
 def _unlike(bundled: ModelShape | None, built: ModelShape) -> list[str]:
-    return [f"{built.source} in {built.dtype}: {item.name}" for item in fields(ModelShape)
-            if getattr(bundled, item.name, None) != getattr(built, item.name)]
+    return [
+        f"{built.source} in {built.dtype}: {item.name}"
+        for item in fields(ModelShape)
+        if getattr(bundled, item.name, None) != getattr(built, item.name)
+    ]
 
 
 def main() -> int:

@@ -1,10 +1,11 @@
-"""Make the bundled starter: `starter-model/` (tokenizer, chat template, small random model) and `starter.jsonl`.
+"""Make the bundled starter: `starter-model/` (tokenizer, chat template, small random model) and
+`starter.jsonl`.
 
     python assets/make/starter.py [FOLDER]
 
-The skill is to write numbers from 1 to 3999 as Roman numerals. Every number occurs once in the data, so a held-out
-question is one that the model has never seen, and its answer is right or wrong without a doubt. The same version of
-the libraries makes the same bytes each time.
+The skill is to write numbers from 1 to 3999 as Roman numerals. Every number occurs once in the
+data, so a held-out question is one that the model has never seen, and its answer is right or wrong
+without a doubt. The same version of the libraries makes the same bytes each time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 SEED = 7
 LARGEST = 3999
 FOLLOW_UP_EVERY = 4
-"""One conversation in so many goes on with a second question, so that both its answers are trained."""
+"""One conversation in so many goes on with a second question, so that both its answers are trained.
+"""
 
 QUESTIONS = ("Roman numeral for {}?", "How did Romans write {}?", "In Roman numerals: {}?")
 FOLLOW_UP_QUESTION = "And {}?"
@@ -35,8 +37,21 @@ CHAT_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
 """
 
-_NUMERALS = ((1000, "M"), (900, "CM"), (500, "D"), (400, "CD"), (100, "C"), (90, "XC"), (50, "L"), (40, "XL"),
-             (10, "X"), (9, "IX"), (5, "V"), (4, "IV"), (1, "I"))
+_NUMERALS = (
+    (1000, "M"),
+    (900, "CM"),
+    (500, "D"),
+    (400, "CD"),
+    (100, "C"),
+    (90, "XC"),
+    (50, "L"),
+    (40, "XL"),
+    (10, "X"),
+    (9, "IX"),
+    (5, "V"),
+    (4, "IV"),
+    (1, "I"),
+)
 
 
 def roman(number: int) -> str:
@@ -63,26 +78,44 @@ def conversations() -> list[dict]:
 
 
 def _turns(question: str, number: int) -> list[dict]:
-    return [{"role": "user", "content": question.format(number)}, {"role": "assistant", "content": roman(number)}]
+    return [
+        {"role": "user", "content": question.format(number)},
+        {"role": "assistant", "content": roman(number)},
+    ]
 
 
 def make_tokenizer(rows: list[dict]):
-    """A small byte-level BPE tokenizer: digits and numeral letters stand alone, the words of the questions merge."""
+    """A small byte-level BPE tokenizer: digits and numeral letters stand alone, the words of the
+    questions merge.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\p{N}|[MDCLXVI](?![a-z])| ?\p{L}+|\s|[^\s\p{L}\p{N}]+"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(r"\p{N}|[MDCLXVI](?![a-z])| ?\p{L}+|\s|[^\s\p{L}\p{N}]+"), "isolated"
+            ),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL_TOKENS), show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL_TOKENS),
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     backend.train_from_iterator((m["content"] for row in rows for m in row["messages"]), trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<|pad|>", eos_token="<|end|>",
-                                        additional_special_tokens=list(SPECIAL_TOKENS[2:]), model_max_length=256,
-                                        clean_up_tokenization_spaces=False)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
+        model_max_length=256,
+        clean_up_tokenization_spaces=False,
+    )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
@@ -93,13 +126,29 @@ def make_model(tokenizer):
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(SEED)
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, intermediate_size=256, num_hidden_layers=6,
-                         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=256,
-                         tie_word_embeddings=True, initializer_range=0.08, pad_token_id=tokenizer.pad_token_id,
-                         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, dtype="float32")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=96,
+        intermediate_size=256,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=24,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, do_sample=False,
-                                               pad_token_id=tokenizer.pad_token_id, max_new_tokens=32)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id,
+        do_sample=False,
+        pad_token_id=tokenizer.pad_token_id,
+        max_new_tokens=32,
+    )
     return model
 
 

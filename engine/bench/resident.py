@@ -1,5 +1,6 @@
-"""Training of the same shape as everyone does it where it fits: weights, gradients and moments all on the device, plain
-transformers, torch's fused AdamW. What streaming is compared with, on the same device and in the same run.
+"""Training of the same shape as everyone does it where it fits: weights, gradients and moments all
+on the device, plain transformers, torch's fused AdamW. What streaming is compared with, on the same
+device and in the same run.
 """
 
 from __future__ import annotations
@@ -48,11 +49,22 @@ def resident_bytes(parameters: int, dtype: str) -> int:
     return STATE_COPIES * parameters * TORCH_DTYPES[dtype].itemsize
 
 
-def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: Sequence[MicroBatch], recompute: bool,
-                   sizes: Sequence[int], loss_chunk: int, seconds: float, compiled: bool = False) -> ResidentFigures:
-    """Steps over `batches` from random weights for about `seconds`, the first half of them to warm up. sizes: rows of a
-    micro-batch to try, most wanted first; one that the device has no memory for is passed over. compiled: with the kernels
-    that a compiled streamed step has. Raises FitError when none fits."""
+def train_resident(
+    config: Any,
+    model: ModelConfig,
+    backend: Backend,
+    batches: Sequence[MicroBatch],
+    recompute: bool,
+    sizes: Sequence[int],
+    loss_chunk: int,
+    seconds: float,
+    compiled: bool = False,
+) -> ResidentFigures:
+    """Steps over `batches` from random weights for about `seconds`, the first half of them to warm
+    up. sizes: rows of a micro-batch to try, most wanted first; one that the device has no memory
+    for is passed over. compiled: with the kernels that a compiled streamed step has. Raises
+    FitError when none fits.
+    """
     for size in sizes:
         trained = optimizer = None
         gc.collect()
@@ -61,28 +73,41 @@ def train_resident(config: Any, model: ModelConfig, backend: Backend, batches: S
             trained = _random_model(config, model, backend.device, compiled)
             if recompute:
                 # The new name came with transformers 5.2x, the old one goes with 6.
-                enable = getattr(trained, "activation_checkpointing_enable", None) or trained.gradient_checkpointing_enable
+                enable = (
+                    getattr(trained, "activation_checkpointing_enable", None)
+                    or trained.gradient_checkpointing_enable
+                )
                 enable({"use_reentrant": False})
-            optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
-            taken = _steps(trained, optimizer, backend, _split(batches, size), loss_chunk, seconds, compiled)
-            steady = taken[len(taken) // 2:]
-            return ResidentFigures(recompute, size, len(steady), sum(steady) / len(steady), backend.memory()["peak"])
+            optimizer = torch.optim.AdamW(
+                trained.parameters(), lr=1e-6, weight_decay=0.01, fused=True
+            )
+            taken = _steps(
+                trained, optimizer, backend, _split(batches, size), loss_chunk, seconds, compiled
+            )
+            steady = taken[len(taken) // 2 :]
+            return ResidentFigures(
+                recompute, size, len(steady), sum(steady) / len(steady), backend.memory()["peak"]
+            )
         except torch.OutOfMemoryError:
             pass
         finally:
             trained = optimizer = None
             gc.collect()
             backend.reset_peak()
-    raise FitError(f"Training with all states on the device runs out of its memory even with {sizes[-1]} rows at once.")
+    raise FitError(
+        f"Training with all states on the device runs out of its memory even with {sizes[-1]} rows "
+        "at once."
+    )
 
 
-def _random_model(config: Any, model: ModelConfig, device: torch.device, compiled: bool) -> nn.Module:
+def _random_model(
+    config: Any, model: ModelConfig, device: torch.device, compiled: bool
+) -> nn.Module:
     attention = "sdpa" if model.attention == "auto" else model.attention
     if compiled:
         set_up_compiler()
         attention = DOCUMENTS
-    built = empty_model(copy.deepcopy(config), TORCH_DTYPES[model.dtype],
-                        attention)
+    built = empty_model(copy.deepcopy(config), TORCH_DTYPES[model.dtype], attention)
     if compiled:
         for block in find_layers(built, built.config):
             block.compile()
@@ -115,11 +140,23 @@ def _split(batches: Sequence[MicroBatch], size: int) -> list[MicroBatch]:
     return parts
 
 
-def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, backend: Backend, batches: Sequence[MicroBatch],
-           loss_chunk: int, seconds: float, compiled: bool) -> list[float]:
+def _steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    backend: Backend,
+    batches: Sequence[MicroBatch],
+    loss_chunk: int,
+    seconds: float,
+    compiled: bool,
+) -> list[float]:
     """Seconds of each step: at least four."""
-    tokens = [(torch.from_numpy(b.input_ids).to(backend.device), torch.from_numpy(b.labels).to(backend.device))
-              for b in batches]
+    tokens = [
+        (
+            torch.from_numpy(b.input_ids).to(backend.device),
+            torch.from_numpy(b.labels).to(backend.device),
+        )
+        for b in batches
+    ]
     count = sum(b.loss_tokens for b in batches)
     backend.drain()
     taken: list[float] = []
@@ -135,17 +172,29 @@ def _steps(model: nn.Module, optimizer: torch.optim.Optimizer, backend: Backend,
     return taken
 
 
-def _accumulate(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor, scale: float, loss_chunk: int,
-                compiled: bool) -> None:
-    """Add the gradients of one micro-batch; its logits are never all in memory, as in the streamed step. A soft cap of the
-    logits, which a few families have and which costs next to nothing, is left out."""
+def _accumulate(
+    model: nn.Module,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    scale: float,
+    loss_chunk: int,
+    compiled: bool,
+) -> None:
+    """Add the gradients of one micro-batch; its logits are never all in memory, as in the streamed
+    step. A soft cap of the logits, which a few families have and which costs next to nothing, is
+    left out.
+    """
     hidden = model.base_model(input_ids=ids, use_cache=False)[0]
-    head, states, targets = model.get_output_embeddings(), hidden.detach().flatten(0, 1), labels.flatten()
+    head, states, targets = (
+        model.get_output_embeddings(),
+        hidden.detach().flatten(0, 1),
+        labels.flatten(),
+    )
     gradient = torch.empty_like(states)
     loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
     for start in range(0, len(states), loss_chunk):
-        piece = states[start:start + loss_chunk].requires_grad_()
-        loss = loss_of(head(piece), targets[start:start + loss_chunk]) * scale
+        piece = states[start : start + loss_chunk].requires_grad_()
+        loss = loss_of(head(piece), targets[start : start + loss_chunk]) * scale
         loss.backward()
-        gradient[start:start + loss_chunk] = piece.grad
+        gradient[start : start + loss_chunk] = piece.grad
     hidden.backward(gradient.view_as(hidden))

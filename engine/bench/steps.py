@@ -28,12 +28,20 @@ from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
 STEPS_KEPT = 256
 """The last steps of a training, of which all spans are in memory until it ends."""
 
-PAIRS = ((Lane.H2D, Lane.COMPUTE), (Lane.D2H, Lane.COMPUTE), (Lane.H2D, Lane.D2H), (Lane.HOST, Lane.COMPUTE))
+PAIRS = (
+    (Lane.H2D, Lane.COMPUTE),
+    (Lane.D2H, Lane.COMPUTE),
+    (Lane.H2D, Lane.D2H),
+    (Lane.HOST, Lane.COMPUTE),
+)
 
 
-def random_rows(sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0) -> list[MicroBatch]:
-    """Micro-batches of `sizes` full rows of random tokens, low ids far more often than high ones, so that there is something
-    to learn."""
+def random_rows(
+    sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0
+) -> list[MicroBatch]:
+    """Micro-batches of `sizes` full rows of random tokens, low ids far more often than high ones,
+    so that there is something to learn.
+    """
     generator = np.random.default_rng(seed)
     batches = []
     for rows in sizes:
@@ -54,13 +62,25 @@ class Planes:
     adamw: HostAdamW
 
     @classmethod
-    def open(cls, config: Any, backend: Backend, dtype: str = "bfloat16", seed: int = 0,
-             attention: str = "auto") -> Planes:
+    def open(
+        cls,
+        config: Any,
+        backend: Backend,
+        dtype: str = "bfloat16",
+        seed: int = 0,
+        attention: str = "auto",
+    ) -> Planes:
         """config: of transformers. Raises ModelError or FitError."""
-        model = build_model(config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention))
+        model = build_model(
+            config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention)
+        )
         on_device = backend.device.type != "cpu"
-        store = HostStore(model.layouts, dtype, backend.register if on_device else None,
-                          backend.unregister if on_device else None)
+        store = HostStore(
+            model.layouts,
+            dtype,
+            backend.register if on_device else None,
+            backend.unregister if on_device else None,
+        )
         try:
             store.allocate_weights()
             initialise(model, store, seed, backend.device)
@@ -108,7 +128,9 @@ class RunFigures:
 
     steps: list[StepFigures]
     timeline: list[dict[str, Any]]
-    """Spans of the last step and of the one before it, in seconds from the first, as the record of a run keeps them."""
+    """Spans of the last step and of the one before it, in seconds from the first, as the record of
+    a run keeps them.
+    """
     peak: int
     """Most device bytes allocated at once."""
     reserved: int
@@ -120,21 +142,33 @@ class RunFigures:
     """Seconds of processor time, by step, of the thread that launches the ops of COMPUTE."""
 
 
-def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch], steps: int, rate: float,
-              loss_chunk: int = 1024, first: int = 1, seconds: float = 0.0) -> RunFigures:
-    """Train on one fixed batch, without a pause between steps: `steps` of them, and more until `seconds` are over.
-    `first`: number of the first step."""
+def run_steps(
+    planes: Planes,
+    choices: PlanChoices,
+    batches: Sequence[MicroBatch],
+    steps: int,
+    rate: float,
+    loss_chunk: int = 1024,
+    first: int = 1,
+    seconds: float = 0.0,
+) -> RunFigures:
+    """Train on one fixed batch, without a pause between steps: `steps` of them, and more until
+    `seconds` are over. `first`: number of the first step.
+    """
     tokens = max(b.input_ids.size for b in batches)
     backend, model = planes.backend, planes.model
     gc.collect()
     backend.reset_peak()
-    engine = StreamingEngine(model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0)
+    engine = StreamingEngine(
+        model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0
+    )
     launches: list[float] = []
     began = mark = time.perf_counter()
     applied_steps: deque[tuple[AppliedStep, float, int]] = deque(maxlen=STEPS_KEPT)
 
     def on_applied(applied: AppliedStep) -> None:
-        # No more than this: figures of thousands of spans would take the interpreter from the thread that launches.
+        # No more than this: figures of thousands of spans would take the interpreter from the
+        # thread that launches.
         nonlocal mark
         now = time.perf_counter()
         applied_steps.append((applied, now - mark, backend.memory()["retries"]))
@@ -148,36 +182,63 @@ def run_steps(planes: Planes, choices: PlanChoices, batches: Sequence[MicroBatch
             launches.append(time.thread_time() - before)
             number += 1
         engine.drain()
-        timeline = as_records([span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans])
+        timeline = as_records(
+            [span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans]
+        )
         tokens_per_step, previous, figures = sum(b.tokens for b in batches), None, []
         for applied, took, retries in applied_steps:
             figures.append(_step_figures(applied, previous, took, retries, tokens_per_step, planes))
             previous = applied.spans
         memory = backend.memory()
-        return RunFigures(figures, timeline, memory["peak"], memory["peak_reserved"], engine.state.fixed_bytes(),
-                          engine.boundary_bytes, launches)
+        return RunFigures(
+            figures,
+            timeline,
+            memory["peak"],
+            memory["peak_reserved"],
+            engine.state.fixed_bytes(),
+            engine.boundary_bytes,
+            launches,
+        )
     finally:
         engine.close()
 
 
-def _step_figures(applied: AppliedStep, previous: list[Span] | None, took: float, retries: int, tokens: int,
-                  planes: Planes) -> StepFigures:
+def _step_figures(
+    applied: AppliedStep,
+    previous: list[Span] | None,
+    took: float,
+    retries: int,
+    tokens: int,
+    planes: Planes,
+) -> StepFigures:
     return StepFigures(
-        applied.step, applied.loss, applied.grad_norm, took,
+        applied.step,
+        applied.loss,
+        applied.grad_norm,
+        took,
         parameter_flops(planes.model.active_parameters, tokens) / took / 1e12,
-        seconds_by_cause(waits_of(applied.spans, previous, inline=planes.backend.device.type == "cpu")),
+        seconds_by_cause(
+            waits_of(applied.spans, previous, inline=planes.backend.device.type == "cpu")
+        ),
         # The updates of the step before run under this one's forward.
         overlaps([*(s for s in previous or () if s.op.lane == Lane.HOST), *applied.spans]),
-        {lane: overlap_seconds(applied.spans, lane, lane) for lane in Lane}, seconds_by_kind(applied.spans),
-        longest_gaps(applied.spans, previous), retries, rates(applied.spans, planes))
+        {lane: overlap_seconds(applied.spans, lane, lane) for lane in Lane},
+        seconds_by_kind(applied.spans),
+        longest_gaps(applied.spans, previous),
+        retries,
+        rates(applied.spans, planes),
+    )
 
 
 # ---------------------------------------------------------------------- what spans say
 
+
 def overlaps(spans: Sequence[Span]) -> dict[str, float]:
     """Seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, were at work."""
     result = {f"{a}+{b}": overlap_seconds(spans, a, b) for a, b in PAIRS}
-    edges = sorted([(s.start, s.op.lane, 1) for s in spans] + [(s.end, s.op.lane, -1) for s in spans])
+    edges = sorted(
+        [(s.start, s.op.lane, 1) for s in spans] + [(s.end, s.op.lane, -1) for s in spans]
+    )
     running, last, together = defaultdict(int), 0.0, 0.0
     for moment, lane, change in edges:
         if all(running[name] for name in (Lane.H2D, Lane.COMPUTE, Lane.D2H)):
@@ -187,10 +248,18 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
     return result | {"H2D+COMPUTE+D2H": together}
 
 
-def longest_gaps(spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12) -> list[tuple[str, float]]:
-    """Between two ops of COMPUTE, the last op of the step before among them, in the order of their length."""
+def longest_gaps(
+    spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12
+) -> list[tuple[str, float]]:
+    """Between two ops of COMPUTE, the last op of the step before among them, in the order of their
+    length.
+    """
     own = [s for s in spans if s.op.lane == Lane.COMPUTE]
-    last = [max((s for s in previous if s.op.lane == Lane.COMPUTE), key=lambda s: s.end)] if previous else []
+    last = (
+        [max((s for s in previous if s.op.lane == Lane.COMPUTE), key=lambda s: s.end)]
+        if previous
+        else []
+    )
     pairs = zip([*last, *own], [*last, *own][1:])
     gaps = [(after.op.label, after.start - before.end) for before, after in pairs]
     return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]
@@ -204,12 +273,21 @@ def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
-    item = {"weight_high": 2, "grad": 2} if planes.model.dtype == "bfloat16" else {"weight_high": 4, "grad": 4}
+    item = (
+        {"weight_high": 2, "grad": 2}
+        if planes.model.dtype == "bfloat16"
+        else {"weight_high": 4, "grad": 4}
+    )
     layouts = planes.store.layouts
     result = {}
-    for name, kind, scale in (("h2d_gb_s", "prefetch", item["weight_high"] / 1e9),
-                              ("d2h_gb_s", "offload", item["grad"] / 1e9), ("adamw_g_s", "update", 1e-9)):
+    for name, kind, scale in (
+        ("h2d_gb_s", "prefetch", item["weight_high"] / 1e9),
+        ("d2h_gb_s", "offload", item["grad"] / 1e9),
+        ("adamw_g_s", "update", 1e-9),
+    ):
         chosen = [s for s in spans if s.op.kind == kind]
         seconds = sum(s.end - s.start for s in chosen)
-        result[name] = scale * sum(layouts[s.op.unit].numel for s in chosen) / seconds if seconds else 0.0
+        result[name] = (
+            scale * sum(layouts[s.op.unit].numel for s in chosen) / seconds if seconds else 0.0
+        )
     return result

@@ -1,4 +1,6 @@
-"""The weights of a run's checkpoint, opened for sampling or export: weight planes only, no moments, no gradients."""
+"""The weights of a run's checkpoint, opened for sampling or export: weight planes only, no moments,
+no gradients.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +30,58 @@ from engine.runtime.streaming_engine import StreamingEngine
 class OpenedModel:
     """A model with its weights in host planes."""
 
-    def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, store: HostStore, backend: Backend):
-        self.config, self.model, self.tokenizer, self.store, self.backend = config, model, tokenizer, store, backend
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: StreamedModel,
+        tokenizer: Any,
+        store: HostStore,
+        backend: Backend,
+    ):
+        self.config, self.model, self.tokenizer, self.store, self.backend = (
+            config,
+            model,
+            tokenizer,
+            store,
+            backend,
+        )
         self.checkpoint: CheckpointInfo | None = None
         """Which one its weights are of."""
 
     def load(self, root: Path, path: Path | None, progress: Progress) -> None:
         """The weights of the checkpoint at `path`, or of the newest under `root` that verifies."""
         given = (self.store, self.model.persistent_buffers(), WEIGHT_PLANES, progress)
-        self.checkpoint = load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+        self.checkpoint = (
+            load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
+        )
 
     def engine(self) -> StreamingEngine:
-        """An engine without an optimizer; blocks stay on the device when half of its free memory holds them."""
+        """An engine without an optimizer; blocks stay on the device when half of its free memory
+        holds them.
+        """
         blocks = self.model.blocks
         weights = sum(unit.layout.plane_bytes(self.model.dtype)["weight_high"] for unit in blocks)
         free = self.backend.memory()["free"]
         resident = len(blocks) if self.backend.device.type == "cpu" or weights < free / 2 else 0
-        return StreamingEngine(self.model, self.store, self.backend,
-                               PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident), tokens=1)
+        return StreamingEngine(
+            self.model,
+            self.store,
+            self.backend,
+            PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident),
+            tokens=1,
+        )
 
 
 @contextlib.contextmanager
-def open_checkpoint(runs_dir: str | os.PathLike[str], run_id: str, checkpoint: int | None = None,
-                    progress: Progress = untold) -> Iterator[OpenedModel]:
-    """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError when there is none."""
+def open_checkpoint(
+    runs_dir: str | os.PathLike[str],
+    run_id: str,
+    checkpoint: int | None = None,
+    progress: Progress = untold,
+) -> Iterator[OpenedModel]:
+    """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError
+    when there is none.
+    """
     folder = open_run(runs_dir, run_id)
     root = folder.checkpoints_path
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
@@ -69,8 +99,12 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
     tokenizer = load_tokenizer(config.model.source)
     backend = open_backend(config.engine.device)
     on_device = backend.device.type != "cpu"
-    store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
-                      backend.unregister if on_device else None)
+    store = HostStore(
+        model.layouts,
+        model.dtype,
+        backend.register if on_device else None,
+        backend.unregister if on_device else None,
+    )
     try:
         store.allocate_weights()
         yield OpenedModel(config, model, tokenizer, store, backend)
@@ -84,5 +118,8 @@ def _checkpoint_path(root: Path, run_id: str, checkpoint: int) -> Path:
     path = root / f"step-{checkpoint}"
     if not path.is_dir():
         there = sorted(int(p.name[5:]) for p in root.glob("step-*") if p.name[5:].isdigit())
-        raise RunError(f"Run {run_id} has no checkpoint of step {checkpoint}; it has {', '.join(map(str, there)) or 'none'}.")
+        raise RunError(
+            f"Run {run_id} has no checkpoint of step {checkpoint}; it has "
+            f"{', '.join(map(str, there)) or 'none'}."
+        )
     return path

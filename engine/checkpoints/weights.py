@@ -1,4 +1,6 @@
-"""Filling the weight planes: from a pretrained checkpoint, or at random as the model's own code initialises itself."""
+"""Filling the weight planes: from a pretrained checkpoint, or at random as the model's own code
+initialises itself.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ from engine.progress import Progress, untold
 from engine.runtime.host_store import HostStore
 
 
-def load_pretrained(model: StreamedModel, source: str, store: HostStore, progress: Progress = untold) -> None:
-    """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes, unit by unit. What
-    `engine.model.hub.fetch` has brought into the hub's cache is read from there; nobody is asked then.
+def load_pretrained(
+    model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
+) -> None:
+    """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes,
+    unit by unit. What `engine.model.hub.fetch` has brought into the hub's cache is read from there;
+    nobody is asked then.
 
-    Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are poured; moments and
-    gradients are allocated afterwards. `progress` counts each byte twice, when it is read and when it is poured; what it
-    raises ends the loading. Raises ModelError when weights are missing or of another shape.
+    Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are
+    poured; moments and gradients are allocated afterwards. `progress` counts each byte twice, when
+    it is read and when it is poured; what it raises ends the loading. Raises ModelError when
+    weights are missing or of another shape.
     """
     path = resolve_source(source) or cached_weights(source)
     itemsize = TORCH_DTYPES[model.dtype].itemsize
@@ -40,18 +46,29 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
     try:
         with no_progress_bars(), errors_only(), told_progress(reading):
             loaded, info = transformers().AutoModelForCausalLM.from_pretrained(
-                str(path or source), dtype=TORCH_DTYPES[model.dtype], use_safetensors=True, trust_remote_code=False,
-                output_loading_info=True, ignore_mismatched_sizes=True)  # told below, by name
-    except Exception as error:  # the library raises many kinds; all mean that these weights cannot be used
+                str(path or source),
+                dtype=TORCH_DTYPES[model.dtype],
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )  # told below, by name
+    except (
+        Exception
+    ) as error:  # the library raises many kinds; all mean that these weights cannot be used
         if refusal:
             raise refusal[0] from None
-        raise ModelError(f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a folder or hub "
-                         "id with safetensors weights, or set model.init to random.") from error
+        raise ModelError(
+            f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a "
+            "folder or hub id with safetensors weights, or set model.init to random."
+        ) from error
     lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
     if lacking or info["mismatched_keys"]:
         what = lacking[0] if lacking else sorted(key for key, *_ in info["mismatched_keys"])[0]
-        raise ModelError(f"model.source: the weights of {source} do not fill the model ({what} is missing or of another "
-                         "shape); give the folder that belongs to this configuration.")
+        raise ModelError(
+            f"model.source: the weights of {source} do not fill the model ({what} is missing or of "
+            "another shape); give the folder that belongs to this configuration."
+        )
     parameters = dict(loaded.named_parameters())
     done = size
     for unit in model.units:
@@ -67,12 +84,23 @@ def load_pretrained(model: StreamedModel, source: str, store: HostStore, progres
             own[name].copy_(buffer)
 
 
-def initialise(model: StreamedModel, store: HostStore, seed: int, device: torch.device,
-               progress: Progress = untold) -> None:
-    """Random weights, unit by unit, by the model's own `_init_weights`; drawn on `device`, where it is fast."""
+def initialise(
+    model: StreamedModel,
+    store: HostStore,
+    seed: int,
+    device: torch.device,
+    progress: Progress = untold,
+) -> None:
+    """Random weights, unit by unit, by the model's own `_init_weights`; drawn on `device`, where it
+    is fast.
+    """
     total, done = sum(layout.parameter_count for layout in model.layouts), 0
-    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type), \
-            torch.no_grad():
+    with (
+        torch.random.fork_rng(
+            devices=[device] if device.type != "cpu" else [], device_type=device.type
+        ),
+        torch.no_grad(),
+    ):
         torch.manual_seed(seed)
         for unit in model.units:
             for name, tensor in _fresh(model, unit, device).items():
@@ -95,15 +123,21 @@ def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, 
         alone = copy.copy(owner)
         alone.__dict__.pop("_is_hf_initialized", None)
         alone._modules = {}
-        alone._parameters = {name: None if p is None else nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device))
-                             for name, p in owner._parameters.items()}
+        alone._parameters = {
+            name: None
+            if p is None
+            else nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device))
+            for name, p in owner._parameters.items()
+        }
         init(alone)
         fresh[spec.name] = alone._parameters[attribute]
     return fresh
 
 
 def _initialise_tree(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
-    """Children first, as transformers does. Parameters that no rule touches must not stay uninitialised memory."""
+    """Children first, as transformers does. Parameters that no rule touches must not stay
+    uninitialised memory.
+    """
     for parameter in module.parameters():
         parameter.zero_()
     for child in reversed(list(module.modules())):

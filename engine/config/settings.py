@@ -1,4 +1,5 @@
-"""`TrainConfig`: everything that defines a run, validated, as plain data, loaded from and saved to YAML presets.
+"""`TrainConfig`: everything that defines a run, validated, as plain data, loaded from and saved to
+YAML presets.
 
 No torch here: the command line and the app read presets before anything heavy is imported.
 """
@@ -41,15 +42,18 @@ class ModelConfig:
     """Local folder or Hugging Face id of a decoder-only language model."""
 
     init: Literal["pretrained", "random"] = "pretrained"
-    """`pretrained` loads the weights; `random` initialises them from the model's own configuration."""
+    """`pretrained` loads the weights; `random` initialises them from the model's own configuration.
+    """
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """What the GPU computes in. `bfloat16` keeps an exact fp32 master in split planes (14 bytes a parameter on the
-    host, gradient included); `float32` computes in fp32 (16 bytes)."""
+    """What the GPU computes in. `bfloat16` keeps an exact fp32 master in split planes (14 bytes a
+    parameter on the host, gradient included); `float32` computes in fp32 (16 bytes).
+    """
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    """Attention implementation of transformers; `auto` goes document by document, without masks, where that is exact for
-    the model, and is `sdpa` or `eager` elsewhere."""
+    """Attention implementation of transformers; `auto` goes document by document, without masks,
+    where that is exact for the model, and is `sdpa` or `eager` elsewhere.
+    """
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class OptimConfig:
     """Rows per optimizer step."""
 
     micro_batch_size: int | Auto = AUTO
-    """Rows that pass through a block at once; must divide `batch_size`. `auto` takes the largest that fits."""
+    """Rows that pass through a block at once; must divide `batch_size`. `auto` takes the largest
+    that fits.
+    """
 
     learning_rate: float = 1.0e-5
     """Peak learning rate of AdamW."""
@@ -103,26 +109,37 @@ class EngineConfig:
     """Hard cap on GPU memory that the plan may use; null is what is free."""
 
     slots: int | Auto = AUTO
-    """Device buffers that hold one streamed block each; 2 lets a prefetch run under the compute of the block before."""
+    """Device buffers that hold one streamed block each; 2 lets a prefetch run under the compute of
+    the block before.
+    """
 
     save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
-    """What is kept of blocks between forward and backward: their inputs on the host, their inputs on the device, or all
-    activations (no recompute). `auto` keeps as many blocks' activations as there is memory for."""
+    """What is kept of blocks between forward and backward: their inputs on the host, their inputs
+    on the device, or all activations (no recompute). `auto` keeps as many blocks' activations as
+    there is memory for.
+    """
 
     residency: int | Auto = AUTO
-    """Blocks that stay on the device from forward to backward (the last ones), so they are fetched once a step."""
+    """Blocks that stay on the device from forward to backward (the last ones), so they are fetched
+    once a step.
+    """
 
     rounds: int | Auto = AUTO
-    """Whole forward and backward passes that a step's micro-batches are spread over: with few tokens at a time activations
-    can be kept. `auto` takes what is fastest and sums gradients exactly."""
+    """Whole forward and backward passes that a step's micro-batches are spread over: with few
+    tokens at a time activations can be kept. `auto` takes what is fastest and sums gradients
+    exactly.
+    """
 
     kernels: Literal["auto", "compiled", "eager"] = AUTO
-    """Compiled by torch (fused: faster, and half of the activations) or one by one. `auto` compiles in bfloat16 on a GPU
-    where Triton and a C compiler are there."""
+    """Compiled by torch (fused: faster, and half of the activations) or one by one. `auto` compiles
+    in bfloat16 on a GPU where Triton and a C compiler are there.
+    """
 
     def within_cap(self, nbytes: int) -> int:
         """Of so many bytes of GPU memory, those that the plan may use."""
-        return nbytes if self.gpu_memory_gib is None else min(nbytes, round(self.gpu_memory_gib * GIB))
+        return (
+            nbytes if self.gpu_memory_gib is None else min(nbytes, round(self.gpu_memory_gib * GIB))
+        )
 
 
 @dataclass(frozen=True)
@@ -137,11 +154,14 @@ class OutputConfig:
     """Steps between evaluations on the held-out rows; 0 evaluates at the end only."""
 
     exact_match_samples: int = 0
-    """Held-out examples answered greedily before and after training, and compared with the expected answer."""
+    """Held-out examples answered greedily before and after training, and compared with the expected
+    answer.
+    """
 
     sample_prompts: tuple[str, ...] = ()
-    """Prompts answered greedily before the first step and at each evaluation; the answers are kept with the run. None are, when
-    there are no prompts."""
+    """Prompts answered greedily before the first step and at each evaluation; the answers are kept
+    with the run. None are, when there are no prompts.
+    """
 
     sample_tokens: int = 64
     """Tokens of each of these answers at most."""
@@ -153,10 +173,14 @@ class OutputConfig:
     """Write a Hugging Face folder when the run ends."""
 
     price_per_kwh: float | None = None
-    """Price of a kilowatt hour, in any currency: the fit report estimates what the run's electricity costs."""
+    """Price of a kilowatt hour, in any currency: the fit report estimates what the run's
+    electricity costs.
+    """
 
     webhook: str | None = None
-    """Address that is told when the run ends, by a POST of JSON ({text, run, name, state, reason, step, loss, ...})."""
+    """Address that is told when the run ends, by a POST of JSON ({text, run, name, state, reason,
+    step, loss, ...}).
+    """
 
 
 @dataclass(frozen=True)
@@ -174,7 +198,9 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, tree: Any) -> TrainConfig:
-        """Build and validate. Raises ConfigError naming the first unknown, mistyped or out-of-range field."""
+        """Build and validate. Raises ConfigError naming the first unknown, mistyped or out-of-range
+        field.
+        """
         config = build(cls, tree, "")
         config.validate()
         return config
@@ -186,19 +212,27 @@ class TrainConfig:
         try:
             tree = read_yaml(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(str(path), "there is no such preset file; give the path of a YAML preset.") from None
+            raise ConfigError(
+                str(path), "there is no such preset file; give the path of a YAML preset."
+            ) from None
         except IsADirectoryError:
-            raise ConfigError(str(path), "this is a folder; give the path of a YAML preset.") from None
+            raise ConfigError(
+                str(path), "this is a folder; give the path of a YAML preset."
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(path), f"the preset cannot be read ({error}).") from None
         except yaml.YAMLError as error:
             line = getattr(getattr(error, "problem_mark", None), "line", None)
             where = f" near line {line + 1}" if line is not None else ""
-            raise ConfigError(str(path), f"this is not valid YAML{where}; fix the preset.") from None
+            raise ConfigError(
+                str(path), f"this is not valid YAML{where}; fix the preset."
+            ) from None
         if tree is None:
             tree = {}
         if not isinstance(tree, dict):
-            raise ConfigError(str(path), "a preset is a mapping of sections (model, data, train, ...).")
+            raise ConfigError(
+                str(path), "a preset is a mapping of sections (model, data, train, ...)."
+            )
         for text in overrides:
             override(tree, text)
         return cls.from_dict(tree)
@@ -231,13 +265,20 @@ class TrainConfig:
     def validate(self) -> None:
         """Raises ConfigError for the first rule that is broken."""
         if not self.model.source.strip():
-            raise ConfigError("model.source", "no model is given; name a local folder or a Hugging Face id.")
+            raise ConfigError(
+                "model.source", "no model is given; name a local folder or a Hugging Face id."
+            )
         for part, weight in self.data.parts():
             if not part.source.strip():
-                raise ConfigError("data.source", "no data set is given; name a file, a folder or a hub id.")
+                raise ConfigError(
+                    "data.source", "no data set is given; name a file, a folder or a hub id."
+                )
             if not 0 < weight <= MOST_PASSES:
-                raise ConfigError("data.source", f"the weight {weight:g} of {part.source} is outside 0 to {MOST_PASSES} (0 "
-                                  "excluded); 1 visits every example once an epoch.")
+                raise ConfigError(
+                    "data.source",
+                    f"the weight {weight:g} of {part.source} is outside 0 to {MOST_PASSES} (0 "
+                    "excluded); 1 visits every example once an epoch.",
+                )
         t, d, e, o = self.train, self.data, self.engine, self.output
         for part, _ in self.data.parts():
             check_columns(part)
@@ -245,24 +286,36 @@ class TrainConfig:
         _at_most("data.max_seq_len", d.max_seq_len, LARGEST["max_seq_len"])
         _between("data.eval_fraction", d.eval_fraction, 0.0, 0.9)
         if t.steps is not None and t.epochs is not None:
-            raise ConfigError("train.steps", "steps and epochs are both given; keep one and set the other to null.")
+            raise ConfigError(
+                "train.steps",
+                "steps and epochs are both given; keep one and set the other to null.",
+            )
         if t.steps is not None:
             _at_least("train.steps", t.steps, 1)
             _at_most("train.steps", t.steps, LARGEST["steps"])
         if t.epochs is not None and not t.epochs > 0:
-            raise ConfigError("train.epochs", f"{t.epochs} is not above 0; give a positive number of passes.")
+            raise ConfigError(
+                "train.epochs", f"{t.epochs} is not above 0; give a positive number of passes."
+            )
         _at_least("train.batch_size", t.batch_size, 1)
         _at_most("train.batch_size", t.batch_size, LARGEST["batch_size"])
         if t.micro_batch_size != AUTO:
             _at_least("train.micro_batch_size", t.micro_batch_size, 1)
             if t.batch_size % t.micro_batch_size:
-                raise ConfigError("train.micro_batch_size", f"{t.micro_batch_size} does not divide train.batch_size "
-                                  f"{t.batch_size}; choose a divisor.")
+                raise ConfigError(
+                    "train.micro_batch_size",
+                    f"{t.micro_batch_size} does not divide train.batch_size "
+                    f"{t.batch_size}; choose a divisor.",
+                )
         if not t.learning_rate > 0 or not math.isfinite(t.learning_rate):
-            raise ConfigError("train.learning_rate", f"{t.learning_rate} is not a positive number; 1e-5 is usual.")
+            raise ConfigError(
+                "train.learning_rate", f"{t.learning_rate} is not a positive number; 1e-5 is usual."
+            )
         _at_least("train.warmup_steps", t.warmup_steps, 0)
         if t.weight_decay < 0:
-            raise ConfigError("train.weight_decay", f"{t.weight_decay} is negative; give 0 or more.")
+            raise ConfigError(
+                "train.weight_decay", f"{t.weight_decay} is negative; give 0 or more."
+            )
         for name in ("beta1", "beta2"):
             value = getattr(t, name)
             if not 0.0 <= value < 1.0:
@@ -270,11 +323,15 @@ class TrainConfig:
         if not t.eps > 0:
             raise ConfigError("train.eps", f"{t.eps} is not above 0; 1e-8 is usual.")
         if t.max_grad_norm is not None and not t.max_grad_norm > 0:
-            raise ConfigError("train.max_grad_norm", f"{t.max_grad_norm} is not above 0; give null to never clip.")
+            raise ConfigError(
+                "train.max_grad_norm", f"{t.max_grad_norm} is not above 0; give null to never clip."
+            )
         _between("train.seed", t.seed, 0, 2**32 - 1)
         if e.gpu_memory_gib is not None and not e.gpu_memory_gib > 0:
-            raise ConfigError("engine.gpu_memory_gib", f"{e.gpu_memory_gib} is not above 0; give null for all that is "
-                              "free.")
+            raise ConfigError(
+                "engine.gpu_memory_gib",
+                f"{e.gpu_memory_gib} is not above 0; give null for all that is free.",
+            )
         if e.slots != AUTO:
             _at_least("engine.slots", e.slots, 1)
         if e.residency != AUTO:
@@ -302,7 +359,7 @@ def field_docs() -> dict[str, str]:
     sections = _sections()
     for name, cls in {"": TrainConfig, **sections}.items():
         prefix = f"{name}." if name else ""
-        node, = ast.parse(inspect.getsource(cls)).body
+        (node,) = ast.parse(inspect.getsource(cls)).body
         for item, doc in zip(node.body, node.body[1:]):
             if not isinstance(item, ast.AnnAssign) or prefix + item.target.id in sections:
                 continue
@@ -338,7 +395,9 @@ def _web_address(name: str, value: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise ConfigError(name, "this is no web address; it begins with https:// or http:// and names a host.")
+        raise ConfigError(
+            name, "this is no web address; it begins with https:// or http:// and names a host."
+        )
 
 
 def _between(name: str, value: float, low: float, high: float) -> None:

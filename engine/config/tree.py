@@ -1,4 +1,6 @@
-"""Trees of plain values, as YAML and forms give them, into dataclasses, with every mistake named by its dotted field."""
+"""Trees of plain values, as YAML and forms give them, into dataclasses, with every mistake named by
+its dotted field.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from engine.errors import ConfigError
 
 
 def build(cls: type, tree: Any, prefix: str) -> Any:
-    """An instance of the dataclass `cls` from a mapping of its fields, dataclasses among them built alike. `prefix` is
-    the dotted path of `tree`, with its dot. Raises ConfigError naming the first unknown or mistyped field."""
+    """An instance of the dataclass `cls` from a mapping of its fields, dataclasses among them built
+    alike. `prefix` is the dotted path of `tree`, with its dot. Raises ConfigError naming the first
+    unknown or mistyped field.
+    """
     if not isinstance(tree, dict):
-        raise ConfigError(prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}.")
+        raise ConfigError(
+            prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}."
+        )
     hints = typing.get_type_hints(cls)
     known = {f.name for f in fields(cls)}
     for key in tree:
@@ -39,7 +45,11 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
-    options = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    options = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
     for option in options:
         if option is type(None):
             if value is None:
@@ -72,13 +82,19 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
         elif typing.get_origin(option) is tuple:
             if isinstance(value, (list, tuple)) and value:
                 part = typing.get_args(option)[0]
-                return tuple(build(part, {"source": item} if isinstance(item, str) else item, f"{name}[{k}].")
-                             for k, item in enumerate(value))
+                return tuple(
+                    build(
+                        part, {"source": item} if isinstance(item, str) else item, f"{name}[{k}]."
+                    )
+                    for k, item in enumerate(value)
+                )
     raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, also from text, since YAML reads 3e-4 (no dot) as text; None for anything else."""
+    """A finite number, also from text, since YAML reads 3e-4 (no dot) as text; None for anything
+    else.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -94,14 +110,22 @@ _SHORT.maxlevel = 3
 
 
 def _shown(value: Any) -> str:
-    """A value as a preset writes it, cut where it is long: aliases make values that no memory holds when written out."""
+    """A value as a preset writes it, cut where it is long: aliases make values that no memory holds
+    when written out.
+    """
     text = json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _describe(options: tuple[Any, ...]) -> str:
     words: list[str] = []
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+    names = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        type(None): "null",
+    }
     for option in options:
         if typing.get_origin(option) is Literal:
             words.extend(str(v) for v in typing.get_args(option))
@@ -147,7 +171,9 @@ def override(tree: dict[str, Any], text: str) -> None:
 
 
 def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the field `dotted` names, making sections on the way. Raises ConfigError where there is none."""
+    """Set the field `dotted` names, making sections on the way. Raises ConfigError where there is
+    none.
+    """
     *path, last = dotted.split(".")
     for part in path:
         if tree.get(part) is None:

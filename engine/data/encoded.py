@@ -19,7 +19,9 @@ Numbered = tuple[int, Row, str]
 
 _ROWS = 512
 _CHARACTERS = 1 << 18
-"""A batch ends when it has so many rows or so much text: what tokenising takes beside its result grows with both."""
+"""A batch ends when it has so many rows or so much text: what tokenising takes beside its result
+grows with both.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Encoded:
 
     documents: Documents
     answers: np.ndarray
-    """int64[rows, 2]: token range of the answer in the last document of each row, 0 and 0 without one."""
+    """int64[rows, 2]: token range of the answer in the last document of each row, 0 and 0 without
+    one.
+    """
     cut: int
     """Rows cut to max_seq_len."""
     skipped: list[tuple[int, Skipped]]
@@ -66,10 +70,14 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
         return Skipped("the text is not valid Unicode")
 
 
-def encode_rows(encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]) -> list[Kept | Skipped]:
+def encode_rows(
+    encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
+) -> list[Kept | Skipped]:
     """What each row is trained as, or why it is skipped."""
     examples = [example_of(columns, row, where) for _, row, where in rows]
-    found = iter(encoder.encode([example for example in examples if not isinstance(example, Skipped)]))
+    found = iter(
+        encoder.encode([example for example in examples if not isinstance(example, Skipped)])
+    )
     return [example if isinstance(example, Skipped) else next(found) for example in examples]
 
 
@@ -78,7 +86,10 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
     found = encode_rows(encoder, columns, batch)
     kept = [None if isinstance(row, Skipped) else row for row in found]
     warnings = encoder.renderer.take_warnings()
-    return Encoded(Documents.joined([row.documents if row else [] for row in kept]),
-                   np.array([row and row.answer or (0, 0) for row in kept], np.int64).reshape(-1, 2),
-                   sum(row is not None and row.cut for row in kept),
-                   [(place, row) for place, row in enumerate(found) if isinstance(row, Skipped)], warnings)
+    return Encoded(
+        Documents.joined([row.documents if row else [] for row in kept]),
+        np.array([row and row.answer or (0, 0) for row in kept], np.int64).reshape(-1, 2),
+        sum(row is not None and row.cut for row in kept),
+        [(place, row) for place, row in enumerate(found) if isinstance(row, Skipped)],
+        warnings,
+    )

@@ -1,4 +1,6 @@
-"""What determines the tokens of a data set, as a key: the same key means the same tokens, to the bit."""
+"""What determines the tokens of a data set, as a key: the same key means the same tokens, to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,19 @@ from engine.data.registry import registered
 from engine.paths import registry_entry, resolve_source
 
 _BYTES_HASHED = 64 << 20
-"""Files of up to this many bytes together are known by their content, more by size, times and inode."""
+"""Files of up to this many bytes together are known by their content, more by size, times and
+inode.
+"""
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Identity = list[Any]
 
 
 def identity_of(config: DataConfig) -> tuple[Identity, bool]:
-    """What the source of `config` holds, as JSON values, and whether that is everything: a data set of the hub knows
-    itself only when it is open (`Source.fingerprint`). Raises DataError for a source that cannot be used."""
+    """What the source of `config` holds, as JSON values, and whether that is everything: a data set
+    of the hub knows itself only when it is open (`Source.fingerprint`). Raises DataError for a
+    source that cannot be used.
+    """
     entry = registered(config)
     if entry is not None:
         path, name = registry_entry(config.source)
@@ -35,14 +41,28 @@ def identity_of(config: DataConfig) -> tuple[Identity, bool]:
     root = path if path.is_dir() else path.parent
     files = files_of(path, config)
     hashed = sum(file.stat().st_size for file in files) <= _BYTES_HASHED
-    return ["files", path.name, config.split if path.is_dir() else "",
-            *([str(file.relative_to(root)), _content(file) if hashed else _state(file)] for file in files)], True
+    return [
+        "files",
+        path.name,
+        config.split if path.is_dir() else "",
+        *(
+            [str(file.relative_to(root)), _content(file) if hashed else _state(file)]
+            for file in files
+        ),
+    ], True
 
 
 def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
-    """The name under which the tokens of a source are kept. Weights, packing, order and seed are not in it: they choose
-    among tokens that are there."""
-    settings = [config.format, config.columns.named(), config.max_seq_len, config.train_on, config.eval_fraction]
+    """The name under which the tokens of a source are kept. Weights, packing, order and seed are
+    not in it: they choose among tokens that are there.
+    """
+    settings = [
+        config.format,
+        config.columns.named(),
+        config.max_seq_len,
+        config.train_on,
+        config.eval_fraction,
+    ]
     return _digest([identity, settings, _tokenizer(tokenizer), PROGRAM])
 
 
@@ -54,13 +74,25 @@ def _content(path: Path) -> str:
 def _state(path: Path) -> list[Any]:
     # The time of the last change of the inode cannot be set back, as that of the content can.
     found = path.stat()
-    return [str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    return [
+        str(path.resolve()),
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+        found.st_ino,
+        found.st_dev,
+    ]
 
 
 def _tokenizer(tokenizer: Any) -> Identity:
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
     tree["truncation"] = tree["padding"] = None  # left over from whoever used it last
-    return [type(tokenizer).__name__, _digest(tree), tokenizer.chat_template, tokenizer.special_tokens_map]
+    return [
+        type(tokenizer).__name__,
+        _digest(tree),
+        tokenizer.chat_template,
+        tokenizer.special_tokens_map,
+    ]
 
 
 def _code() -> Identity:
@@ -75,5 +107,6 @@ def _digest(value: Any) -> str:
 
 
 PROGRAM = _code()
-"""The code that makes tokens, this package's own and the libraries', as it was when it was loaded. A newer version never
-takes over an older one's tokens."""
+"""The code that makes tokens, this package's own and the libraries', as it was when it was loaded.
+A newer version never takes over an older one's tokens.
+"""

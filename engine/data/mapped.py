@@ -1,7 +1,8 @@
-"""A value a token, in files: mapped, read piece by piece, and put into another order without a copy.
+"""A value a token, in files: mapped, read piece by piece, and put into another order without a
+copy.
 
-Pages of a mapped file are the kernel's to drop; a pass over all of them gives them back as it goes, so that a data set
-larger than memory takes none.
+Pages of a mapped file are the kernel's to drop; a pass over all of them gives them back as it goes,
+so that a data set larger than memory takes none.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Visited:
         while begin < end:
             first = int(visits.begins[document] + begin - visits.starts[document])
             until = min(end, int(visits.starts[document + 1]))
-            found.append(self.arrays[visits.which[document]][first:first + until - begin])
+            found.append(self.arrays[visits.which[document]][first : first + until - begin])
             begin, document = until, document + 1
         return np.concatenate(found) if found else np.empty(0, self.arrays[0].dtype)
 
@@ -66,7 +67,7 @@ class Visited:
 def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
     """`array` from its start to its end, a piece at a time; pages of files are dropped behind it."""
     for number, begin in enumerate(range(0, len(array), _PIECE), 1):
-        yield array[begin:begin + _PIECE]
+        yield array[begin : begin + _PIECE]
         if number % _PAGES_KEPT == 0:
             drop_pages(array)
     drop_pages(array)

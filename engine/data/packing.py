@@ -25,7 +25,7 @@ class Rows:
 
     def __getitem__(self, i: int) -> np.ndarray:
         """Document numbers of row `i`."""
-        return self.documents[self.starts[i]:self.starts[i + 1]]
+        return self.documents[self.starts[i] : self.starts[i + 1]]
 
     @property
     def packed(self) -> bool:
@@ -39,15 +39,17 @@ def one_each(documents: int) -> Rows:
 
 
 def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
-    """Rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`). Documents are taken in `order`;
-    each goes into the row that it fills best, and a new row is begun only when none has space left."""
+    """Rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`). Documents
+    are taken in `order`; each goes into the row that it fills best, and a new row is begun only
+    when none has space left.
+    """
     row_of = np.empty(len(order), dtype=np.int64)
     rows = 0
     rows_by_space: dict[int, array] = {}
     spaces: list[int] = []  # the keys of rows_by_space, sorted
     for begin in range(0, len(order), _DOCUMENTS_A_PIECE):
         chosen = []
-        for length in lengths[order[begin:begin + _DOCUMENTS_A_PIECE]].tolist():
+        for length in lengths[order[begin : begin + _DOCUMENTS_A_PIECE]].tolist():
             place = bisect_left(spaces, length)
             if place == len(spaces):
                 space, row = max_seq_len, rows
@@ -63,7 +65,7 @@ def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
                 rows_by_space[space] = array("q")
                 insort(spaces, space)
             rows_by_space[space].append(row)
-        row_of[begin:begin + _DOCUMENTS_A_PIECE] = chosen
+        row_of[begin : begin + _DOCUMENTS_A_PIECE] = chosen
     starts = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row_of, minlength=rows), out=starts[1:])
     return Rows(order[np.argsort(row_of, kind="stable")], starts)

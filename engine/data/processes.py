@@ -1,5 +1,6 @@
-"""Tokenising in processes of their own, which share nothing with this one. A process whose run is gone reads the end of its
-input and ends too, however the run ended."""
+"""Tokenising in processes of their own, which share nothing with this one. A process whose run is
+gone reads the end of its input and ends too, however the run ended.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP
 
 
 class EncodingProcesses:
-    """Processes that encode batches with copies of `encoder`. Use it in a `with` block: leaving it ends them.
+    """Processes that encode batches with copies of `encoder`. Use it in a `with` block: leaving it
+    ends them.
 
-    `name` is the source, as an error names it."""
+    `name` is the source, as an error names it.
+    """
 
     def __init__(self, encoder: Encoder, columns: ColumnMap, count: int, name: str):
         self._name = name
@@ -46,7 +49,9 @@ class EncodingProcesses:
                 process = HelperProcess(_PROGRAM, _ONE_THREAD)
                 self._all.append(process)
                 self._idle.put(process)
-            start = pickle.dumps((encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns))
+            start = pickle.dumps(
+                (encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns)
+            )
             for process in self._all:
                 self._send(process, pickle.dumps(identity.PROGRAM))
                 self._send(process, start)
@@ -65,8 +70,10 @@ class EncodingProcesses:
             process.close()
 
     def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
-        """Each batch with what became of it, in order. Raises what `encode_batch` raises, and DataError when a process
-        ends. An error of `batches` comes after what was read before it, as it does in one process."""
+        """Each batch with what became of it, in order. Raises what `encode_batch` raises, and
+        DataError when a process ends. An error of `batches` comes after what was read before it, as
+        it does in one process.
+        """
         under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
         failed: Exception | None = None
         while failed is None:
@@ -108,8 +115,10 @@ class EncodingProcesses:
         code = process.wait()
         if code == _OTHER_VERSION:
             return DataError("The program was changed on the disk while it ran; start it again.")
-        return DataError(f"A process that tokenises {self._name} ended ({ending(code)}); free some memory if it ran out, then "
-                         "start again.")
+        return DataError(
+            f"A process that tokenises {self._name} ended ({ending(code)}); free some memory if it "
+            "ran out, then start again."
+        )
 
 
 def _receive(pipe: BinaryIO) -> Any:
@@ -143,4 +152,3 @@ def serve() -> None:
             content = pickle.dumps(answer)
             answers.write(_LENGTH.pack(len(content)) + content)
             answers.flush()
-

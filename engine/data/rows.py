@@ -1,4 +1,6 @@
-"""Rows of tokens and the micro-batches of any step, without state: a resumed run asks for its next step."""
+"""Rows of tokens and the micro-batches of any step, without state: a resumed run asks for its next
+step.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,42 @@ class Row:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that pass through the model at once, right-padded to the longest; padding carries no loss."""
+    """Rows that pass through the model at once, right-padded to the longest; padding carries no
+    loss.
+    """
 
     input_ids: np.ndarray
     """int64[B, T]"""
     labels: np.ndarray
     """int64[B, T], already shifted, -100 = no loss."""
     position_ids: np.ndarray | None
-    """int64[B, T], from 0 in every document, padding being one more document; None when no row is packed."""
+    """int64[B, T], from 0 in every document, padding being one more document; None when no row is
+    packed.
+    """
     tokens: int
     """Tokens that are not padding."""
     loss_tokens: int
 
 
 class RowSet:
-    """Rows of a data set. Tokens stay in their files; memory holds some 40 bytes a document, however long it is."""
+    """Rows of a data set. Tokens stay in their files; memory holds some 40 bytes a document,
+    however long it is.
+    """
 
-    def __init__(self, ids: np.ndarray | Visited, trained: np.ndarray | Visited, starts: np.ndarray, rows: Rows,
-                 pad_id: int, seed: int, shuffle: bool):
+    def __init__(
+        self,
+        ids: np.ndarray | Visited,
+        trained: np.ndarray | Visited,
+        starts: np.ndarray,
+        rows: Rows,
+        pad_id: int,
+        seed: int,
+        shuffle: bool,
+    ):
         self.ids = ids
-        """int32: the documents' tokens, one after another; of a mix, they can be sliced but are never whole."""
+        """int32: the documents' tokens, one after another; of a mix, they can be sliced but are
+        never whole.
+        """
         self.trained = trained
         """bool: the token is a target."""
         self.starts = starts
@@ -59,7 +77,9 @@ class RowSet:
         """Document numbers of each row."""
         self.pad_id = pad_id
         lengths = np.diff(np.asarray(starts))
-        self.row_lengths = np.add.reduceat(lengths[rows.documents], rows.starts[:-1]) if len(rows) else lengths
+        self.row_lengths = (
+            np.add.reduceat(lengths[rows.documents], rows.starts[:-1]) if len(rows) else lengths
+        )
         """int64[rows]: tokens of each row."""
         self.packed = rows.packed
         self.seed = seed
@@ -100,34 +120,58 @@ class RowSet:
         return int(self.row_lengths[i])
 
     def order(self, epoch: int, seed: int | None = None, shuffle: bool | None = None) -> np.ndarray:
-        """Row numbers in the order in which `epoch` (from 0) visits them: a function of seed and epoch alone."""
-        key = (epoch, self.seed if seed is None else seed, self.shuffle if shuffle is None else shuffle)
+        """Row numbers in the order in which `epoch` (from 0) visits them: a function of seed and
+        epoch alone.
+        """
+        key = (
+            epoch,
+            self.seed if seed is None else seed,
+            self.shuffle if shuffle is None else shuffle,
+        )
         cached = self._last_order
         if cached is not None and cached[0] == key:
             return cached[1]
-        order = np.random.default_rng(key[:2]).permutation(len(self)) if key[2] else np.arange(len(self))
+        order = (
+            np.random.default_rng(key[:2]).permutation(len(self))
+            if key[2]
+            else np.arange(len(self))
+        )
         self._last_order = (key, order)
         return order
 
     def steps_of(self, epochs: float, batch_size: int) -> int:
-        """Steps that `epochs` passes over the rows take, rounded up: the last one goes on into the next pass."""
+        """Steps that `epochs` passes over the rows take, rounded up: the last one goes on into the
+        next pass.
+        """
         return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
 
 
 ROW_MULTIPLE = 128
-"""Compiled kernels are made for a length: rows are padded to a multiple of so many tokens, so that there are few."""
+"""Compiled kernels are made for a length: rows are padded to a multiple of so many tokens, so that
+there are few.
+"""
 
 
 def padded_length(length: int, at_most: int) -> int:
-    """Tokens of a row of `length` tokens that goes to compiled kernels; no more than `at_most`, which no row is beyond."""
+    """Tokens of a row of `length` tokens that goes to compiled kernels; no more than `at_most`,
+    which no row is beyond.
+    """
     return max(length, min(-(-length // ROW_MULTIPLE) * ROW_MULTIPLE, at_most))
 
 
-def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shuffle: bool, step: int,
-            pad_up_to: int = 0) -> list[MicroBatch]:
-    """The micro-batches of step `step` (from 1). Steps read the epochs' orders one after another, so each has exactly
-    `batch_size` rows; within a step, rows of like length stand together, which saves padding. pad_up_to: for compiled
-    kernels, tokens that padded rows may have at most."""
+def batches(
+    rows: RowSet,
+    batch_size: int,
+    micro_batch_size: int,
+    seed: int,
+    shuffle: bool,
+    step: int,
+    pad_up_to: int = 0,
+) -> list[MicroBatch]:
+    """The micro-batches of step `step` (from 1). Steps read the epochs' orders one after another,
+    so each has exactly `batch_size` rows; within a step, rows of like length stand together, which
+    saves padding. pad_up_to: for compiled kernels, tokens that padded rows may have at most.
+    """
     first = (step - 1) * batch_size
     chosen = []
     for place in range(first, first + batch_size):
@@ -140,8 +184,9 @@ def batches(rows: RowSet, batch_size: int, micro_batch_size: int, seed: int, shu
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
-    """(first row, row after the last) of each micro-batch: as few of them as rows of at most `micro_batch_size` come to,
-    as equal as can be, larger ones first."""
+    """(first row, row after the last) of each micro-batch: as few of them as rows of at most
+    `micro_batch_size` come to, as equal as can be, larger ones first.
+    """
     count = -(-batch_size // micro_batch_size)
     size, more = divmod(batch_size, count)
     starts = [k * size + min(k, more) for k in range(count + 1)]
@@ -170,6 +215,11 @@ def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBat
         position_ids[line, size:] = np.arange(length - size)
         tokens += size
     packed = any(part.documents > 1 for part in parts)
-    for array in (rows.ids, rows.trained):  # or the whole file would count as this process's memory in the end
+    for array in (
+        rows.ids,
+        rows.trained,
+    ):  # or the whole file would count as this process's memory in the end
         drop_pages(array)
-    return MicroBatch(input_ids, labels, position_ids if packed else None, tokens, int((labels != IGNORED).sum()))
+    return MicroBatch(
+        input_ids, labels, position_ids if packed else None, tokens, int((labels != IGNORED).sum())
+    )

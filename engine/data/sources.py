@@ -1,8 +1,8 @@
 """Rows of a data set, one after another, each with the number that an error can name.
 
-Nothing here holds a whole file: JSON is read in json_files.py, so that a broken line or item is named, tables and plain
-text in text_files.py, Parquet through pyarrow batch by batch, folders that `datasets` saved and hub ids through
-`datasets`.
+Nothing here holds a whole file: JSON is read in json_files.py, so that a broken line or item is
+named, tables and plain text in text_files.py, Parquet through pyarrow batch by batch, folders that
+`datasets` saved and hub ids through `datasets`.
 """
 
 from __future__ import annotations
@@ -54,14 +54,26 @@ class Source:
 
 
 def open_source(config: DataConfig, streaming: bool = False) -> Source:
-    """The data set that `config.source` names. `streaming` reads only what is asked for, as a preview needs, and then
-    `total` may be unknown. Raises DataError when there is no such data set or it cannot be read."""
+    """The data set that `config.source` names. `streaming` reads only what is asked for, as a
+    preview needs, and then `total` may be unknown. Raises DataError when there is no such data set
+    or it cannot be read.
+    """
     entry = registered(config)
     if entry is not None:
         inner = open_source(entry.config, streaming)
-        total = inner.total if entry.most is None or inner.total is None else min(inner.total, entry.most)
-        return dataclasses.replace(inner, total=total, read=lambda: (
-            (number, entry.row(row, inner.where(number))) for number, row in itertools.islice(inner.read(), entry.most)))
+        total = (
+            inner.total
+            if entry.most is None or inner.total is None
+            else min(inner.total, entry.most)
+        )
+        return dataclasses.replace(
+            inner,
+            total=total,
+            read=lambda: (
+                (number, entry.row(row, inner.where(number)))
+                for number, row in itertools.islice(inner.read(), entry.most)
+            ),
+        )
     path = resolve_source(config.source)
     if path is None:
         refuse_missing_file(config.source)
@@ -74,8 +86,10 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
 def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     suffix = path.suffix.lower()
     if suffix not in DATA_SUFFIXES:
-        raise DataError(f"{path.name} is not a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file; convert it to one "
-                        "of these.")
+        raise DataError(
+            f"{path.name} is not a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file; convert "
+            "it to one of these."
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
     if suffix == ".parquet":
@@ -83,12 +97,19 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
     if suffix in _TABLE_SUFFIXES:
         return _counted(name, "row", lambda: table_rows(path), path, streaming)
     if suffix in _TEXT_SUFFIXES:
-        return _counted(name, "the passage from line", lambda: passages(path, config.max_seq_len), path, streaming)
+        return _counted(
+            name,
+            "the passage from line",
+            lambda: passages(path, config.max_seq_len),
+            path,
+            streaming,
+        )
     return _json(path, streaming) if suffix == ".json" else _json_lines(path, streaming)
 
 
-def _counted(name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path,
-             streaming: bool) -> Source:
+def _counted(
+    name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path, streaming: bool
+) -> Source:
     readable(path).close()
     return Source(name, unit, None if streaming else sum(1 for _ in read()), read)
 
@@ -97,9 +118,12 @@ def refuse_missing_file(source: str) -> None:
     """Raises DataError when `source` can only be meant as a local file and there is none."""
     if registry_entry(source) is not None:
         return
-    suffix = Path(source.partition(".json:")[0] + ".json" if ".json:" in source else source).suffix.lower()
-    if resolve_source(source) is None and (suffix in DATA_SUFFIXES + _OTHER_SUFFIXES
-                                           or source.startswith((".", "/", "~"))):
+    suffix = Path(
+        source.partition(".json:")[0] + ".json" if ".json:" in source else source
+    ).suffix.lower()
+    if resolve_source(source) is None and (
+        suffix in DATA_SUFFIXES + _OTHER_SUFFIXES or source.startswith((".", "/", "~"))
+    ):
         raise DataError(f"There is no file {source}; check data.source.")
 
 
@@ -108,7 +132,9 @@ def refuse_missing_file(source: str) -> None:
 
 def _json_lines(path: Path, streaming: bool) -> Source:
     readable(path).close()
-    return Source(path.name, "line", None if streaming else count_lines(path), lambda: line_rows(path))
+    return Source(
+        path.name, "line", None if streaming else count_lines(path), lambda: line_rows(path)
+    )
 
 
 def _json(path: Path, streaming: bool) -> Source:
@@ -128,8 +154,10 @@ def _parquet(path: Path) -> Source:
     try:
         total = parquet.read_metadata(path).num_rows
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path.name} cannot be read as Parquet ({first_line(error)}); give a whole Parquet "
-                        "file.") from None
+        raise DataError(
+            f"{path.name} cannot be read as Parquet ({first_line(error)}); give a whole Parquet "
+            "file."
+        ) from None
 
     def read() -> Iterator[tuple[int, Row]]:
         number = 0
@@ -140,25 +168,39 @@ def _parquet(path: Path) -> Source:
                         number += 1
                         yield number, _without_filled(row)
         except (OSError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path.name} cannot be read after row {number} ({first_line(error)}); write the file "
-                            "again.") from None
+            raise DataError(
+                f"{path.name} cannot be read after row {number} ({first_line(error)}); write the "
+                "file again."
+            ) from None
 
     return Source(path.name, "row", total, read)
 
 
 def notes_on(config: DataConfig) -> list[str]:
-    """What a person should know about how the source of `config`, which was read, is chosen. Sentences."""
+    """What a person should know about how the source of `config`, which was read, is chosen.
+    Sentences.
+    """
     entry = registered(config)
     if entry is not None:
-        few = [] if entry.most is None else [f"No more than the first {entry.most:,} rows of {entry.config.source} are "
-                                             "read, as num_samples says."]
+        few = (
+            []
+            if entry.most is None
+            else [
+                f"No more than the first {entry.most:,} rows of {entry.config.source} are "
+                "read, as num_samples says."
+            ]
+        )
         return [*few, *notes_on(entry.config)]
     path = resolve_source(config.source)
     if path is None:
         return []
     if path.is_dir():
         return [note] if (note := left_out(path, config)) else []
-    return [f"data.split {config.split} is not used: a file has no splits."] if config.split != DataConfig.split else []
+    return (
+        [f"data.split {config.split} is not used: a file has no splits."]
+        if config.split != DataConfig.split
+        else []
+    )
 
 
 def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
@@ -170,13 +212,20 @@ def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
         loaded = datasets.load_from_disk(str(path))
         return loaded[config.split] if isinstance(loaded, dict) else loaded
 
-    return _from_datasets(load, path.name, f"The folder {path}", "give a folder that save_to_disk wrote, and a data.split "
-                          "that it has")
+    return _from_datasets(
+        load,
+        path.name,
+        f"The folder {path}",
+        "give a folder that save_to_disk wrote, and a data.split that it has",
+    )
 
 
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
     """Every data file under `path`, in the order of their names, as one data set."""
-    members = tuple(_file(file, str(file.relative_to(path)), config, streaming) for file in files_of(path, config))
+    members = tuple(
+        _file(file, str(file.relative_to(path)), config, streaming)
+        for file in files_of(path, config)
+    )
 
     def read() -> Iterator[tuple[int, Row]]:
         for place, member in enumerate(members):
@@ -195,8 +244,13 @@ def _hub(config: DataConfig, streaming: bool) -> Source:
     def load() -> Any:
         return datasets.load_dataset(name, subset or None, split=config.split, streaming=streaming)
 
-    return _from_datasets(load, config.source, f"The data set {config.source}", "check the id (a subset is written as "
-                          "owner/name:subset), data.split and the connection to the Hugging Face hub")
+    return _from_datasets(
+        load,
+        config.source,
+        f"The data set {config.source}",
+        "check the id (a subset is written as "
+        "owner/name:subset), data.split and the connection to the Hugging Face hub",
+    )
 
 
 def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str) -> Source:
@@ -214,18 +268,26 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
             except StopIteration:
                 return
             except Exception as error:
-                raise DataError(f"{subject} cannot be read after row {number} ({first_line(error)}); "
-                                f"{remedy}.") from None
+                raise DataError(
+                    f"{subject} cannot be read after row {number} ({first_line(error)}); {remedy}."
+                ) from None
             number += 1
             yield number, _without_filled(row)
 
-    return Source(name, "row", len(data) if hasattr(data, "__len__") else None, read,
-                  fingerprint=getattr(data, "_fingerprint", None))
+    return Source(
+        name,
+        "row",
+        len(data) if hasattr(data, "__len__") else None,
+        read,
+        fingerprint=getattr(data, "_fingerprint", None),
+    )
 
 
 def _without_filled(row: Row) -> Row:
     """The row without the nulls that Arrow writes where objects of a column have unlike keys."""
-    return {name: _pruned(value) if isinstance(value, list) else value for name, value in row.items()}
+    return {
+        name: _pruned(value) if isinstance(value, list) else value for name, value in row.items()
+    }
 
 
 def _pruned(value: Any) -> Any:

@@ -38,8 +38,14 @@ class Part:
         return max(1, round(self.weight * (len(self.tokens.train.examples) - 1)))
 
 
-def summary_of(config: DataConfig, parts: list[Part], encoder: Encoder, train: RowSet, held_out: RowSet,
-               packing_problem: str) -> dict[str, Any]:
+def summary_of(
+    config: DataConfig,
+    parts: list[Part],
+    encoder: Encoder,
+    train: RowSet,
+    held_out: RowSet,
+    packing_problem: str,
+) -> dict[str, Any]:
     lengths = np.diff(train.starts)
     tokens, loss_tokens = train.tokens, train.loss_tokens
     formats = list(dict.fromkeys(part.tally.columns.format for part in parts))
@@ -48,8 +54,12 @@ def summary_of(config: DataConfig, parts: list[Part], encoder: Encoder, train: R
         "source": parts[0].tally.name if len(parts) == 1 else config.title,
         "format": ", ".join(formats),
         "format_detected": any(part.tally.columns.detected for part in parts),
-        "columns": {column: said for part in parts for column, said in part.tally.columns.meaning().items()},
-        "unused_columns": list(dict.fromkeys(name for part in parts for name in part.tally.columns.unused)),
+        "columns": {
+            column: said for part in parts for column, said in part.tally.columns.meaning().items()
+        },
+        "unused_columns": list(
+            dict.fromkeys(name for part in parts for name in part.tally.columns.unused)
+        ),
         "chat_template": ", ".join(dict.fromkeys(encoder.template_use(name) for name in formats)),
         "train_on": "all" if formats == ["text"] else config.train_on,
         **({"sources": counts} if len(parts) > 1 else {}),
@@ -69,35 +79,57 @@ def summary_of(config: DataConfig, parts: list[Part], encoder: Encoder, train: R
         "eval_tokens": held_out.tokens,
         "eval_loss_tokens": held_out.loss_tokens,
         "percent_trained": round(100 * loss_tokens / tokens, 1),
-        "tokens_per_example": {"mean": round(float(lengths.mean()), 1), "longest": int(lengths.max())},
+        "tokens_per_example": {
+            "mean": round(float(lengths.mean()), 1),
+            "longest": int(lengths.max()),
+        },
         "tokens_per_row": round(tokens / len(train), 1),
         "warnings": _warnings(config, parts, encoder, packing_problem),
     }
 
 
 def _counts(part: Part) -> dict[str, Any]:
-    """What became of one source. `train_examples` are those that an epoch visits, one as often as it does."""
+    """What became of one source. `train_examples` are those that an epoch visits, one as often as
+    it does.
+    """
     tally = part.tally
-    return {"source": tally.name, "format": part.tally.columns.format, "weight": part.weight, "rows_read": tally.rows,
-            "rows_skipped": sum(tally.skipped.values()), "rows_cut": tally.cut, "train_examples": part.visits(),
-            "eval_examples": part.held_out}
+    return {
+        "source": tally.name,
+        "format": part.tally.columns.format,
+        "weight": part.weight,
+        "rows_read": tally.rows,
+        "rows_skipped": sum(tally.skipped.values()),
+        "rows_cut": tally.cut,
+        "train_examples": part.visits(),
+        "eval_examples": part.held_out,
+    }
 
 
-def _warnings(config: DataConfig, parts: list[Part], encoder: Encoder, packing_problem: str) -> list[str]:
+def _warnings(
+    config: DataConfig, parts: list[Part], encoder: Encoder, packing_problem: str
+) -> list[str]:
     found = warning_sentences(sum((part.tally.warnings for part in parts), Counter()))
     for part in parts:
         tally, of = part.tally, f" of {part.tally.name}" if len(parts) > 1 else ""
-        found += [f"Rows{of} skipped because {reason}: {count:,} (first in {tally.first_skipped[reason]})."
-                  for reason, count in tally.skipped.items()]
+        found += [
+            f"Rows{of} skipped because {reason}: {count:,} (first in "
+            f"{tally.first_skipped[reason]})."
+            for reason, count in tally.skipped.items()
+        ]
         if tally.cut:
-            found.append(f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: "
-                         f"{tally.cut:,}.")
+            found.append(
+                f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: "
+                f"{tally.cut:,}."
+            )
         found += notes_on(part.config)
         if config.eval_fraction > 0 and not part.held_out:
             found.append(f"No row{of} is held out, because there is only one.")
     if config.packing and packing_problem:
         found.append(f"Packing is off, one example a row ({packing_problem}).")
-    if encoder.tokenizer.eos_token_id is None and any(encoder.template_use(part.tally.columns.format) == "none"
-                                                      for part in parts):
-        found.append("The tokenizer has no end-of-sequence token, so the model cannot learn where to stop.")
+    if encoder.tokenizer.eos_token_id is None and any(
+        encoder.template_use(part.tally.columns.format) == "none" for part in parts
+    ):
+        found.append(
+            "The tokenizer has no end-of-sequence token, so the model cannot learn where to stop."
+        )
     return found

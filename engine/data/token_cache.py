@@ -1,10 +1,12 @@
-"""Tokens on disk: each source is tokenised once, and every later run with the same data maps the same files.
+"""Tokens on disk: each source is tokenised once, and every later run with the same data maps the
+same files.
 
-A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder) holds those of one
-source, under the key of all that determines them (identity.py). It is written beside, synced, and only then renamed
-into place, so what has a key for a name was complete once; sizes and checksums in its manifest tell whether it still
-is, and one that is not is made again. Two processes that make the same tokens both succeed, and one folder stays. The
-least recently used folders are removed beyond 64 of them or max(10 GiB, a tenth of the disk); what a run has mapped
+A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder)
+holds those of one source, under the key of all that determines them (identity.py). It is written
+beside, synced, and only then renamed into place, so what has a key for a name was complete once;
+sizes and checksums in its manifest tell whether it still is, and one that is not is made again. Two
+processes that make the same tokens both succeed, and one folder stays. The least recently used
+folders are removed beyond 64 of them or max(10 GiB, a tenth of the disk); what a run has mapped
 stays readable.
 """
 
@@ -97,7 +99,9 @@ class StoredTokens:
         self.cached = cached
         """Whether they were there already."""
         self.train, self.eval = (
-            Side(**{name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()}) for side in _SIDES)
+            Side(**{name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()})
+            for side in _SIDES
+        )
         with open(folder / _PROMPTS, "rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0
             self._prompts = None if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -120,7 +124,9 @@ def cache_folder() -> Path:
 
 
 def find(key: str, progress: Progress) -> StoredTokens | None:
-    """The tokens under `key`, or None when there are none or they are damaged; these are then removed."""
+    """The tokens under `key`, or None when there are none or they are damaged; these are then
+    removed.
+    """
     folder = cache_folder() / key
     if not folder.exists():
         return None
@@ -133,13 +139,17 @@ def find(key: str, progress: Progress) -> StoredTokens | None:
 
 
 def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
-    """Rows verified and rows in all, again and again, and the tokens at last; it ends early where they are damaged."""
+    """Rows verified and rows in all, again and again, and the tokens at last; it ends early where
+    they are damaged.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         body = manifest["body"]
         files = body["files"]
         sizes = {name: size for name, (size, _) in files.items()}
-        if manifest["checksum"] != body_checksum(body) or sizes != {n: (folder / n).stat().st_size for n in files}:
+        if manifest["checksum"] != body_checksum(body) or sizes != {
+            n: (folder / n).stat().st_size for n in files
+        }:
             return
         done, total, rows = 0, sum(sizes.values()), body["tally"]["rows"]
         buffer = memoryview(bytearray(_CHUNK_BYTES))
@@ -157,17 +167,25 @@ def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
 
 
 def _tally(values: dict[str, Any]) -> Tally:
-    return Tally(**values | {"columns": ColumnMap(**values["columns"]), "skipped": Counter(values["skipped"]),
-                             "warnings": Counter(values["warnings"])})
+    return Tally(
+        **values
+        | {
+            "columns": ColumnMap(**values["columns"]),
+            "skipped": Counter(values["skipped"]),
+            "warnings": Counter(values["warnings"]),
+        }
+    )
 
 
 # ---------------------------------------------------------------------- writing
 
 
 class TokenWriter:
-    """Writes the tokens of one source. Either `publish` ends it, or leaving the `with` block removes all of it.
+    """Writes the tokens of one source. Either `publish` ends it, or leaving the `with` block
+    removes all of it.
 
-    What the file system refuses is raised as one DataError that names `name`, the source."""
+    What the file system refuses is raised as one DataError that names `name`, the source.
+    """
 
     def __init__(self, name: str):
         self._name = name
@@ -180,7 +198,9 @@ class TokenWriter:
             self._folder.mkdir(mode=0o700)
             lock = self._open.enter_context(open(self._folder / _LOCK, "wb"))
             fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
-            self.train, self.eval = (SideWriter(self._folder, side, self._open, self._told) for side in _SIDES)
+            self.train, self.eval = (
+                SideWriter(self._folder, side, self._open, self._told) for side in _SIDES
+            )
             self._prompts = _File(self._folder / _PROMPTS, self._open)
 
     def __enter__(self) -> TokenWriter:
@@ -192,7 +212,9 @@ class TokenWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def prompt(self, document: int, answer: tuple[int, int], asked: str) -> None:
-        """A held-out question: its document among the held-out ones, the token range of the answer, what was asked."""
+        """A held-out question: its document among the held-out ones, the token range of the answer,
+        what was asked.
+        """
         line = json.dumps({"document": document, "answer": answer, "asked": asked})
         with self._told():
             self._prompts.write(line.encode() + b"\n")
@@ -204,8 +226,14 @@ class TokenWriter:
             for file in files.values():
                 file.close(synced=key is not None)
             values = asdict(tally)
-            body = {"key": key, "files": {name: [file.bytes, file.digest.hexdigest()] for name, file in files.items()},
-                    "tally": values | {"skipped": dict(tally.skipped), "warnings": dict(tally.warnings)}}
+            body = {
+                "key": key,
+                "files": {
+                    name: [file.bytes, file.digest.hexdigest()] for name, file in files.items()
+                },
+                "tally": values
+                | {"skipped": dict(tally.skipped), "warnings": dict(tally.warnings)},
+            }
             made = StoredTokens(self._folder, tally, cached=False)
             if key is not None:
                 manifest = _File(self._folder / _MANIFEST, self._open)
@@ -231,17 +259,22 @@ class TokenWriter:
             yield
         except OSError as error:
             self.__exit__()
-            raise DataError(f"The tokens of {self._name} cannot be written in {cache_folder()} "
-                            f"({error.strerror or error}); free some disk space there, or set RAMSTREAM_CACHE to a "
-                            "folder that has room.") from None
+            raise DataError(
+                f"The tokens of {self._name} cannot be written in {cache_folder()} "
+                f"({error.strerror or error}); free some disk space there, or set RAMSTREAM_CACHE "
+                "to a folder that has room."
+            ) from None
 
 
 class SideWriter:
     """Appends the documents of one side."""
 
-    def __init__(self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]):
+    def __init__(
+        self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]
+    ):
         self._ids, self._trained, self._starts, self._examples = self.files = [
-            _File(folder / f"{side}.{name}", stack) for name in _TYPES]
+            _File(folder / f"{side}.{name}", stack) for name in _TYPES
+        ]
         self._told = told
         self.examples = self.documents = self._tokens = 0
         for file in (self._starts, self._examples):
@@ -270,7 +303,9 @@ class _File:
         self._file = stack.enter_context(open(path, "xb", buffering=_CHUNK_BYTES // 8))
 
     def write(self, values: np.ndarray | bytes) -> None:
-        content = memoryview(np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values).cast("B")
+        content = memoryview(
+            np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
+        ).cast("B")
         self._file.write(content)
         self.digest.update(content)
         self.bytes += len(content)
@@ -296,7 +331,10 @@ def remove_old(kept: Collection[str]) -> None:
             used = (folder / _MANIFEST).stat().st_mtime
             found.append((used, folder, sum(file.stat().st_size for file in folder.iterdir())))
     found.sort(key=lambda entry: (entry[1].name in kept, entry[0]))
-    total, most = sum(size for *_, size in found), max(_LEAST_BYTES, shutil.disk_usage(root).total // 10)
+    total, most = (
+        sum(size for *_, size in found),
+        max(_LEAST_BYTES, shutil.disk_usage(root).total // 10),
+    )
     for place, (_, folder, size) in enumerate(found):
         if folder.name in kept or (len(found) - place <= _MOST_FOLDERS and total <= most):
             return

@@ -31,23 +31,37 @@ _BYTES_A_PROCESS = 1 << 30
 """Of host memory, generously: they are gone before the planes are allocated."""
 
 
-def stored_tokens(config: DataConfig, encoder: Encoder, progress: Progress, processes: int | None,
-                  ) -> tuple[StoredTokens, str | None]:
-    """The tokens of the one source of `config`, and the key that they have in the cache (None for a source that does
-    not say what it holds). Raises DataError when the source cannot be read or trains on no token.
+def stored_tokens(
+    config: DataConfig,
+    encoder: Encoder,
+    progress: Progress,
+    processes: int | None,
+) -> tuple[StoredTokens, str | None]:
+    """The tokens of the one source of `config`, and the key that they have in the cache (None for a
+    source that does not say what it holds). Raises DataError when the source cannot be read or
+    trains on no token.
 
-    `processes`: how many to tokenise in, 0 for this one alone, None for as many as pay. The tokens are the same."""
+    `processes`: how many to tokenise in, 0 for this one alone, None for as many as pay. The tokens
+    are the same.
+    """
     source = None
     identity, whole = _identity(config)
     local = whole
     if not whole:
         source = open_source(config)
-        identity, whole = [identity, source.fingerprint, source.total], source.fingerprint is not None
+        identity, whole = (
+            [identity, source.fingerprint, source.total],
+            source.fingerprint is not None,
+        )
     key = key_of(identity, config, encoder.tokenizer) if whole else None
     if key is not None:
         found = find(key, saying(progress, "Checking the tokens in the cache"))
         if found is not None:
-            progress(found.tally.rows, found.tally.rows, f"Tokens of {found.tally.name} read from the cache")
+            progress(
+                found.tally.rows,
+                found.tally.rows,
+                f"Tokens of {found.tally.name} read from the cache",
+            )
             return found, key
     if source is None:
         source = open_source(config)
@@ -65,8 +79,14 @@ def _identity(config: DataConfig) -> tuple[Identity, bool]:
         return [], False
 
 
-def _tokenise(source: Source, encoder: Encoder, config: DataConfig, writer: TokenWriter, progress: Progress,
-              processes: int | None) -> Tally:
+def _tokenise(
+    source: Source,
+    encoder: Encoder,
+    config: DataConfig,
+    writer: TokenWriter,
+    progress: Progress,
+    processes: int | None,
+) -> Tally:
     first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
@@ -95,8 +115,12 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 # ---------------------------------------------------------------------- here or elsewhere
 
 
-def _encoded(source: Source, encoder: Encoder, tally: Tally, processes: int | None,
-             ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
+def _encoded(
+    source: Source,
+    encoder: Encoder,
+    tally: Tally,
+    processes: int | None,
+) -> Generator[tuple[list[Numbered], Encoded], None, None]:
     """Every batch of rows with its tokens, in order."""
     rest = row_batches(source)
     if not processes:
@@ -104,7 +128,9 @@ def _encoded(source: Source, encoder: Encoder, tally: Tally, processes: int | No
         for batch in rest:
             yield batch, encode_batch(encoder, tally.columns, batch)
             done += len(batch)
-            if processes is None and (processes := _worth(done, source.total, time.monotonic() - began)):
+            if processes is None and (
+                processes := _worth(done, source.total, time.monotonic() - began)
+            ):
                 break
         else:
             return
@@ -113,7 +139,9 @@ def _encoded(source: Source, encoder: Encoder, tally: Tally, processes: int | No
 
 
 def _worth(done: int, total: int | None, seconds: float) -> int | None:
-    """How many processes to go on in when `done` of `total` rows took `seconds` here; None to go on as before."""
+    """How many processes to go on in when `done` of `total` rows took `seconds` here; None to go on
+    as before.
+    """
     most = min(usable_cores(), _MOST_PROCESSES, sample_host_memory()[1] // _BYTES_A_PROCESS)
     if most < 2:
         return None
@@ -136,24 +164,37 @@ class _Sides:
     def add(self, batch: list[Numbered], encoded: Encoded) -> None:
         tally, documents = self._tally, encoded.documents
         held_out = np.zeros(len(batch), dtype=bool)
-        marks = self._held_out[tally.rows:tally.rows + len(batch)]
-        held_out[:len(marks)] = marks
+        marks = self._held_out[tally.rows : tally.rows + len(batch)]
+        held_out[: len(marks)] = marks
         tally.count(len(batch), encoded.cut, int(documents.ids.max(initial=-1)), encoded.warnings)
         for place, skipped in encoded.skipped:
-            tally.skip(skipped.reason, batch[place][2] + (f": {skipped.detail}" if skipped.detail else ""))
+            tally.skip(
+                skipped.reason, batch[place][2] + (f": {skipped.detail}" if skipped.detail else "")
+            )
         for place in np.flatnonzero(held_out & (documents.counts > 0)).tolist():
-            self._hold_out(batch[place], documents.of_rows(_only(place, len(batch))), encoded.answers[place])
+            self._hold_out(
+                batch[place], documents.of_rows(_only(place, len(batch))), encoded.answers[place]
+            )
         trained = np.flatnonzero(~held_out & (documents.counts > 0))
         if len(trained):
             self._let_go()
             last = int(trained[-1])
             held_out[last] = True
-            self._last = batch[last], documents.of_rows(_only(last, len(batch))), encoded.answers[last]
+            self._last = (
+                batch[last],
+                documents.of_rows(_only(last, len(batch))),
+                encoded.answers[last],
+            )
             self._writer.train.add(documents.of_rows(~held_out))
 
     def finish(self, wanted: bool) -> None:
         """`wanted`: an example is to be held out, if only there are two."""
-        if wanted and not self._writer.eval.examples and self._writer.train.examples and self._last is not None:
+        if (
+            wanted
+            and not self._writer.eval.examples
+            and self._writer.train.examples
+            and self._last is not None
+        ):
             self._hold_out(*self._last)  # every row meant to be held out was skipped
         else:
             self._let_go()
@@ -177,8 +218,12 @@ def _only(place: int, count: int) -> np.ndarray:
 
 def _nothing_left(tally: Tally) -> str:
     if not tally.skipped:
-        return f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
+        return (
+            f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
+        )
     reason, _ = tally.skipped.most_common(1)[0]
-    return (f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of {tally.rows} rows "
-            f"are usable, mostly because {reason} (first in {tally.first_skipped[reason]}); change the data, "
-            "data.format or data.train_on.")
+    return (
+        f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of "
+        f"{tally.rows} rows are usable, mostly because {reason} (first in "
+        f"{tally.first_skipped[reason]}); change the data, data.format or data.train_on."
+    )

@@ -1,6 +1,7 @@
 """What a report of memory is made of: items, each of a kind that says what it counts as. No torch.
 
-Records and JSON carry an item's kind as text, its name. It is read back here, and nothing else looks at its wording.
+Records and JSON carry an item's kind as text, its name. It is read back here, and nothing else
+looks at its wording.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class MemoryItem(Word):
 
     # On the host.
     RUNTIME = "Runtime"
-    """The program with its libraries; where it is about to train itself, as it is now, its data included."""
+    """The program with its libraries; where it is about to train itself, as it is now, its data
+    included.
+    """
     LIBRARIES = "Libraries"
     """What the program has yet to load."""
     MARGIN = "Margin"
@@ -68,7 +71,9 @@ class MemoryItem(Word):
     RECORD = "Record"
 
     UNKNOWN = ""
-    """An item of another version of this program: it counts as what a run takes, and as nothing special."""
+    """An item of another version of this program: it counts as what a run takes, and as nothing
+    special.
+    """
 
     @property
     def is_plane(self) -> bool:
@@ -91,7 +96,9 @@ class MemoryItem(Word):
 
     @property
     def is_there_in_training(self) -> bool:
-        """Whether steps take it: not what is only set aside, nor what is only there while weights are read."""
+        """Whether steps take it: not what is only set aside, nor what is only there while weights
+        are read.
+        """
         return self not in (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK)
 
     @property
@@ -100,10 +107,25 @@ class MemoryItem(Word):
         return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
 
 
-_OVERHEAD = frozenset((MemoryItem.RUNTIME, MemoryItem.LIBRARIES, MemoryItem.MARGIN, MemoryItem.CUDA_CONTEXT,
-                       MemoryItem.ALLOCATOR_SLACK))
-_ACTIVATIONS = frozenset((MemoryItem.BOUNDARIES, MemoryItem.HIDDEN_STATES, MemoryItem.ROTARY_EMBEDDINGS,
-                          MemoryItem.KEPT_ACTIVATIONS, MemoryItem.WORKING_SET, MemoryItem.TOKENS_AND_MASKS))
+_OVERHEAD = frozenset(
+    (
+        MemoryItem.RUNTIME,
+        MemoryItem.LIBRARIES,
+        MemoryItem.MARGIN,
+        MemoryItem.CUDA_CONTEXT,
+        MemoryItem.ALLOCATOR_SLACK,
+    )
+)
+_ACTIVATIONS = frozenset(
+    (
+        MemoryItem.BOUNDARIES,
+        MemoryItem.HIDDEN_STATES,
+        MemoryItem.ROTARY_EMBEDDINGS,
+        MemoryItem.KEPT_ACTIVATIONS,
+        MemoryItem.WORKING_SET,
+        MemoryItem.TOKENS_AND_MASKS,
+    )
+)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Models x machines: does it fit, and how fast? The largest model for a machine, and the machines for a model. No torch.
+"""Models x machines: does it fit, and how fast? The largest model for a machine, and the machines
+for a model. No torch.
 
-Fits are judged with the leanest plan of a job, speeds come from a plan that is chosen and simulated as a run's is, but of fewer
-ways (`choose`'s `quick`: some per cent slower at most).
+Fits are judged with the leanest plan of a job, speeds come from a plan that is chosen and simulated
+as a run's is, but of fewer ways (`choose`'s `quick`: some per cent slower at most).
 """
 
 from __future__ import annotations
@@ -63,19 +64,27 @@ class Row:
 
 
 def columns(names: Sequence[str], here: Machine) -> tuple[Column, ...]:
-    """This machine, and known ones with their typical RAM: those of exactly these names. Raises ConfigError for a name that
-    is not known."""
+    """This machine, and known ones with their typical RAM: those of exactly these names. Raises
+    ConfigError for a name that is not known.
+    """
     known = {machine.name: machine for machine in machines()}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError("--machine", f"{unknown[0]!r} is not a known machine; known are {', '.join(known)}.")
+        raise ConfigError(
+            "--machine", f"{unknown[0]!r} is not a known machine; known are {', '.join(known)}."
+        )
     return (Column(HERE, here), *(Column(name, known[name].machine()) for name in names))
 
 
-def table(config: TrainConfig, shown: Sequence[Column], models: Iterable[CatalogEntry] | None = None,
-          timed: bool = True) -> list[Row]:
-    """A row for each model that the settings of `config` suit, all of the catalog if none are given. timed: with speeds,
-    which take some hundredths of a second a cell."""
+def table(
+    config: TrainConfig,
+    shown: Sequence[Column],
+    models: Iterable[CatalogEntry] | None = None,
+    timed: bool = True,
+) -> list[Row]:
+    """A row for each model that the settings of `config` suit, all of the catalog if none are
+    given. timed: with speeds, which take some hundredths of a second a cell.
+    """
     rows = []
     for entry in catalog() if models is None else models:
         shape = entry.shape(config.model.dtype)
@@ -90,26 +99,42 @@ def table(config: TrainConfig, shown: Sequence[Column], models: Iterable[Catalog
 
 
 def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool = True) -> Cell:
-    """`shape` on `machine` with the settings of `config`. Raises ConfigError where they contradict the model."""
+    """`shape` on `machine` with the settings of `config`. Raises ConfigError where they contradict
+    the model.
+    """
     least = least_needs(config, machine, shape)
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
-    missing = ", ".join(f"{(part.total - part.limit) / GIB:,.0f} GiB of {PART_WORDS[name]}" for name, part in parts.items()
-                        if part.verdict == Verdict.DOES_NOT_FIT)
+    missing = ", ".join(
+        f"{(part.total - part.limit) / GIB:,.0f} GiB of {PART_WORDS[name]}"
+        for name, part in parts.items()
+        if part.verdict == Verdict.DOES_NOT_FIT
+    )
     rate = None
     if timed and verdict != Verdict.DOES_NOT_FIT:
         needs = needs_of(config, machine, shape, quick=True)
         if needs.step_seconds:
             rate = config.train.batch_size * config.data.max_seq_len / needs.step_seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
-    return Cell(verdict, parts[PartName.HOST].total, gpu_bytes, missing, rate, measured_rates(config, machine) is None)
+    return Cell(
+        verdict,
+        parts[PartName.HOST].total,
+        gpu_bytes,
+        missing,
+        rate,
+        measured_rates(config, machine) is None,
+    )
 
 
 def largest_model(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, Cell] | None:
-    """The model of the catalog with the most parameters that `machine` can train, its speed included; None where it can
-    train none."""
-    fitting = [(entry, shape) for entry in catalog()
-               if (shape := entry.shape(config.model.dtype)) is not None and _fits(config, shape, machine)]
+    """The model of the catalog with the most parameters that `machine` can train, its speed
+    included; None where it can train none.
+    """
+    fitting = [
+        (entry, shape)
+        for entry in catalog()
+        if (shape := entry.shape(config.model.dtype)) is not None and _fits(config, shape, machine)
+    ]
     if not fitting:
         return None
     entry, shape = max(fitting, key=lambda found: found[1].parameter_count)
@@ -126,8 +151,9 @@ class Offer:
 
 
 def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> list[Offer]:
-    """The known machines that can train this, least RAM first and then the fastest; those whose GPU cannot hold it, and
-    those that are not supported, are left out."""
+    """The known machines that can train this, least RAM first and then the fastest; those whose GPU
+    cannot hold it, and those that are not supported, are left out.
+    """
     offers = []
     for known in machines():
         ram = _least_ram(config, shape, known) if known.supported else None
@@ -139,7 +165,14 @@ def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> 
 def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> int | None:
     """GiB; what is soldered cannot be chosen."""
     sizes = (known.ram_gib,) if known.unified else RAM_SIZES
-    return next((ram for ram in sizes if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram))), None)
+    return next(
+        (
+            ram
+            for ram in sizes
+            if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram))
+        ),
+        None,
+    )
 
 
 def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
@@ -151,31 +184,74 @@ def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
 
 # ---------------------------------------------------------------------- words and files
 
+
 def as_csv(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     """A line for each model and machine, figures in bytes and tokens a second."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("model", "family", "parameters", "active_parameters", "machine", "ram_bytes_available",
-                     "gpu_bytes_free", "verdict", "host_bytes", "gpu_bytes", "missing", "tokens_per_second", "estimated"))
+    writer.writerow(
+        (
+            "model",
+            "family",
+            "parameters",
+            "active_parameters",
+            "machine",
+            "ram_bytes_available",
+            "gpu_bytes_free",
+            "verdict",
+            "host_bytes",
+            "gpu_bytes",
+            "missing",
+            "tokens_per_second",
+            "estimated",
+        )
+    )
     for row in rows:
         for column, found in zip(shown, row.cells):
             gpus = column.machine.gpus
-            writer.writerow((row.entry.id, row.entry.family, row.parameters, row.active_parameters, column.name,
-                             column.machine.ram_available, gpus[0].free if gpus else "", found.verdict, found.host_bytes,
-                             "" if found.gpu_bytes is None else found.gpu_bytes, found.missing,
-                             "" if found.tokens_per_second is None else round(found.tokens_per_second, 1), found.estimated))
+            writer.writerow(
+                (
+                    row.entry.id,
+                    row.entry.family,
+                    row.parameters,
+                    row.active_parameters,
+                    column.name,
+                    column.machine.ram_available,
+                    gpus[0].free if gpus else "",
+                    found.verdict,
+                    found.host_bytes,
+                    "" if found.gpu_bytes is None else found.gpu_bytes,
+                    found.missing,
+                    "" if found.tokens_per_second is None else round(found.tokens_per_second, 1),
+                    found.estimated,
+                )
+            )
     return text.getvalue()
 
 
 def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any]]:
     """Plain data of every row, for tools and the screen."""
-    return [{"id": row.entry.id, "title": row.entry.title, "family": row.entry.family, "parameters": row.parameters,
-             "active_parameters": row.active_parameters,
-             "cells": {column.name: {"verdict": found.verdict.value, "host_bytes": found.host_bytes,
-                                     "gpu_bytes": found.gpu_bytes, "missing": found.missing,
-                                     "tokens_per_second": found.tokens_per_second, "estimated": found.estimated}
-                        for column, found in zip(shown, row.cells)}}
-            for row in rows]
+    return [
+        {
+            "id": row.entry.id,
+            "title": row.entry.title,
+            "family": row.entry.family,
+            "parameters": row.parameters,
+            "active_parameters": row.active_parameters,
+            "cells": {
+                column.name: {
+                    "verdict": found.verdict.value,
+                    "host_bytes": found.host_bytes,
+                    "gpu_bytes": found.gpu_bytes,
+                    "missing": found.missing,
+                    "tokens_per_second": found.tokens_per_second,
+                    "estimated": found.estimated,
+                }
+                for column, found in zip(shown, row.cells)
+            },
+        }
+        for row in rows
+    ]
 
 
 def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
@@ -183,7 +259,10 @@ def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
     lines = [["model", *(column.name for column in shown)]]
     lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*lines)]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip() for cells in lines)
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
+        for cells in lines
+    )
 
 
 def cell_in_words(found: Cell) -> str:

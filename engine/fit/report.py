@@ -1,6 +1,7 @@
-"""Will it fit, and how long will it take? The report of a run: host memory, GPU memory and disk item by item, a verdict with
-reasons and remedies, time, energy and cost. No torch here; a model whose shape is not given is looked up by
-`engine.model.find_shape`, which loads torch for one that nobody has built here before.
+"""Will it fit, and how long will it take? The report of a run: host memory, GPU memory and disk
+item by item, a verdict with reasons and remedies, time, energy and cost. No torch here; a model
+whose shape is not given is looked up by `engine.model.find_shape`, which loads torch for one that
+nobody has built here before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
 from engine.words import GIB, in_gib
 
-WORDS = {Verdict.FITS: "fits", Verdict.TIGHT: "fits, but only just", Verdict.DOES_NOT_FIT: "does not fit"}
+WORDS = {
+    Verdict.FITS: "fits",
+    Verdict.TIGHT: "fits, but only just",
+    Verdict.DOES_NOT_FIT: "does not fit",
+}
 HOST_WATTS = 150.0
 """Of a workstation around its GPU, assumed: processor and memory at work, fans and losses."""
 
@@ -43,18 +48,34 @@ class FitReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as the record and the screen take it."""
-        return {"verdict": self.verdict.value, "headline": self.headline, "reasons": list(self.reasons),
-                "remedies": [asdict(remedy) for remedy in self.remedies], "host": self.host.to_dict(),
-                "gpu": self.gpu.to_dict() if self.gpu is not None else None, "disk": self.disk.to_dict(),
-                "model": self.model, "choices": self.choices, "time": self.time}
+        return {
+            "verdict": self.verdict.value,
+            "headline": self.headline,
+            "reasons": list(self.reasons),
+            "remedies": [asdict(remedy) for remedy in self.remedies],
+            "host": self.host.to_dict(),
+            "gpu": self.gpu.to_dict() if self.gpu is not None else None,
+            "disk": self.disk.to_dict(),
+            "model": self.model,
+            "choices": self.choices,
+            "time": self.time,
+        }
 
 
-def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = None,
-             rounding: Mapping[str, Any] | None = None, rates: Rates | None = None, steps: int | None = None,
-             resident: Resident | None = None) -> FitReport:
-    """The report for `config` on `machine`; `rounding` and `rates` as for `choose`: where no rates are given, those that were
-    measured here, or those that are estimated for a known card. steps: of the whole run, where the data are known. resident:
-    as for `needs_of`. Raises ModelError or ConfigError for what no machine could run."""
+def estimate(
+    config: TrainConfig,
+    machine: Machine,
+    shape: ModelShape | None = None,
+    rounding: Mapping[str, Any] | None = None,
+    rates: Rates | None = None,
+    steps: int | None = None,
+    resident: Resident | None = None,
+) -> FitReport:
+    """The report for `config` on `machine`; `rounding` and `rates` as for `choose`: where no rates
+    are given, those that were measured here, or those that are estimated for a known card. steps:
+    of the whole run, where the data are known. resident: as for `needs_of`. Raises ModelError or
+    ConfigError for what no machine could run.
+    """
     if shape is None:
         shape = shape_from_source(config.model)
     if shape.dtype != config.model.dtype:
@@ -62,21 +83,39 @@ def estimate(config: TrainConfig, machine: Machine, shape: ModelShape | None = N
     needs = needs_of(config, machine, shape, rounding, rates, resident=resident)
     verdict = needs.verdict()
     remedies = remedies_for(needs) if verdict != Verdict.FITS else ()
-    measured = rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
+    measured = (
+        rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
+    )
     return FitReport(
-        verdict=verdict, headline=_headline(needs, verdict), reasons=tuple(_reasons(needs, bool(remedies))),
-        remedies=remedies, host=needs.parts[PartName.HOST], gpu=needs.parts.get(PartName.GPU), disk=needs.parts[PartName.DISK],
-        model={"parameters": shape.parameter_count, "active_parameters": shape.active_parameters,
-               "blocks": len(shape.blocks), "model_type": shape.model_type, "source": config.model.source,
-               "dtype": config.model.dtype},
-        choices={"device": needs.device, "micro_batch_size": needs.chosen.micro_batch_size,
-                 "loss_chunk": needs.chosen.loss_chunk, **needs.chosen.choices.to_dict()},
-        time=_time(needs, config.train.steps or steps, measured))
+        verdict=verdict,
+        headline=_headline(needs, verdict),
+        reasons=tuple(_reasons(needs, bool(remedies))),
+        remedies=remedies,
+        host=needs.parts[PartName.HOST],
+        gpu=needs.parts.get(PartName.GPU),
+        disk=needs.parts[PartName.DISK],
+        model={
+            "parameters": shape.parameter_count,
+            "active_parameters": shape.active_parameters,
+            "blocks": len(shape.blocks),
+            "model_type": shape.model_type,
+            "source": config.model.source,
+            "dtype": config.model.dtype,
+        },
+        choices={
+            "device": needs.device,
+            "micro_batch_size": needs.chosen.micro_batch_size,
+            "loss_chunk": needs.chosen.loss_chunk,
+            **needs.chosen.choices.to_dict(),
+        },
+        time=_time(needs, config.train.steps or steps, measured),
+    )
 
 
 def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
-    """Seconds, and what the electricity comes to: the card at its board power and the host at `HOST_WATTS`, all run long.
-    None for what is not known."""
+    """Seconds, and what the electricity comes to: the card at its board power and the host at
+    `HOST_WATTS`, all run long. None for what is not known.
+    """
     config, seconds = needs.config, needs.step_seconds
     tokens = config.train.batch_size * config.data.max_seq_len
     known = known_machine(needs.machine) if needs.device == "cuda" else None
@@ -84,13 +123,23 @@ def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
     run = seconds * steps if seconds and steps else None
     energy = run * watts / 3.6e6 if run and watts else None
     price = config.output.price_per_kwh
-    return {"tokens_per_step": tokens, "flops_per_step": parameter_flops(needs.shape.active_parameters, tokens),
-            "formula": PLANNED_FLOPS_FORMULA, "step_seconds": seconds, "estimated": seconds is not None and not measured,
-            "tokens_per_second": tokens / seconds if seconds else None, "steps": steps, "run_seconds": run, "watts": watts,
-            "energy_kwh": energy, "cost": energy * price if energy and price is not None else None}
+    return {
+        "tokens_per_step": tokens,
+        "flops_per_step": parameter_flops(needs.shape.active_parameters, tokens),
+        "formula": PLANNED_FLOPS_FORMULA,
+        "step_seconds": seconds,
+        "estimated": seconds is not None and not measured,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "steps": steps,
+        "run_seconds": run,
+        "watts": watts,
+        "energy_kwh": energy,
+        "cost": energy * price if energy and price is not None else None,
+    }
 
 
 # ---------------------------------------------------------------------- words
+
 
 def _headline(needs: Needs, verdict: Verdict) -> str:
     taken = []
@@ -105,28 +154,44 @@ def _reasons(needs: Needs, helped: bool) -> list[str]:
     reasons = []
     for name in failing:
         part = needs.parts[name]
-        reasons.append(f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.limit)} free, "
-                       f"{in_gib(part.total - part.limit)} short; {_breaking(part)}.")
+        reasons.append(
+            f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.limit)} "
+            f"free, {in_gib(part.total - part.limit)} short; {_breaking(part)}."
+        )
     if failing and not helped:
-        least = " and ".join(f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing)
-        reasons.append(f"No change of settings was found that makes it fit: it takes {least}, or a smaller model.")
+        least = " and ".join(
+            f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing
+        )
+        reasons.append(
+            f"No change of settings was found that makes it fit: it takes {least}, or a smaller "
+            "model."
+        )
     for name, part in needs.parts.items():
         if part.verdict == Verdict.TIGHT:
             largest = max(part.items, key=lambda item: item.bytes)
-            reasons.append(f"{_capital(PART_WORDS[name])} is {100 * part.total / part.limit:.0f} % full, mostly with "
-                           f"{largest.name} ({in_gib(largest.bytes)}).")
+            reasons.append(
+                f"{_capital(PART_WORDS[name])} is {100 * part.total / part.limit:.0f} % full, "
+                f"mostly with {largest.name} ({in_gib(largest.bytes)})."
+            )
     known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
     if known is not None and length > known:
-        reasons.append(f"data.max_seq_len {length} is beyond the {known} positions that this model was trained for.")
+        reasons.append(
+            f"data.max_seq_len {length} is beyond the {known} positions that this model was "
+            "trained for."
+        )
     cap = needs.config.engine.gpu_memory_gib
     if cap is not None and needs.device == "cuda" and cap * GIB > needs.machine.gpus[0].free:
-        reasons.append(f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(needs.machine.gpus[0].free)} free on "
-                       f"the {needs.machine.gpus[0].name}; the plan uses what is free.")
+        reasons.append(
+            f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(needs.machine.gpus[0].free)} "
+            f"free on the {needs.machine.gpus[0].name}; the plan uses what is free."
+        )
     return reasons
 
 
 def _breaking(part: Part) -> str:
-    """Items stand from what every run needs to what choices add; the one that crosses the limit is named."""
+    """Items stand from what every run needs to what choices add; the one that crosses the limit is
+    named.
+    """
     filled = sum(item.bytes for item in part.items if item.kind.is_overhead)
     if filled > part.limit:
         return "the program alone takes more"

@@ -1,4 +1,6 @@
-"""GPUs as NVIDIA's management library describes them, and samples of their memory, power and use. No torch."""
+"""GPUs as NVIDIA's management library describes them, and samples of their memory, power and use.
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU that this process may use. Bytes, degrees Celsius, watts; None where the driver does not say."""
+    """One GPU that this process may use. Bytes, degrees Celsius, watts; None where the driver does
+    not say.
+    """
 
     name: str
     total: int
@@ -39,11 +43,16 @@ class GpuSample:
 
 # ---------------------------------------------------------------- GPUs
 
+
 class GpuSampler:
-    """Reads one GPU's memory and power through a kept driver handle: microseconds, no CUDA call, no synchronization."""
+    """Reads one GPU's memory and power through a kept driver handle: microseconds, no CUDA call, no
+    synchronization.
+    """
 
     def __init__(self, index: int = 0):
-        """`index` counts the GPUs that CUDA shows to this process. Without such a GPU, `sample` returns None."""
+        """`index` counts the GPUs that CUDA shows to this process. Without such a GPU, `sample`
+        returns None.
+        """
         self._nvml, _ = _open_nvml()
         self._handle = None
         if self._nvml is not None:
@@ -80,11 +89,20 @@ def read_gpus() -> tuple[list[GpuInfo], list[str]]:
             else:
                 gpus.append(gpu)
         if not gpus and not notes:
-            hidden = " that CUDA_VISIBLE_DEVICES lets this process use" if "CUDA_VISIBLE_DEVICES" in os.environ else ""
+            hidden = (
+                " that CUDA_VISIBLE_DEVICES lets this process use"
+                if "CUDA_VISIBLE_DEVICES" in os.environ
+                else ""
+            )
             notes.append(f"There is no NVIDIA GPU{hidden}, so blocks compute on the CPU.")
-        if len({gpu.name for gpu in gpus}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-            notes.append("The GPUs differ and CUDA may number them in another order; "
-                         "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both orders the same.")
+        if (
+            len({gpu.name for gpu in gpus}) > 1
+            and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+        ):
+            notes.append(
+                "The GPUs differ and CUDA may number them in another order; "
+                "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both orders the same."
+            )
     finally:
         _ask(nvml, nvml.nvmlShutdown)
     return gpus, notes
@@ -95,14 +113,19 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
     if memory is None:
         return None
     return GpuInfo(
-        name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU", total=memory.total, free=memory.free,
-        driver=driver, index=index, uuid=_ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
+        name=_ask(nvml, nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
+        total=memory.total,
+        free=memory.free,
+        driver=driver,
+        index=index,
+        uuid=_ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "",
         pcie_generation=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
         pcie_width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
         pcie_generation_max=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         pcie_width_max=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         temperature=_ask(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-        power=_power(nvml, handle))
+        power=_power(nvml, handle),
+    )
 
 
 def _power(nvml: Any, handle: Any) -> float | None:
@@ -115,7 +138,11 @@ def _open_nvml() -> tuple[Any, str]:
     try:
         import pynvml
     except ImportError:
-        return None, "The package nvidia-ml-py is not installed, so GPUs are not seen; blocks compute on the CPU."
+        return (
+            None,
+            "The package nvidia-ml-py is not installed, so GPUs are not seen; blocks compute on "
+            "the CPU.",
+        )
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -131,10 +158,15 @@ def _ask(nvml: Any, question: Callable[..., Any], *args: Any) -> Any:
 
 
 def _visible_handles(nvml: Any) -> list[Any]:
-    """Driver handles in the order in which CUDA numbers the devices of this process. Like CUDA, stops at the first
-    entry of CUDA_VISIBLE_DEVICES that names no device."""
+    """Driver handles in the order in which CUDA numbers the devices of this process. Like CUDA,
+    stops at the first entry of CUDA_VISIBLE_DEVICES that names no device.
+    """
     count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
-    handles = [handle for i in range(count) if (handle := _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, i)) is not None]
+    handles = [
+        handle
+        for i in range(count)
+        if (handle := _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, i)) is not None
+    ]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return handles
@@ -145,7 +177,11 @@ def _visible_handles(nvml: Any) -> list[Any]:
         elif entry.startswith("MIG-"):
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
         else:
-            matches = [h for h in handles if entry and (_ask(nvml, nvml.nvmlDeviceGetUUID, h) or "").startswith(entry)]
+            matches = [
+                h
+                for h in handles
+                if entry and (_ask(nvml, nvml.nvmlDeviceGetUUID, h) or "").startswith(entry)
+            ]
             handle = matches[0] if len(matches) == 1 else None
         if handle is None:
             break

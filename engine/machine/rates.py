@@ -1,4 +1,6 @@
-"""Rates of this machine, measured once and kept beside the token cache: plans and predictions are made with them. No torch."""
+"""Rates of this machine, measured once and kept beside the token cache: plans and predictions are
+made with them. No torch.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,25 @@ def rates_file() -> Path:
 
 
 def stored_rates(device_name: str) -> Rates | None:
-    """What was measured with this device and as many cores as there are now; None where nothing was."""
+    """What was measured with this device and as many cores as there are now; None where nothing
+    was.
+    """
     found = _read().get(_key(device_name))
     try:
         rates = Rates.from_dict(found)
     except (TypeError, KeyError, ValueError):
         return None
-    good = all(math.isfinite(value) and (value > 0 or name in ("overhead", "call")) for name, value in rates.to_dict().items())
+    good = all(
+        math.isfinite(value) and (value > 0 or name in ("overhead", "call"))
+        for name, value in rates.to_dict().items()
+    )
     return rates if good else None
 
 
 def stored_cpu_rates(product: float) -> Rates | None:
-    """Those of as many threads as blocks are computed with whose largest matrix product has `product` FLOPs."""
+    """Those of as many threads as blocks are computed with whose largest matrix product has
+    `product` FLOPs.
+    """
     return stored_rates(ONE_THREAD if product < SMALL_PRODUCT else CPU)
 
 
@@ -46,7 +55,10 @@ def measured_at(device_name: str) -> float | None:
 
 def store_rates(device_name: str, rates: Rates) -> None:
     """Keep `rates`; a folder that cannot be written to keeps none, and they are measured again."""
-    path, everything = rates_file(), _read() | {_key(device_name): rates.to_dict() | {"measured": time.time()}}
+    path, everything = (
+        rates_file(),
+        _read() | {_key(device_name): rates.to_dict() | {"measured": time.time()}},
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(everything, indent=1), durable=False)
@@ -68,9 +80,10 @@ def _key(device_name: str) -> str:
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second, measured: bytes of the two directions of the bus, FLOPs of large matrix products and
-    of causal attention (which halves them), bytes that the device's memory moves (read and written), parameters that
-    AdamW updates on the host."""
+    """What a machine does in a second, measured: bytes of the two directions of the bus, FLOPs of
+    large matrix products and of causal attention (which halves them), bytes that the device's
+    memory moves (read and written), parameters that AdamW updates on the host.
+    """
 
     h2d: float
     d2h: float
@@ -84,11 +97,16 @@ class Rates:
     d2h_busy: float
     """The bus both ways while AdamW runs on the host."""
     packed_attention: float
-    """FLOPs a second that the variable-length kernel comes to in long rows; `PACKED_BYTES` come on top."""
+    """FLOPs a second that the variable-length kernel comes to in long rows; `PACKED_BYTES` come on
+    top.
+    """
     overhead: float = 0.0
-    """Seconds that the calls of one block take in forward where nothing else goes on meanwhile: on the CPU."""
+    """Seconds that the calls of one block take in forward where nothing else goes on meanwhile: on
+    the CPU.
+    """
     call: float = 0.0
-    """Seconds in which a program launches one small operation on a GPU, beside AdamW on the host."""
+    """Seconds in which a program launches one small operation on a GPU, beside AdamW on the host.
+    """
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -99,10 +117,16 @@ class Rates:
 
 
 PACKED_BYTES, PACKED_WIDTH = 49, 76
-"""Of the device's memory, in the time that the variable-length kernel takes in forward and backward for each token and feature
-of a query besides its products, and features that each head has more in it (measured: docs/performance.md)."""
+"""Of the device's memory, in the time that the variable-length kernel takes in forward and backward
+for each token and feature of a query besides its products, and features that each head has more in
+it (measured: docs/performance.md).
+"""
 SMALL_PRODUCT = 5e8
 """FLOPs of a matrix product that one core has done about when others have woken up for it."""
-TYPICAL = {"cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
-           "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10)}
-"""What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and two cores."""
+TYPICAL = {
+    "cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
+    "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10),
+}
+"""What plans are made with where nothing was measured: a card with 24 GiB on a bus of 16 lanes, and
+two cores.
+"""

@@ -27,7 +27,9 @@ class Machine:
     """Cores that this process may use."""
     ram_total: int
     ram_limit: int
-    """What all processes of this session may use together: the smallest of RAM and the cgroup limits above us."""
+    """What all processes of this session may use together: the smallest of RAM and the cgroup
+    limits above us.
+    """
     ram_available: int
     """What can still be allocated within the limit; page cache counts as available."""
     gpus: tuple[GpuInfo, ...] = ()
@@ -43,7 +45,9 @@ class Machine:
 
 
 def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
-    """Read everything now. `disk_path` need not exist yet. What cannot be read is named in `notes`, never raised."""
+    """Read everything now. `disk_path` need not exist yet. What cannot be read is named in `notes`,
+    never raised.
+    """
     memory = psutil.virtual_memory()
     limit, within = cgroup_memory()
     gpus, notes = read_gpus()
@@ -52,9 +56,18 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
     except OSError as error:
         free = 0
         notes.append(f"The disk at {disk_path} cannot be read ({error.strerror}).")
-    return Machine(cpu_name=_cpu_name(), cpu_cores=usable_cores(), ram_total=memory.total,
-                   ram_limit=min(memory.total, limit), ram_available=max(0, min(memory.available, within)),
-                   gpus=tuple(gpus), disk_path=str(disk_path), disk_free=free, notes=tuple(notes), here=True)
+    return Machine(
+        cpu_name=_cpu_name(),
+        cpu_cores=usable_cores(),
+        ram_total=memory.total,
+        ram_limit=min(memory.total, limit),
+        ram_available=max(0, min(memory.available, within)),
+        gpus=tuple(gpus),
+        disk_path=str(disk_path),
+        disk_free=free,
+        notes=tuple(notes),
+        here=True,
+    )
 
 
 @functools.cache
@@ -69,7 +82,9 @@ def compiler_problem() -> str:
 
 def _cpu_name() -> str:
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             key, _, value = line.partition(":")
             if key.strip() == "model name" and value.strip():
                 return " ".join(value.split())

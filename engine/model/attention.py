@@ -1,12 +1,13 @@
 """Attention that keeps the documents of a row apart without a tokens x tokens mask.
 
-transformers lets a program register an attention function and the function that makes its masks. Ours makes no mask:
-where a family would get one it is given a `Pattern`, the documents of each row (known on the host, so that nothing waits
-for the device) and what a token may look back to inside its document. The attention then runs document by document:
-torch's variable-length kernel on a GPU, plain attention on each document's slice elsewhere (or under a mask after all,
-where rows are so short that calls would take longer). What torch's fused attention does not know, soft caps and sinks,
-goes to the family's own eager function, document by document too. Rows that are not packed and see all that came before
-them get no pattern and take transformers' own path.
+transformers lets a program register an attention function and the function that makes its masks.
+Ours makes no mask: where a family would get one it is given a `Pattern`, the documents of each row
+(known on the host, so that nothing waits for the device) and what a token may look back to inside
+its document. The attention then runs document by document: torch's variable-length kernel on a GPU,
+plain attention on each document's slice elsewhere (or under a mask after all, where rows are so
+short that calls would take longer). What torch's fused attention does not know, soft caps and
+sinks, goes to the family's own eager function, document by document too. Rows that are not packed
+and see all that came before them get no pattern and take transformers' own path.
 """
 
 from __future__ import annotations
@@ -29,21 +30,30 @@ from engine.errors import ModelError
 from engine.model.layout import DOCUMENTS, MASK_ELEMENTS
 from engine.model.library import transformers
 
-KERNELS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 """Of torch's fused attention on a GPU, the one wanted most first."""
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
 """Tensors besides query, key and value that mean the same for a document as for a whole row."""
 _MASKED_AT_ONCE = 2_000_000
-"""Of a CPU: queries' numbers times tokens of a row, for each document, below which a mask is faster than calls."""
+"""Of a CPU: queries' numbers times tokens of a row, for each document, below which a mask is faster
+than calls.
+"""
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
 """What only a family's eager function honours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Which tokens of a micro-batch belong together. `lengths`: for each row, tokens of its documents, padding being one
-    of them. `upload`: from a host array to a tensor on the device, without waiting for the device."""
+    """Which tokens of a micro-batch belong together. `lengths`: for each row, tokens of its
+    documents, padding being one of them. `upload`: from a host array to a tensor on the device,
+    without waiting for the device.
+    """
 
     lengths: tuple[tuple[int, ...], ...]
     upload: Callable[[np.ndarray], torch.Tensor]
@@ -51,7 +61,9 @@ class Documents:
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, position_ids: np.ndarray, upload: Callable[[np.ndarray], torch.Tensor]) -> Documents:
+    def of(
+        cls, position_ids: np.ndarray, upload: Callable[[np.ndarray], torch.Tensor]
+    ) -> Documents:
         """From positions [rows, tokens] that restart with every document."""
         lengths = []
         for row in np.asarray(position_ids):
@@ -60,7 +72,9 @@ class Documents:
         return cls(tuple(lengths), upload)
 
     @classmethod
-    def whole_rows(cls, rows: int, tokens: int, upload: Callable[[np.ndarray], torch.Tensor]) -> Documents:
+    def whole_rows(
+        cls, rows: int, tokens: int, upload: Callable[[np.ndarray], torch.Tensor]
+    ) -> Documents:
         """One document a row."""
         return cls(((tokens,),) * rows, upload)
 
@@ -74,8 +88,9 @@ class Documents:
         return max(max(row) for row in self.lengths)
 
     def pieces(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:
-        """(rows, first token, token after the last) of every stretch that attends to itself alone: a document or, where
-        attention is chunked, each `chunk` tokens of it."""
+        """(rows, first token, token after the last) of every stretch that attends to itself alone:
+        a document or, where attention is chunked, each `chunk` tokens of it.
+        """
         apart = [(slice(k, k + 1), lengths) for k, lengths in enumerate(self.lengths)]
         rows = [(slice(None), self.lengths[0])] if self.whole else apart
         for row, lengths in rows:
@@ -87,9 +102,16 @@ class Documents:
                 start += length
 
     def starts(self, chunk: int | None) -> torch.Tensor:
-        """int32 [pieces + 1] on the device: where each piece starts when the rows lie one after another, and the end."""
+        """int32 [pieces + 1] on the device: where each piece starts when the rows lie one after
+        another, and the end.
+        """
         if chunk not in self._starts:
-            sizes = [min(chunk or n, n - first) for row in self.lengths for n in row for first in range(0, n, chunk or n)]
+            sizes = [
+                min(chunk or n, n - first)
+                for row in self.lengths
+                for n in row
+                for first in range(0, n, chunk or n)
+            ]
             self._starts[chunk] = self.upload(np.cumsum([0, *sizes], dtype=np.int32))
         return self._starts[chunk]
 
@@ -99,25 +121,35 @@ class Documents:
         if key not in self._masks:
             lengths = np.array([n for row in self.lengths for n in row])
             rows, tokens = len(self.lengths), sum(self.lengths[0])
-            places = np.stack([np.arange(len(lengths)), np.cumsum(lengths) - lengths])  # of each document: number, start
-            document, first = self.upload(np.repeat(places, lengths, axis=1).astype(np.int32).reshape(2, rows, tokens))
+            places = np.stack(
+                [np.arange(len(lengths)), np.cumsum(lengths) - lengths]
+            )  # of each document: number, start
+            document, first = self.upload(
+                np.repeat(places, lengths, axis=1).astype(np.int32).reshape(2, rows, tokens)
+            )
             at = torch.arange(tokens, device=document.device)
             back = at[:, None] - at[None, :]
             seen = (document[:, :, None] == document[:, None, :]) & (back >= 0)
             if window is not None:
                 seen &= back < window
             if chunk is not None:
-                place = (torch.arange(rows * tokens, device=document.device).view(rows, tokens) - first) // chunk
+                place = (
+                    torch.arange(rows * tokens, device=document.device).view(rows, tokens) - first
+                ) // chunk
                 seen &= place[:, :, None] == place[:, None, :]
-            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)[:, None]
+            self._masks[key] = torch.zeros(
+                seen.shape, dtype=dtype, device=seen.device
+            ).masked_fill_(~seen, -torch.inf)[:, None]
         return self._masks[key]
 
 
 class Pattern:
-    """Stands where a mask would be: causal attention inside documents, the newest `window` tokens or the same `chunk`
-    only, where one is given."""
+    """Stands where a mask would be: causal attention inside documents, the newest `window` tokens
+    or the same `chunk` only, where one is given.
+    """
 
-    # No dataclass: torch 2.11 compiles what receives a frozen one anew for each value of each field, thus at every step.
+    # No dataclass: torch 2.11 compiles what receives a frozen one anew for each value of each
+    # field, thus at every step.
     __slots__ = ("documents", "window", "chunk")
 
     def __init__(self, documents: Documents, window: int | None = None, chunk: int | None = None):
@@ -134,13 +166,20 @@ class _Capture(threading.local):
 _capture = _Capture()
 
 
-def forward(model: nn.Module, input_ids: torch.Tensor, documents: Documents | None = None,
-            kinds: dict[int, str] | None = None, **given: Any) -> Any:
-    """`model`'s own forward pass on `input_ids` (int64 [rows, tokens]), with what its attention must know.
+def forward(
+    model: nn.Module,
+    input_ids: torch.Tensor,
+    documents: Documents | None = None,
+    kinds: dict[int, str] | None = None,
+    **given: Any,
+) -> Any:
+    """`model`'s own forward pass on `input_ids` (int64 [rows, tokens]), with what its attention
+    must know.
 
-    documents: those of `position_ids` in `given`; without them they are read from it, which waits for its device. kinds:
-    remembers from call to call what kind of local attention each size belongs to, since finding that out waits too. With
-    a key-value cache nothing is packed, and the masks are the library's.
+    documents: those of `position_ids` in `given`; without them they are read from it, which waits
+    for its device. kinds: remembers from call to call what kind of local attention each size
+    belongs to, since finding that out waits too. With a key-value cache nothing is packed, and the
+    masks are the library's.
     """
     cached = given.pop("use_cache", False) or given.get("past_key_values") is not None
     if cached or model.config.get_text_config()._attn_implementation != DOCUMENTS:
@@ -151,12 +190,18 @@ def forward(model: nn.Module, input_ids: torch.Tensor, documents: Documents | No
         def upload(array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(input_ids.device)
 
-        documents = Documents.whole_rows(*input_ids.shape, upload) if positions is None else \
-            Documents.of(positions.cpu().numpy(), upload)
+        documents = (
+            Documents.whole_rows(*input_ids.shape, upload)
+            if positions is None
+            else Documents.of(positions.cpu().numpy(), upload)
+        )
     _capture.documents, _capture.kinds = documents, {} if kinds is None else kinds
     try:
-        # Given a mask of its own, the library looks for no documents, for which it would wait for the device.
-        return model(input_ids=input_ids, use_cache=False, attention_mask=torch.ones_like(input_ids), **given)
+        # Given a mask of its own, the library looks for no documents, for which it would wait for
+        # the device.
+        return model(
+            input_ids=input_ids, use_cache=False, attention_mask=torch.ones_like(input_ids), **given
+        )
     finally:
         _capture.documents = _capture.kinds = None
 
@@ -171,19 +216,34 @@ def register() -> None:
 
 @functools.cache
 def leave_uncompiled() -> None:
-    """Compiled blocks call the attention as it is: its kernel is chosen as it runs, and documents are what the host knows."""
+    """Compiled blocks call the attention as it is: its kernel is chosen as it runs, and documents
+    are what the host knows.
+    """
     register()
     transformers().AttentionInterface.register(DOCUMENTS, torch.compiler.disable(attention))
 
 
 # ---------------------------------------------------------------------- in place of a mask
 
-def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_offset: int = 0,
-         mask_function: Callable | None = None, attention_mask: torch.Tensor | None = None,
-         local_size: int | None = None, allow_is_causal_skip: bool = True, use_vmap: bool = False,
-         device: torch.device | str = "cpu", **rest: Any) -> Pattern | torch.Tensor | None:
-    """transformers' mask interface: a Pattern, None for plain causal attention over whole rows, or the library's dense
-    mask outside `forward` and for whole rows of a kind that no pattern describes. Raises ModelError for packed ones."""
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable | None = None,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **rest: Any,
+) -> Pattern | torch.Tensor | None:
+    """transformers' mask interface: a Pattern, None for plain causal attention over whole rows, or
+    the library's dense mask outside `forward` and for whole rows of a kind that no pattern
+    describes. Raises ModelError for packed ones.
+    """
     masking = transformers().masking_utils
     causal = masking.causal_mask_function
     documents = _capture.documents
@@ -201,46 +261,87 @@ def mask(batch_size: int, q_length: int, kv_length: int, q_offset: int = 0, kv_o
             if local is None and documents.whole:
                 return None
             sliding, chunked = kind == "sliding", kind == "chunked"
-            return Pattern(documents, window=local if sliding else None, chunk=local if chunked else None)
+            return Pattern(
+                documents, window=local if sliding else None, chunk=local if chunked else None
+            )
         if not documents.whole:
-            raise ModelError("The model asks for an attention mask that cannot be split into documents; set data.packing "
-                             "to false.")
-    return masking.sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
-                             kv_offset=kv_offset, mask_function=mask_function or causal, attention_mask=attention_mask,
-                             local_size=local_size, allow_is_causal_skip=allow_is_causal_skip, use_vmap=use_vmap,
-                             device=device, **rest)
+            raise ModelError(
+                "The model asks for an attention mask that cannot be split into documents; set "
+                "data.packing to false."
+            )
+    return masking.sdpa_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function or causal,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        allow_is_causal_skip=allow_is_causal_skip,
+        use_vmap=use_vmap,
+        device=device,
+        **rest,
+    )
 
 
 def _local_kind(mask_function: Callable, size: int, device: torch.device | str) -> str:
-    """`sliding`, `chunked` or `other`, told by what the tokens around the borders of a window and of a chunk see."""
-    queries = torch.tensor([size - 1, size, size + 1, 2 * size + 1], device=device)[None, None, :, None]
+    """`sliding`, `chunked` or `other`, told by what the tokens around the borders of a window and
+    of a chunk see.
+    """
+    queries = torch.tensor([size - 1, size, size + 1, 2 * size + 1], device=device)[
+        None, None, :, None
+    ]
     keys = torch.arange(2 * size + 2, device=device)[None, None, None, :]
     first = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device)
     seen, past = mask_function(first, first, queries, keys), keys <= queries
     if bool((seen == (past & (keys > queries - size))).all()):
         return "sliding"
-    return "chunked" if bool((seen == (past & (keys // size == queries // size))).all()) else "other"
+    return (
+        "chunked" if bool((seen == (past & (keys // size == queries // size))).all()) else "other"
+    )
 
 
 # ---------------------------------------------------------------------- attention
 
-def attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-              attention_mask: Pattern | torch.Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-              **given: Any) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface. query, key, value: [rows, heads, tokens, width], with fewer key and value heads
-    where they are shared; the result is [rows, tokens, heads, width]. Raises ModelError for what would not be honoured."""
+
+def attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Pattern | torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface. query, key, value: [rows, heads, tokens, width], with
+    fewer key and value heads where they are shared; the result is [rows, tokens, heads, width].
+    Raises ModelError for what would not be honoured.
+    """
     own = any(given.get(name) is not None for name in _FAMILY_OWN)
     if not own and isinstance(attention_mask, Pattern):
         given["is_causal"] = True
-    attend = functools.partial(_family_attention if own else _fused_attention, module, dropout=dropout, scaling=scaling,
-                               **given)
+    attend = functools.partial(
+        _family_attention if own else _fused_attention,
+        module,
+        dropout=dropout,
+        scaling=scaling,
+        **given,
+    )
     if not isinstance(attention_mask, Pattern):
         return attend(query, key, value, attention_mask)[0], None
-    strange = [name for name, what in given.items() if isinstance(what, torch.Tensor) and name not in _HARMLESS_TENSORS]
+    strange = [
+        name
+        for name, what in given.items()
+        if isinstance(what, torch.Tensor) and name not in _HARMLESS_TENSORS
+    ]
     if strange or key.shape[2] != query.shape[2]:
         what = strange[0] if strange else "keys of other tokens"
-        raise ModelError(f"{type(module).__name__} gives its attention {what}, which cannot be split into documents; set "
-                         "data.packing to false.")
+        raise ModelError(
+            f"{type(module).__name__} gives its attention {what}, which cannot be split into "
+            "documents; set data.packing to false."
+        )
     if not own and not dropout and _varlen_runs(query, value, attention_mask):
         return _varlen_attention(query, key, value, attention_mask, scaling), None
     documents = attention_mask.documents
@@ -258,34 +359,70 @@ def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
     return query.numel() * tokens <= _MASKED_AT_ONCE * sum(map(len, documents.lengths))
 
 
-def _fused_attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                     dense: torch.Tensor | None, **given: Any) -> tuple[torch.Tensor, None]:
-    """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to twice as fast as the flash
-    kernels of torch, but they do not always sum in one order."""
+def _fused_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dense: torch.Tensor | None,
+    **given: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to
+    twice as fast as the flash kernels of torch, but they do not always sum in one order.
+    """
     attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
-    shares = key.shape[1] < query.shape[1] and key.shape[2] == query.shape[2] > 1 and given.get("position_bias") is None
+    shares = (
+        key.shape[1] < query.shape[1]
+        and key.shape[2] == query.shape[2] > 1
+        and given.get("position_bias") is None
+    )
     if shares and query.is_cuda and query.dtype == torch.float32:
         causal = given.get("is_causal")
-        causal = dense is None and (getattr(module, "is_causal", True) if causal is None else causal)
-        return _by_group(query, key, value, dense, causal, dropout=given["dropout"], scaling=given["scaling"]), None
+        causal = dense is None and (
+            getattr(module, "is_causal", True) if causal is None else causal
+        )
+        return _by_group(
+            query, key, value, dense, causal, dropout=given["dropout"], scaling=given["scaling"]
+        ), None
     if not query.is_cuda or torch.are_deterministic_algorithms_enabled():
         return attend(module, query, key, value, dense, **given)
     with sdpa_kernel(KERNELS, set_priority=True):
         return attend(module, query, key, value, dense, **given)
 
 
-def _by_group(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dense: torch.Tensor | None, causal: bool, *,
-              dropout: float, scaling: float | None) -> torch.Tensor:
-    """In float32 no fused kernel of a GPU lets queries share keys and values: torch would keep a weight for each pair of
-    tokens, and repeated keys and values take memory. So the queries of each group go one after another."""
+def _by_group(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dense: torch.Tensor | None,
+    causal: bool,
+    *,
+    dropout: float,
+    scaling: float | None,
+) -> torch.Tensor:
+    """In float32 no fused kernel of a GPU lets queries share keys and values: torch would keep a
+    weight for each pair of tokens, and repeated keys and values take memory. So the queries of each
+    group go one after another.
+    """
     groups = query.shape[1] // key.shape[1]
-    parts = [F.scaled_dot_product_attention(query[:, first::groups], key, value, attn_mask=dense, dropout_p=dropout,
-                                            is_causal=causal, scale=scaling) for first in range(groups)]
+    parts = [
+        F.scaled_dot_product_attention(
+            query[:, first::groups],
+            key,
+            value,
+            attn_mask=dense,
+            dropout_p=dropout,
+            is_causal=causal,
+            scale=scaling,
+        )
+        for first in range(groups)
+    ]
     return torch.stack(parts, 2).flatten(1, 2).transpose(1, 2)
 
 
-def _by_document(attend: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                 pattern: Pattern) -> torch.Tensor:
+def _by_document(
+    attend: Callable, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pattern: Pattern
+) -> torch.Tensor:
     rows: dict[int | None, list[torch.Tensor]] = {}
     masks: dict[int, torch.Tensor] = {}
     for row, start, end in pattern.documents.pieces(pattern.chunk):
@@ -302,28 +439,44 @@ def _by_document(attend: Callable, query: torch.Tensor, key: torch.Tensor, value
     return whole[0] if len(whole) == 1 else torch.cat(whole)
 
 
-def _family_attention(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-                      dense: torch.Tensor | None, *, dropout: float, scaling: float | None,
-                      **given: Any) -> tuple[torch.Tensor, Any]:
+def _family_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dense: torch.Tensor | None,
+    *,
+    dropout: float,
+    scaling: float | None,
+    **given: Any,
+) -> tuple[torch.Tensor, Any]:
     """The eager function of the family's own file, which wants a mask of numbers."""
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
-        raise ModelError(f"{type(module).__name__} asks for soft caps or sinks in its attention and has no function for "
-                         "them; choose another model.")
+        raise ModelError(
+            f"{type(module).__name__} asks for soft caps or sinks in its attention and has no "
+            "function for them; choose another model."
+        )
     if dense is None:
         tokens, seen = query.shape[2], key.shape[2]
-        dense = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(seen - tokens)[None, None]
+        dense = torch.ones(tokens, seen, dtype=torch.bool, device=query.device).tril(seen - tokens)[
+            None, None
+        ]
     if dense.dtype == torch.bool:
         dense = torch.zeros(dense.shape, dtype=query.dtype, device=query.device).masked_fill_(
-            ~dense, torch.finfo(query.dtype).min)
+            ~dense, torch.finfo(query.dtype).min
+        )
     return eager(module, query, key, value, dense, dropout=dropout, scaling=scaling, **given)
 
 
-# ---------------------------------------------------------------------- the GPU's variable-length kernel
+# ---------------------------------------------------------------------- the GPU's variable-length k
+
 
 @functools.cache
 def _varlen_kernel() -> tuple[Callable, frozenset[str]] | None:
-    """torch's variable-length attention and the names of its arguments, which moved between versions."""
+    """torch's variable-length attention and the names of its arguments, which moved between
+    versions.
+    """
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -333,14 +486,25 @@ def _varlen_kernel() -> tuple[Callable, frozenset[str]] | None:
 
 def _varlen_runs(query: torch.Tensor, value: torch.Tensor, pattern: Pattern) -> bool:
     kernel, width = _varlen_kernel(), query.shape[-1]
-    return (kernel is not None and query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-            and value.shape[-1] == width and width % 8 == 0 and width <= 256
-            and "scale" in kernel[1]
-            and ("window_size" in kernel[1] or ("is_causal" in kernel[1] and pattern.window is None)))
+    return (
+        kernel is not None
+        and query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and value.shape[-1] == width
+        and width % 8 == 0
+        and width <= 256
+        and "scale" in kernel[1]
+        and ("window_size" in kernel[1] or ("is_causal" in kernel[1] and pattern.window is None))
+    )
 
 
-def _varlen_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pattern: Pattern,
-                      scaling: float | None) -> torch.Tensor:
+def _varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    scaling: float | None,
+) -> torch.Tensor:
     varlen_attn, names = _varlen_kernel()
     rows, heads, tokens, width = query.shape
     options: dict[str, Any] = {"scale": scaling}
@@ -348,9 +512,16 @@ def _varlen_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
         options["window_size"] = (-1 if pattern.window is None else pattern.window - 1, 0)
     else:
         options["is_causal"] = True
-    if key.shape[1] != heads and "enable_gqa" in names:  # older versions take fewer keys and values without being asked
+    if (
+        key.shape[1] != heads and "enable_gqa" in names
+    ):  # older versions take fewer keys and values without being asked
         options["enable_gqa"] = True
-    joined = (t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value))
-    starts, longest = pattern.documents.starts(pattern.chunk), min(pattern.documents.longest, pattern.chunk or tokens)
+    joined = (
+        t.transpose(1, 2).reshape(rows * tokens, t.shape[1], width) for t in (query, key, value)
+    )
+    starts, longest = (
+        pattern.documents.starts(pattern.chunk),
+        min(pattern.documents.longest, pattern.chunk or tokens),
+    )
     out = varlen_attn(*joined, starts, starts, longest, longest, **options)
     return out.view(rows, tokens, heads, width)

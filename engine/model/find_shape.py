@@ -1,5 +1,6 @@
-"""`shape_from_source`: the shape of a model from its configuration. It takes what is bundled or was built before, or builds
-the model on the meta device and remembers its shape. No torch at import."""
+"""`shape_from_source`: the shape of a model from its configuration. It takes what is bundled or was
+built before, or builds the model on the meta device and remembers its shape. No torch at import.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ FAILURE_SECONDS = 20.0
 
 
 def shape_from_source(model: ModelConfig) -> ModelShape:
-    """The shape of `model.source`, from its configuration alone; remembered until the file changes. A published model is
-    answered by the catalog, without torch, unless there is a copy of it here: a folder of that name, or a configuration
-    in the Hugging Face cache. Nor does it take torch for the bundled starter, or for what was built on this machine before.
+    """The shape of `model.source`, from its configuration alone; remembered until the file changes.
+    A published model is answered by the catalog, without torch, unless there is a copy of it here:
+    a folder of that name, or a configuration in the Hugging Face cache. Nor does it take torch for
+    the bundled starter, or for what was built on this machine before.
 
-    Raises ModelError in one sentence for a source that cannot be read or a model that cannot be streamed.
+    Raises ModelError in one sentence for a source that cannot be read or a model that cannot be
+    streamed.
     """
     source = model.source.strip()
     path, file = _configuration(source)
@@ -35,7 +38,13 @@ def shape_from_source(model: ModelConfig) -> ModelShape:
         if bundled is not None:
             return bundled
     content = _content(file)
-    key = (source, path, None if content is None else hashlib.sha256(content).digest(), model.dtype, model.attention)
+    key = (
+        source,
+        path,
+        None if content is None else hashlib.sha256(content).digest(),
+        model.dtype,
+        model.attention,
+    )
     known = _known.get(key)
     if known is None:
         ready = _without_torch(content, source, model)
@@ -50,7 +59,9 @@ _failures: dict[tuple, tuple[float, str]] = {}
 
 
 def _configuration(source: str) -> tuple[Path | None, Path | None]:
-    """(the local path that `source` names, the file that its configuration is read from), None for what is not here."""
+    """(the local path that `source` names, the file that its configuration is read from), None for
+    what is not here.
+    """
     path = resolve_source(source)
     if path is None:
         return None, cached_config(source)
@@ -109,7 +120,8 @@ def _build(model: ModelConfig) -> ModelShape:
     source = model.source.strip()
     path, file = _configuration(source)
     content = _content(file)
-    # From the Hugging Face cache it is read as the folder that it is in: the hub's own may be another by now.
+    # From the Hugging Face cache it is read as the folder that it is in: the hub's own may be
+    # another by now.
     config = load_config(source if path is not None or file is None else str(file.parent))
     if path is None and file is None:  # it came from the hub, which leaves it in the cache
         file = _configuration(source)[1]

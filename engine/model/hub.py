@@ -1,8 +1,9 @@
-"""Models of the Hugging Face hub, brought into the hub's own cache before they are read: with progress, and given up at once
-when that is asked for.
+"""Models of the Hugging Face hub, brought into the hub's own cache before they are read: with
+progress, and given up at once when that is asked for.
 
-The transfer is done by a process of its own (engine/model/hub_download.py): names that are looked up, connections that are
-opened and servers that say nothing can only be given up together with the process that waits for them.
+The transfer is done by a process of its own (engine/model/hub_download.py): names that are looked
+up, connections that are opened and servers that say nothing can only be given up together with the
+process that waits for them.
 """
 
 from __future__ import annotations
@@ -30,42 +31,57 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOOK_SECONDS = 0.2
 """How often it is asked whether to give up."""
 RATE_SECONDS, KNOWN_SECONDS, SILENT_SECONDS = 30.0, 3.0, 10.0
-"""The rate is that of so many seconds, and unknown for the first few; a hub that sends nothing for so long is told."""
+"""The rate is that of so many seconds, and unknown for the first few; a hub that sends nothing for
+so long is told.
+"""
 _fetched: dict[str, dict[str, Path]] = {}
 """By source, the files that the cache had afterwards."""
 
 
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
-    """Bring the files of a hub model that are not in the hub's cache yet there: configuration and tokenizer and, with
-    `weights`, its safetensors. A source that is no hub id is left alone, and so is a hub that does not answer where the cache
-    has what is needed.
+    """Bring the files of a hub model that are not in the hub's cache yet there: configuration and
+    tokenizer and, with `weights`, its safetensors. A source that is no hub id is left alone, and so
+    is a hub that does not answer where the cache has what is needed.
 
-    `progress` is called several times a second where anything is to come, and `check` until that is known; what they raise
-    gives up at once, and what has come is kept. Raises ModelError for what the hub does not give and for a lost connection,
-    FitError where the disk has too little space.
+    `progress` is called several times a second where anything is to come, and `check` until that is
+    known; what they raise gives up at once, and what has come is kept. Raises ModelError for what
+    the hub does not give and for a lost connection, FitError where the disk has too little space.
     """
     if resolve_source(source) is not None or not _HUB_ID.fullmatch(source):
         return
-    reason = "offline mode is on: HF_HUB_OFFLINE" if is_offline() else _transfer(source, weights, progress, check)
+    reason = (
+        "offline mode is on: HF_HUB_OFFLINE"
+        if is_offline()
+        else _transfer(source, weights, progress, check)
+    )
     _fetched[source] = cached_files(source)
-    if reason is None or (is_offline() and cached_config(source) is None):  # who reads the configuration tells the latter
+    if reason is None or (
+        is_offline() and cached_config(source) is None
+    ):  # who reads the configuration tells the latter
         return
     if cached_config(source) is None:
-        raise ModelError(f"model.source: {source!r} is neither a local folder nor a model that the hub gave ({reason}); check "
-                         "the name or your connection.")
+        raise ModelError(
+            f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
+            f"({reason}); check the name or your connection."
+        )
     if weights and cached_weights(source) is None:
-        raise ModelError(f"model.source: the weights of {source} are not in the Hugging Face cache, and the hub did not give "
-                         f"them ({reason}); check your connection, or give a folder that has them.")
+        raise ModelError(
+            f"model.source: the weights of {source} are not in the Hugging Face cache, and the hub "
+            f"did not give them ({reason}); check your connection, or give a folder that has them."
+        )
 
 
 def is_fetched(source: str) -> bool:
-    """Whether this process has fetched a hub model, or found that the cache has to do, and what it found is still there: then
-    nobody is asked for it again."""
+    """Whether this process has fetched a hub model, or found that the cache has to do, and what it
+    found is still there: then nobody is asked for it again.
+    """
     files = _fetched.get(source)
     return bool(files) and all(file.exists() for file in files.values())
 
 
-def _transfer(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> str | None:
+def _transfer(
+    source: str, weights: bool, progress: Progress, check: Callable[[], None]
+) -> str | None:
     """None when all is in the cache, else why the hub could not be asked."""
     pace: _Pace | None = None
     with contextlib.closing(HelperProcess(_PROGRAM, _VARIABLES, quiet=True)) as process:
@@ -84,7 +100,13 @@ def _transfer(source: str, weights: bool, progress: Progress, check: Callable[[]
                 progress(pace.done, pace.total, pace.words())
 
 
-def _ended(answer: dict[str, Any], process: HelperProcess, source: str, pace: _Pace | None, progress: Progress) -> str | None:
+def _ended(
+    answer: dict[str, Any],
+    process: HelperProcess,
+    source: str,
+    pace: _Pace | None,
+    progress: Progress,
+) -> str | None:
     if "error" in answer:
         raise _ERRORS[answer["error"]](answer["text"])
     if "finished" in answer:
@@ -93,12 +115,16 @@ def _ended(answer: dict[str, Any], process: HelperProcess, source: str, pace: _P
         return None
     if "unreachable" in answer:
         return answer["unreachable"]
-    raise ModelError(f"model.source: the process that downloads {source} ended ({ending(process.wait())}); try again: what has "
-                     "come is kept.")
+    raise ModelError(
+        f"model.source: the process that downloads {source} ended ({ending(process.wait())}); try "
+        "again: what has come is kept."
+    )
 
 
 class _Pace:
-    """How far a download is and how fast, from what its process says. `done` stays below `total` until all is in its place."""
+    """How far a download is and how fast, from what its process says. `done` stays below `total`
+    until all is in its place.
+    """
 
     def __init__(self) -> None:
         self.done = self.total = self.files = self.of = 0
@@ -126,4 +152,8 @@ class _Pace:
         began, first = self._seen[0]
         if now - self._began < KNOWN_SECONDS or self.done <= first:
             return ""
-        return f", about {in_hours(max(1, (self.total - self.done) * (now - began) / (self.done - first)))} left"
+        return (
+            ", about "
+            f"{in_hours(max(1, (self.total - self.done) * (now - began) / (self.done - first)))} "
+            "left"
+        )

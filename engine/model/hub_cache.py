@@ -9,15 +9,17 @@ from pathlib import Path
 
 
 def cached_config(source: str) -> Path | None:
-    """The configuration of this model in the Hugging Face cache, or None. It is the truth where it differs from the
-    catalog, and reading it needs no network.
+    """The configuration of this model in the Hugging Face cache, or None. It is the truth where it
+    differs from the catalog, and reading it needs no network.
 
     The folders are those of huggingface_hub (its cache is documented at
-    https://huggingface.co/docs/huggingface_hub/guides/manage-cache), whose own functions take longer to import than a
-    bundled shape takes to answer.
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache), whose own functions take
+    longer to import than a bundled shape takes to answer.
     """
     own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
+    )
     hub = Path(os.path.expandvars(own or os.path.join(home, "hub"))).expanduser()
     model = hub / f"models--{source.strip().replace('/', '--')}"
     try:
@@ -30,8 +32,9 @@ def cached_config(source: str) -> Path | None:
 
 def is_offline() -> bool:
     """Whether huggingface_hub was told to ask nobody."""
-    return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in (
-        "1", "ON", "YES", "TRUE")
+    return (
+        os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    ).upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_weights(source: str) -> Path | None:
@@ -45,8 +48,15 @@ def cached_files(source: str) -> dict[str, Path]:
     """What the cache has of a model that has a configuration there, by name in the model's folder."""
     config = cached_config(source)
     try:
-        return {} if config is None else {path.relative_to(config.parent).as_posix(): path
-                                          for path in config.parent.rglob("*") if path.is_file()}
+        return (
+            {}
+            if config is None
+            else {
+                path.relative_to(config.parent).as_posix(): path
+                for path in config.parent.rglob("*")
+                if path.is_file()
+            }
+        )
     except OSError:
         return {}
 
@@ -55,8 +65,10 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str]:
-    """The files, of `names` in a model's folder, that its weights are read from, as transformers chooses them, with their
-    index; empty where there are no safetensors. `read` gives the text of a file that is there."""
+    """The files, of `names` in a model's folder, that its weights are read from, as transformers
+    chooses them, with their index; empty where there are no safetensors. `read` gives the text of a
+    file that is there.
+    """
     try:
         config = json.loads(read("config.json")) if "config.json" in names else {}
         own = config.get("transformers_weights")
@@ -64,5 +76,11 @@ def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str
         if found is None or not found.endswith(".json"):
             return [] if found is None else [found]
         return [found, *sorted(set(json.loads(read(found))["weight_map"].values()))]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # no file that transformers would read
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ):  # no file that transformers would read
         return []

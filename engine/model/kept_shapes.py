@@ -1,9 +1,10 @@
-"""Shapes that were built on this machine, kept in `shapes` of the cache folder, so that a model seen before is answered
-without torch: one small JSON file a shape. No torch here.
+"""Shapes that were built on this machine, kept in `shapes` of the cache folder, so that a model
+seen before is answered without torch: one small JSON file a shape. No torch here.
 
-A file is found by all that decides a shape: the bytes of the model's config.json, dtype and attention, the versions of the
-libraries and the engine's own source files. What is damaged, of another form or not readable counts as not there, and a
-folder that cannot be written to keeps nothing.
+A file is found by all that decides a shape: the bytes of the model's config.json, dtype and
+attention, the versions of the libraries and the engine's own source files. What is damaged, of
+another form or not readable counts as not there, and a folder that cannot be written to keeps
+nothing.
 """
 
 from __future__ import annotations
@@ -28,19 +29,29 @@ FORM = 1
 """Of the files; another one counts as not there."""
 MOST_FILES = 200
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
-"""Whose versions decide a shape; `kernels` because some families compute otherwise where it is installed."""
+"""Whose versions decide a shape; `kernels` because some families compute otherwise where it is
+installed.
+"""
 
 _ELSEWHERE = "configuration_files"
 """The key by which a config.json names other files for some versions of transformers."""
 _MOST_BYTES, _MOST_UNITS, _LARGEST = 1 << 20, 100_000, 1 << 62
-_NUMBERS = {"hidden_size": 1, "vocab_size": 1, "active_parameters": 0, "mask_kinds": 1, "argument_numel": 0,
-            "attention_heads": 1, "attention_width": 1}
+_NUMBERS = {
+    "hidden_size": 1,
+    "vocab_size": 1,
+    "active_parameters": 0,
+    "mask_kinds": 1,
+    "argument_numel": 0,
+    "attention_heads": 1,
+    "attention_width": 1,
+}
 """The least value of each."""
 
 
 def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
-    """The name under which the shape of a model is kept whose config.json has these bytes. None where the bytes do not decide
-    it: they are no JSON object, or name other files."""
+    """The name under which the shape of a model is kept whose config.json has these bytes. None
+    where the bytes do not decide it: they are no JSON object, or name other files.
+    """
     try:
         config = json.loads(content)
     except (ValueError, RecursionError):
@@ -52,7 +63,9 @@ def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
 
 
 def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
-    """The shape that is kept under `key`, named `source`; None where there is none that can be trusted."""
+    """The shape that is kept under `key`, named `source`; None where there is none that can be
+    trusted.
+    """
     try:
         file = _file(key)
         if not file.is_file() or file.stat().st_size > _MOST_BYTES:
@@ -67,8 +80,10 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
 
 
 def keep_shape(key: str, shape: ModelShape) -> None:
-    """Keep `shape` under `key`, whole or not at all. Nothing is kept where the folder cannot be written to, where the engine's
-    files were edited since this process read them, or where the shape would not be read again as it is."""
+    """Keep `shape` under `key`, whole or not at all. Nothing is kept where the folder cannot be
+    written to, where the engine's files were edited since this process read them, or where the
+    shape would not be read again as it is.
+    """
     try:
         content = _written(key, shape)
         if _sources() != _SOURCES or _read(content, key, shape.dtype, shape.source) != shape:
@@ -97,7 +112,8 @@ def _remove_oldest(folder: Path) -> None:
             file.unlink()
 
 
-# ---------------------------------------------------------------------- what decides a shape, beside its configuration
+# ---------------------------------------------------------------------- what decides a shape, besid
+
 
 @functools.cache
 def _versions() -> list[str | None]:
@@ -111,8 +127,9 @@ def _versions() -> list[str | None]:
 
 
 def _sources() -> str | None:
-    """A digest of names, sizes and times of the files that decide a shape: those of this room, and the names of units.
-    None where there are none to look at."""
+    """A digest of names, sizes and times of the files that decide a shape: those of this room, and
+    the names of units. None where there are none to look at.
+    """
     try:
         with os.scandir(Path(__file__).parent) as entries:
             stats = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".py")]
@@ -129,10 +146,13 @@ _SOURCES = _sources()
 
 # ---------------------------------------------------------------------- files
 
+
 def _written(key: str, shape: ModelShape) -> bytes:
     """Raises ValueError or TypeError for what JSON does not have."""
     row = pack({shape.dtype: shape})
-    return json.dumps({"key": key, "sha256": _checksum(row), "shape": row}, allow_nan=False).encode()
+    return json.dumps(
+        {"key": key, "sha256": _checksum(row), "shape": row}, allow_nan=False
+    ).encode()
 
 
 def _checksum(row: Any) -> str:
@@ -145,34 +165,69 @@ def _read(content: bytes, key: str, dtype: str, source: str) -> ModelShape | Non
         found = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or found.get("key") != key or not _is_row(found.get("shape"), dtype):
+    if (
+        not isinstance(found, dict)
+        or found.get("key") != key
+        or not _is_row(found.get("shape"), dtype)
+    ):
         return None
-    return unpack(found["shape"], dtype, source) if found.get("sha256") == _checksum(found["shape"]) else None
+    return (
+        unpack(found["shape"], dtype, source)
+        if found.get("sha256") == _checksum(found["shape"])
+        else None
+    )
 
 
 def _is_row(row: Any, dtype: str) -> bool:
-    """Whether `row` is what `pack` makes of a shape in `dtype` alone: every value there, of its type, in its range."""
-    if not isinstance(row, dict) or not isinstance(row.get("logit_bytes"), dict) or set(row["logit_bytes"]) != {dtype}:
+    """Whether `row` is what `pack` makes of a shape in `dtype` alone: every value there, of its
+    type, in its range.
+    """
+    if (
+        not isinstance(row, dict)
+        or not isinstance(row.get("logit_bytes"), dict)
+        or set(row["logit_bytes"]) != {dtype}
+    ):
         return False
     kinds, units = row.get("kinds"), row.get("units")
-    if not (isinstance(kinds, list) and all(_is_kind(kind, dtype) for kind in kinds) and isinstance(units, list)):
+    if not (
+        isinstance(kinds, list)
+        and all(_is_kind(kind, dtype) for kind in kinds)
+        and isinstance(units, list)
+    ):
         return False
-    if not all(isinstance(pair, list) and len(pair) == 2 and _is_count(pair[0]) and pair[0] < len(kinds)
-               and _is_count(pair[1], 1, _MOST_UNITS) for pair in units):
+    if not all(
+        isinstance(pair, list)
+        and len(pair) == 2
+        and _is_count(pair[0])
+        and pair[0] < len(kinds)
+        and _is_count(pair[1], 1, _MOST_UNITS)
+        for pair in units
+    ):
         return False
-    return (2 <= sum(count for _, count in units) <= _MOST_UNITS and _is_count(row["logit_bytes"][dtype], 1)
-            and all(isinstance(row.get(name), str) for name in ("model_type", "attention"))
-            and all(isinstance(row.get(name), bool) for name in ("tied", "packs", "learned_positions"))
-            and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
-            and all(name in row and (row[name] is None or _is_count(row[name]))
-                    for name in ("max_position_embeddings", "sliding_window")))
+    return (
+        2 <= sum(count for _, count in units) <= _MOST_UNITS
+        and _is_count(row["logit_bytes"][dtype], 1)
+        and all(isinstance(row.get(name), str) for name in ("model_type", "attention"))
+        and all(isinstance(row.get(name), bool) for name in ("tied", "packs", "learned_positions"))
+        and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
+        and all(
+            name in row and (row[name] is None or _is_count(row[name]))
+            for name in ("max_position_embeddings", "sliding_window")
+        )
+    )
 
 
 def _is_kind(kind: Any, dtype: str) -> bool:
-    if not isinstance(kind, dict) or not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
+    if not isinstance(kind, dict) or not all(
+        _is_count(kind.get(name)) for name in ("numel", "parameters", "widest")
+    ):
         return False
     numbers = kind.get(dtype, [0.0] * 2 * len(ACTIVATION_FIELDS))
-    return isinstance(numbers, list) and len(numbers) == 2 * len(ACTIVATION_FIELDS) and all(map(_is_size, numbers))
+    return (
+        isinstance(numbers, list)
+        and len(numbers) == 2 * len(ACTIVATION_FIELDS)
+        and all(map(_is_size, numbers))
+    )
 
 
 def _is_count(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
@@ -181,4 +236,9 @@ def _is_count(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
 
 def _is_size(value: Any) -> bool:
     """Bytes, that may be a part of one in the mean."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value <= _LARGEST
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and 0 <= value <= _LARGEST
+    )

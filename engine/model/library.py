@@ -1,9 +1,11 @@
-"""transformers, used from several threads: the page builds models to estimate them while a run trains.
+"""transformers, used from several threads: the page builds models to estimate them while a run
+trains.
 
-The library is not made for that. Its names are imported lazily from modules that import each other in circles, and two
-threads that enter a circle at different places get half-made modules. Building a model without weights swaps a method
-of `nn.Module`, and building one in bf16 changes torch's default dtype for the whole process, also under the feet of a
-run. So whoever needs the library asks here.
+The library is not made for that. Its names are imported lazily from modules that import each other
+in circles, and two threads that enter a circle at different places get half-made modules. Building
+a model without weights swaps a method of `nn.Module`, and building one in bf16 changes torch's
+default dtype for the whole process, also under the feet of a run. So whoever needs the library asks
+here.
 """
 
 from __future__ import annotations
@@ -24,8 +26,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-_NAMES = ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM", "GenerationConfig", "PreTrainedModel",
-          "PreTrainedTokenizerFast")
+_NAMES = (
+    "AutoConfig",
+    "AutoTokenizer",
+    "AutoModelForCausalLM",
+    "GenerationConfig",
+    "PreTrainedModel",
+    "PreTrainedTokenizerFast",
+)
 _IMPORTING, _BUILDING = threading.Lock(), threading.Lock()
 
 
@@ -48,8 +56,9 @@ def _imported() -> ModuleType:
 
 
 def hub_is_cut_off() -> bool:
-    """Whether the name of the hub does not resolve here: then asking it would be tried for half a minute, and only what is
-    cached can be had. With a proxy, names are the proxy's affair."""
+    """Whether the name of the hub does not resolve here: then asking it would be tried for half a
+    minute, and only what is cached can be had. With a proxy, names are the proxy's affair.
+    """
     if "https" in getproxies():
         return False
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
@@ -61,16 +70,19 @@ def hub_is_cut_off() -> bool:
 
 
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -> nn.Module:
-    """`AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the meta device and real buffers.
+    """`AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the meta
+    device and real buffers.
 
-    `config` is told the dtype, and the attention implementation if one is given. Raises ValueError for one that the
-    family does not have.
+    `config` is told the dtype, and the attention implementation if one is given. Raises ValueError
+    for one that the family does not have.
     """
     from accelerate import init_empty_weights
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     with _BUILDING, init_empty_weights(include_buffers=False), _DefaultDtype(dtype):
-        model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.get_default_dtype(), **chosen)
+        model = transformers().AutoModelForCausalLM.from_config(
+            config, dtype=torch.get_default_dtype(), **chosen
+        )
     model.tie_weights()
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:
@@ -93,7 +105,9 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """transformers logs no warnings inside: what its report on loaded weights says, we say in one sentence."""
+    """transformers logs no warnings inside: what its report on loaded weights says, we say in one
+    sentence.
+    """
     logging = transformers().utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()
@@ -105,7 +119,9 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def told_progress(report: Callable[[float], None]) -> Iterator[None]:
-    """`report(share)` is called as the library loads weights in this thread, in place of its own bar."""
+    """`report(share)` is called as the library loads weights in this thread, in place of its own
+    bar.
+    """
     logging, thread = transformers().utils.logging, threading.get_ident()
 
     def bar(factory: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -128,10 +144,20 @@ def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[A
 
 
 class _DefaultDtype(TorchFunctionMode):
-    """torch's default dtype for this thread alone: what is made without naming a dtype has this one."""
+    """torch's default dtype for this thread alone: what is made without naming a dtype has this
+    one.
+    """
 
-    _ALWAYS_DEFAULT = {torch.empty, torch.ones, torch.zeros, torch.rand, torch.randn, torch.eye, torch.linspace,
-                       torch.logspace}
+    _ALWAYS_DEFAULT = {
+        torch.empty,
+        torch.ones,
+        torch.zeros,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.linspace,
+        torch.logspace,
+    }
     _DEFAULT_FOR_FLOATS = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
 
     def __init__(self, dtype: torch.dtype):
@@ -143,7 +169,9 @@ class _DefaultDtype(TorchFunctionMode):
         if kwargs.get("dtype") is None:
             if func in self._ALWAYS_DEFAULT:
                 return func(*args, **kwargs | {"dtype": self._dtype})
-            if func in self._DEFAULT_FOR_FLOATS and not any(hasattr(argument, "dtype") for argument in args):
+            if func in self._DEFAULT_FOR_FLOATS and not any(
+                hasattr(argument, "dtype") for argument in args
+            ):
                 made = func(*args, **kwargs)
                 return made.to(self._dtype) if made.is_floating_point() else made
         return func(*args, **kwargs)

@@ -1,4 +1,6 @@
-"""`ModelShape`: what the planner and the fit report need to know of a model, as plain data, exact to the byte. No torch."""
+"""`ModelShape`: what the planner and the fit report need to know of a model, as plain data, exact
+to the byte. No torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from engine.model.layout import DOCUMENTS, MASK_ELEMENTS, PLANE_ITEM_BYTES, Acti
 
 @dataclass(frozen=True)
 class UnitShape:
-    """One unit. `numel`: elements of each of its planes, alignment included. The rest is 0 outside blocks."""
+    """One unit. `numel`: elements of each of its planes, alignment included. The rest is 0 outside
+    blocks.
+    """
 
     name: str
     numel: int
@@ -89,7 +93,9 @@ class ModelShape:
 
     def plane_bytes(self) -> dict[str, int]:
         """Bytes of each plane over all units: what HostStore allocates."""
-        return {plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()}
+        return {
+            plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()
+        }
 
     @property
     def host_bytes(self) -> int:
@@ -108,24 +114,42 @@ class ModelShape:
     def in_dtype(self, dtype: str) -> ModelShape:
         """The same model in another dtype: planes exact, activations as large as they are here."""
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
-        return replace(self, dtype=dtype, logit_bytes=12 + (self.logit_bytes - 12) // self.item_bytes * item)
+        return replace(
+            self, dtype=dtype, logit_bytes=12 + (self.logit_bytes - 12) // self.item_bytes * item
+        )
 
     def varlen(self, packed: bool, device: str) -> bool:
         """Whether attention goes document by document in the GPU's variable-length kernel."""
-        return packed and self.packs and device == "cuda" and self.attention == DOCUMENTS and self.dtype != "float32"
+        return (
+            packed
+            and self.packs
+            and device == "cuda"
+            and self.attention == DOCUMENTS
+            and self.dtype != "float32"
+        )
 
     def dense_mask(self, packed: bool, row_length: int) -> bool:
         """Whether a tokens x tokens mask is made for each row and held through a step."""
-        return self.attention != DOCUMENTS and (packed or self._slides(row_length) or self.attention == "eager")
+        return self.attention != DOCUMENTS and (
+            packed or self._slides(row_length) or self.attention == "eager"
+        )
 
     def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
-        """Whether a GPU attends to the documents of a micro-batch under one mask (`engine.model.attention`)."""
-        return (device == "cuda" and self.attention == DOCUMENTS and self.dtype == "float32"
-                and (packed or self._slides(row_length)) and rows * row_length**2 <= MASK_ELEMENTS)
+        """Whether a GPU attends to the documents of a micro-batch under one mask
+        (`engine.model.attention`).
+        """
+        return (
+            device == "cuda"
+            and self.attention == DOCUMENTS
+            and self.dtype == "float32"
+            and (packed or self._slides(row_length))
+            and rows * row_length**2 <= MASK_ELEMENTS
+        )
 
     def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
-        """Whether blocks keep a tokens x tokens mask of each row: a held one, or a window's where the GPU's
-        variable-length kernel does not run."""
+        """Whether blocks keep a tokens x tokens mask of each row: a held one, or a window's where
+        the GPU's variable-length kernel does not run.
+        """
         windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
         return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))
 

@@ -17,7 +17,9 @@ TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass
 class Unit:
-    """One streamed unit. `parameters` maps each ParameterSpec name to the (module, attribute) pairs it is bound to."""
+    """One streamed unit. `parameters` maps each ParameterSpec name to the (module, attribute) pairs
+    it is bound to.
+    """
 
     name: str
     layout: UnitLayout
@@ -47,7 +49,9 @@ class StreamedModel:
     """The head uses the embed unit's weights."""
     dtype: str
     active_parameters: int
-    """Parameters that one token passes through (all of them, except for the experts a router does not choose)."""
+    """Parameters that one token passes through (all of them, except for the experts a router does
+    not choose).
+    """
     packing: Packing
     """Whether documents may share a row, and why not."""
     aliases: dict[str, str] = field(default_factory=dict)
@@ -66,9 +70,13 @@ class StreamedModel:
         return sum(layout.parameter_count for layout in self.layouts)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that belong to the weights, such as a router's correction bias, by full name; never trained."""
+        """Buffers that belong to the weights, such as a router's correction bias, by full name;
+        never trained.
+        """
         names = self.skeleton.model.state_dict().keys()
-        return {name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names}
+        return {
+            name: buffer for name, buffer in self.skeleton.model.named_buffers() if name in names
+        }
 
     def unit(self, name: str) -> Unit:
         return next(u for u in self.units if u.name == name)

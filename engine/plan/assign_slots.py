@@ -1,4 +1,6 @@
-"""The first of a plan's three passes: which slot holds a block at each of its uses, and when it must be fetched. No torch."""
+"""The first of a plan's three passes: which slot holds a block at each of its uses, and when it
+must be fetched. No torch.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,28 @@ def slot_of(unit: str) -> Buffer:
     return Buffer(BufferKind.SLOT, unit)
 
 
-def block_slots(streamed: Sequence[str], resident: Collection[str], slots: int) -> dict[str, Buffer]:
-    """Of every block. Streamed blocks take the shared slots in turn, the same one in forward and backward: what a kept block
-    saved are views into its slot."""
+def block_slots(
+    streamed: Sequence[str], resident: Collection[str], slots: int
+) -> dict[str, Buffer]:
+    """Of every block. Streamed blocks take the shared slots in turn, the same one in forward and
+    backward: what a kept block saved are views into its slot.
+    """
     shared = {unit: Buffer(BufferKind.SLOT, number=k % slots) for k, unit in enumerate(streamed)}
     return shared | {unit: slot_of(unit) for unit in resident}
 
 
-def assign_slots(blocks: Sequence[str], slots: Mapping[str, Buffer], there: Mapping[Buffer, str], rounds: int,
-                 training: bool) -> list[BlockUse]:
-    """The uses of all blocks in a step, in order. slots: by block. there: which unit a slot holds, as it was updated there,
-    when the step begins.
+def assign_slots(
+    blocks: Sequence[str],
+    slots: Mapping[str, Buffer],
+    there: Mapping[Buffer, str],
+    rounds: int,
+    training: bool,
+) -> list[BlockUse]:
+    """The uses of all blocks in a step, in order. slots: by block. there: which unit a slot holds,
+    as it was updated there, when the step begins.
 
-    At each turn of direction the slots still hold what is used next, which is not fetched again; no other assignment
-    fetches less.
+    At each turn of direction the slots still hold what is used next, which is not fetched again; no
+    other assignment fetches less.
     """
     one_round = [*blocks, *reversed(blocks)] if training else [*blocks]
     content, uses = dict(there), []

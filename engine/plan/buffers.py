@@ -1,7 +1,9 @@
-"""What ops read and write: buffers, and what a buffer is known to hold. Plain values with a text form. No torch.
+"""What ops read and write: buffers, and what a buffer is known to hold. Plain values with a text
+form. No torch.
 
-A buffer is named by what it is for, not by an address. Two ops that name the same buffer are ordered by it; what each
-expects to find there, and what it leaves, is a `Content`, so that a plan can be proved to read nothing wrong.
+A buffer is named by what it is for, not by an address. Two ops that name the same buffer are
+ordered by it; what each expects to find there, and what it leaves, is a `Content`, so that a plan
+can be proved to read nothing wrong.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ EMBED, HEAD = "embed", "head"
 
 
 class Word(StrEnum):
-    """A string with a fixed set of values. It hashes as a string does: a plan looks words up by the hundred thousand, and
-    an enum's own hash is a call of Python."""
+    """A string with a fixed set of values. It hashes as a string does: a plan looks words up by the
+    hundred thousand, and an enum's own hash is a call of Python.
+    """
 
     __hash__ = str.__hash__
 
@@ -35,7 +38,9 @@ class BufferKind(Word):
     """The clip factor, known to the host."""
     # On the device.
     SLOT = "slot"
-    """Weights of one unit while it computes; a piece of it where an optimizer writes to it piece by piece."""
+    """Weights of one unit while it computes; a piece of it where an optimizer writes to it piece by
+    piece.
+    """
     HIDDEN = "hidden"
     """Hidden state of a micro-batch, or its gradient."""
     SAVED = "saved"
@@ -64,7 +69,9 @@ class BufferKind(Word):
 
 
 class Buffer(NamedTuple):
-    """`kind`, and which one of its kind: by unit, by number (of the buffer or of the micro-batch) and by piece."""
+    """`kind`, and which one of its kind: by unit, by number (of the buffer or of the micro-batch)
+    and by piece.
+    """
 
     kind: BufferKind
     unit: str = ""
@@ -109,8 +116,9 @@ class ContentKind(Word):
 
 
 class Content(NamedTuple):
-    """What is in a buffer: `kind`, and of which unit, round or micro-batch (`number`) and piece. `slot`: the one that kept
-    activations point into."""
+    """What is in a buffer: `kind`, and of which unit, round or micro-batch (`number`) and piece.
+    `slot`: the one that kept activations point into.
+    """
 
     kind: ContentKind
     unit: str = ""
@@ -129,8 +137,12 @@ _FORM = re.compile(r"([a-z ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
 
 def _text(kind: str, unit: str, number: int | None, piece: int | None) -> str:
     """`kind(unit) number/piece`, without what is not given."""
-    return (kind.value + (f"({unit})" if unit else "") + ("" if number is None else f" {number}")
-            + ("" if piece is None else f"/{piece}"))
+    return (
+        kind.value
+        + (f"({unit})" if unit else "")
+        + ("" if number is None else f" {number}")
+        + ("" if piece is None else f"/{piece}")
+    )
 
 
 def _parts(text: str) -> tuple[str, str, int | None, int | None]:
@@ -138,7 +150,12 @@ def _parts(text: str) -> tuple[str, str, int | None, int | None]:
     if found is None:
         raise ValueError(f"{text!r} names no buffer and no content")
     kind, unit, number, piece = found.groups()
-    return kind, unit or "", None if number is None else int(number), None if piece is None else int(piece)
+    return (
+        kind,
+        unit or "",
+        None if number is None else int(number),
+        None if piece is None else int(piece),
+    )
 
 
 def read_buffer(text: str) -> Buffer:

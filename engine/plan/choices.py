@@ -23,7 +23,9 @@ class PlanChoices:
     resident_blocks: int = 0
     """Blocks, counted from the last, that keep a slot of their own all step long."""
     kept_blocks: int = 0
-    """Blocks, counted from the last, whose activations are kept from forward to backward (no recompute)."""
+    """Blocks, counted from the last, whose activations are kept from forward to backward (no
+    recompute).
+    """
     host_boundaries: bool = False
     """Boundaries wait on the host, not on the device."""
     boundary_rings: int = 3
@@ -33,11 +35,15 @@ class PlanChoices:
     compiled: bool = False
     """Blocks and the loss run as kernels that torch compiles."""
     device_homes: tuple[str, ...] = ()
-    """Units whose optimizer runs on the device, on states that are streamed there; all others' runs on the host."""
+    """Units whose optimizer runs on the device, on states that are streamed there; all others' runs
+    on the host.
+    """
     update_buffers: int = 0
     """Pieces of states that are on the device at once; 0 without such units."""
     spare_buffers: int = 0
-    """Of those, so many are made from the memory of activations while there are none; not all of them."""
+    """Of those, so many are made from the memory of activations while there are none; not all of
+    them.
+    """
     spare_blocks: int = 0
     """Of so many blocks, counted from the last, which must be among those that keep them."""
 

@@ -1,4 +1,6 @@
-"""The last of a plan's three passes: what each op must wait for, from what all of them read and write. No torch."""
+"""The last of a plan's three passes: what each op must wait for, from what all of them read and
+write. No torch.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class Draft:
 def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
     """The ops of a step in the steady state: the same step went before it, and another follows.
 
-    An op waits for whoever filled what it reads, and for whoever filled or read what it overwrites (read after write, write
-    after write, write after read). A wait is left out that the order of a lane, or other waits, imply: each op has a vector
-    clock, the latest op of every lane that is known to have finished before it.
+    An op waits for whoever filled what it reads, and for whoever filled or read what it overwrites
+    (read after write, write after write, write after read). A wait is left out that the order of a
+    lane, or other waits, imply: each op has a vector clock, the latest op of every lane that is
+    known to have finished before it.
     """
     clocks = _Clocks()
     for draft in drafts:
@@ -35,15 +38,25 @@ def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
     count, ops = len(drafts), []
     for index, draft in enumerate(drafts):
         waits = sorted(clocks.waits(draft))
-        ops.append(draft.type(index, draft.unit, tuple(draft.reads.items()), tuple(draft.writes.items()),
-                              tuple(wait - count for wait in waits if wait >= count),
-                              tuple(wait for wait in waits if wait < count), **draft.fields))
+        ops.append(
+            draft.type(
+                index,
+                draft.unit,
+                tuple(draft.reads.items()),
+                tuple(draft.writes.items()),
+                tuple(wait - count for wait in waits if wait >= count),
+                tuple(wait for wait in waits if wait < count),
+                **draft.fields,
+            )
+        )
     return tuple(ops)
 
 
 @dataclass
 class _Clocks:
-    """Who touched each buffer last, and what is known to have finished, after the ops that were looked at so far."""
+    """Who touched each buffer last, and what is known to have finished, after the ops that were
+    looked at so far.
+    """
 
     _lanes: list[Lane] = field(default_factory=list)
     _clocks: list[dict[Lane, int]] = field(default_factory=list)

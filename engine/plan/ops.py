@@ -1,8 +1,9 @@
 """The ordered ops of one training step as plain data.
 
-An op runs on one lane. Ops of one lane run in plan order; between lanes, only `waits` order them. Every op declares
-what it reads and writes, so `validate` can show, without running anything, that no op reads a buffer before it is
-filled or overwrites one that is still needed - within a step and across two consecutive steps.
+An op runs on one lane. Ops of one lane run in plan order; between lanes, only `waits` order them.
+Every op declares what it reads and writes, so `validate` can show, without running anything, that
+no op reads a buffer before it is filled or overwrites one that is still needed - within a step and
+across two consecutive steps.
 
 No torch here.
 """
@@ -75,7 +76,9 @@ Uses = tuple[tuple[Buffer, Content], ...]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One piece of work of one unit on one lane. Each kind is a class of its own, with the fields that it needs."""
+    """One piece of work of one unit on one lane. Each kind is a class of its own, with the fields
+    that it needs.
+    """
 
     kind: ClassVar[OpKind]
     lane: ClassVar[Lane]
@@ -105,7 +108,9 @@ class OfMicroBatch(Op):
 
 @dataclass(frozen=True, slots=True)
 class OfSum(OfMicroBatch):
-    """An op with a backward: it computes from the weights in `slot` and sums the gradient in `grad`."""
+    """An op with a backward: it computes from the weights in `slot` and sums the gradient in
+    `grad`.
+    """
 
     slot: Buffer = field(kw_only=True)
     grad: Buffer = field(kw_only=True)
@@ -124,6 +129,7 @@ class OfPiece(Op):
 
 
 # ---------------------------------------------------------------------- the kinds, lane by lane
+
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Op):
@@ -159,8 +165,9 @@ class Embed(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
-    """A block on its boundary. It keeps the boundary, or all activations; `ring` is where a boundary waits for its way to
-    the host."""
+    """A block on its boundary. It keeps the boundary, or all activations; `ring` is where a
+    boundary waits for its way to the host.
+    """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
     slot: Buffer = field(kw_only=True)
@@ -276,8 +283,9 @@ class FetchGradient(OfPiece):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdate(OfPiece):
-    """AdamW in the update buffer, with the gradient of `staging` where that still holds it; into `slot` too where the unit
-    is still in one."""
+    """AdamW in the update buffer, with the gradient of `staging` where that still holds it; into
+    `slot` too where the unit is still in one.
+    """
 
     kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
     staging: Buffer | None = field(kw_only=True, default=None)
@@ -298,18 +306,44 @@ class OffloadStates(OfPiece):
     kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
 
 
-OP_TYPES: dict[OpKind, type[Op]] = {op.kind: op for op in (
-    Prefetch, FetchBoundary, FetchGrad, Embed, Forward, Loss, Backward, EmbedBackward, Reduce, Lend, Reclaim, Summary,
-    StoreBoundary, Offload, Clip, Update, Applied, FetchStates, FetchGradient, DeviceUpdate, OffloadWeights, OffloadStates)}
+OP_TYPES: dict[OpKind, type[Op]] = {
+    op.kind: op
+    for op in (
+        Prefetch,
+        FetchBoundary,
+        FetchGrad,
+        Embed,
+        Forward,
+        Loss,
+        Backward,
+        EmbedBackward,
+        Reduce,
+        Lend,
+        Reclaim,
+        Summary,
+        StoreBoundary,
+        Offload,
+        Clip,
+        Update,
+        Applied,
+        FetchStates,
+        FetchGradient,
+        DeviceUpdate,
+        OffloadWeights,
+        OffloadStates,
+    )
+}
 """The class of each kind."""
 
 
 # ---------------------------------------------------------------------- a step
 
+
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. `slots`, `grads`, `stagings` and `rings` are the device buffers that the ops use, with the units (or
-    boundaries) each must be able to hold."""
+    """One step. `slots`, `grads`, `stagings` and `rings` are the device buffers that the ops use,
+    with the units (or boundaries) each must be able to hold.
+    """
 
     ops: tuple[Op, ...]
     slots: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
@@ -323,16 +357,21 @@ class StepPlan:
     device_homes: tuple[str, ...] = ()
     """Units whose optimizer runs on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
-    """(unit, slot) of those of them whose weights are in a slot when a step ends: they are fetched before the first step
-    after everything was applied, and updated there from then on."""
+    """(unit, slot) of those of them whose weights are in a slot when a step ends: they are fetched
+    before the first step after everything was applied, and updated there from then on.
+    """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
-    """Those of them that are made from memory of activations, from `lend` to the next step's `reclaim`."""
+    """Those of them that are made from memory of activations, from `lend` to the next step's
+    `reclaim`.
+    """
     piece_numel: int = 0
     """Elements of each plane in one of them."""
     arena: tuple[str, ...] = ()
-    """Blocks in the order of their fp32 sums in one stretch of memory, at the front of which the update buffers lie:
-    sums are of no use between the end of a step and the first backward of the next."""
+    """Blocks in the order of their fp32 sums in one stretch of memory, at the front of which the
+    update buffers lie: sums are of no use between the end of a step and the first backward of the
+    next.
+    """
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""`simulate`: when every op of a plan would run, from how long each takes. Pure arithmetic, no torch.
+"""`simulate`: when every op of a plan would run, from how long each takes. Pure arithmetic, no
+torch.
 
-Lanes are what the backends are: each runs its ops in plan order, an op starts once its lane is free and all that it waits
-for has ended. How long an op takes is estimated in `engine.fit.cost`.
+Lanes are what the backends are: each runs its ops in plan order, an op starts once its lane is free
+and all that it waits for has ended. How long an op takes is estimated in `engine.fit.cost`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Simulated:
 
 
 def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False) -> Simulated:
-    """`seconds_of`: how long an op runs on its lane. inline: all lanes are one thread, as on the CPU."""
+    """`seconds_of`: how long an op runs on its lane. inline: all lanes are one thread, as on the
+    CPU.
+    """
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)
     previous: Sequence[float] = ()
@@ -43,8 +46,10 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
         starts, ends = [], []
         for op, duration in zip(plan.ops, durations):
             lane = Lane.COMPUTE if inline else op.lane
-            start = max([free[lane], *(ends[k] for k in op.waits)]
-                        + ([previous[k] for k in op.waits_previous] if previous else []))
+            start = max(
+                [free[lane], *(ends[k] for k in op.waits)]
+                + ([previous[k] for k in op.waits_previous] if previous else [])
+            )
             starts.append(start)
             ends.append(start + duration)
             free[lane] = start + duration
@@ -52,5 +57,9 @@ def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = F
         previous = ends
     busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in Lane}
     begin = min(starts, default=0.0)
-    return Simulated(applied[-1] - applied[-2], busy, tuple(start - begin for start in starts),
-                     tuple(end - begin for end in ends))
+    return Simulated(
+        applied[-1] - applied[-2],
+        busy,
+        tuple(start - begin for start in starts),
+        tuple(end - begin for end in ends),
+    )

@@ -1,5 +1,5 @@
-"""A plan as text: a form that is read back, so that a change of the planner shows as a difference of lines, and a grid for
-the eye. No torch.
+"""A plan as text: a form that is read back, so that a change of the planner shows as a difference
+of lines, and a grid for the eye. No torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from engine.plan.ops import OP_TYPES, UPDATE_LANES, Lane, Op, OpKind, StepPlan, 
 
 _OF_EVERY_OP = ("index", "unit", "reads", "writes", "waits", "waits_previous")
 _READERS: dict[str, Callable[[str], Any]] = {
-    "micro_batch": int, "piece": lambda text: tuple(map(int, text.split("-"))),
+    "micro_batch": int,
+    "piece": lambda text: tuple(map(int, text.split("-"))),
     **dict.fromkeys(("first", "adds", "last"), lambda text: text == "yes"),
     **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer"), read_buffer),
 }
@@ -53,14 +54,27 @@ def from_text(text: str) -> StepPlan:
 def _read_plan(text: str) -> StepPlan:
     head, _, ops = text.partition("\n\n")
     facts = [line.partition(":")[2].strip() for line in head.splitlines()]
-    kept, compiled, homes, placed, slots, sums, stagings, rings, updates, spare, piece, arena = facts
+    kept, compiled, homes, placed, slots, sums, stagings, rings, updates, spare, piece, arena = (
+        facts
+    )
     return StepPlan(
-        ops=tuple(map(_read_op, ops.splitlines())), slots=_read_units(slots), grads=_read_units(sums),
-        stagings=_read_units(stagings), rings=_read_buffers(rings), kept_units=frozenset(_words(kept)),
-        compiled=compiled == "yes", device_homes=_words(homes),
-        placed=tuple((unit, read_buffer(slot)) for unit, _, slot in (each.partition(" in ") for each in _words(placed, "; "))),
-        update_buffers=_read_buffers(updates), spare_buffers=_read_buffers(spare), piece_numel=int(piece),
-        arena=_words(arena))
+        ops=tuple(map(_read_op, ops.splitlines())),
+        slots=_read_units(slots),
+        grads=_read_units(sums),
+        stagings=_read_units(stagings),
+        rings=_read_buffers(rings),
+        kept_units=frozenset(_words(kept)),
+        compiled=compiled == "yes",
+        device_homes=_words(homes),
+        placed=tuple(
+            (unit, read_buffer(slot))
+            for unit, _, slot in (each.partition(" in ") for each in _words(placed, "; "))
+        ),
+        update_buffers=_read_buffers(updates),
+        spare_buffers=_read_buffers(spare),
+        piece_numel=int(piece),
+        arena=_words(arena),
+    )
 
 
 def _words(text: str, between: str = ", ") -> tuple[str, ...]:
@@ -82,19 +96,32 @@ def _read_units(text: str) -> dict[Buffer, tuple[str, ...]]:
 
 # ---------------------------------------------------------------------- one op
 
+
 def _op_text(op: Op) -> str:
-    own = [(field.name, getattr(op, field.name)) for field in fields(op) if field.name not in _OF_EVERY_OP]
-    parts = [f"{op.index:4d} {op.lane:10s} {op.kind} of {op.unit}",
-             ", ".join(f"{name}={_value_text(value)}" for name, value in own if value is not None),
-             f"reads {_uses_text(op.reads)}", f"writes {_uses_text(op.writes)}",
-             f"after {', '.join(map(str, op.waits))}", f"after previous {', '.join(map(str, op.waits_previous))}"]
+    own = [
+        (field.name, getattr(op, field.name))
+        for field in fields(op)
+        if field.name not in _OF_EVERY_OP
+    ]
+    parts = [
+        f"{op.index:4d} {op.lane:10s} {op.kind} of {op.unit}",
+        ", ".join(f"{name}={_value_text(value)}" for name, value in own if value is not None),
+        f"reads {_uses_text(op.reads)}",
+        f"writes {_uses_text(op.writes)}",
+        f"after {', '.join(map(str, op.waits))}",
+        f"after previous {', '.join(map(str, op.waits_previous))}",
+    ]
     return " | ".join(part.rstrip() for part in parts)
 
 
 def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "-".join(map(str, value)) if isinstance(value, tuple) and not isinstance(value, Buffer) else str(value)
+    return (
+        "-".join(map(str, value))
+        if isinstance(value, tuple) and not isinstance(value, Buffer)
+        else str(value)
+    )
 
 
 def _uses_text(uses: Uses) -> str:
@@ -105,10 +132,19 @@ def _read_op(line: str) -> Op:
     what, own, reads, writes, waits, previous = (part.strip() for part in line.split("|"))
     index, rest = what.split(maxsplit=1)
     kind, _, unit = rest.rpartition(" of ")
-    values = {name: _READERS[name](value) for name, _, value in (each.partition("=") for each in _words(own))}
+    values = {
+        name: _READERS[name](value)
+        for name, _, value in (each.partition("=") for each in _words(own))
+    }
     return OP_TYPES[OpKind(kind.split()[-1])](
-        int(index), unit, _read_uses(reads.removeprefix("reads")), _read_uses(writes.removeprefix("writes")),
-        _numbers(waits.removeprefix("after")), _numbers(previous.removeprefix("after previous")), **values)
+        int(index),
+        unit,
+        _read_uses(reads.removeprefix("reads")),
+        _read_uses(writes.removeprefix("writes")),
+        _numbers(waits.removeprefix("after")),
+        _numbers(previous.removeprefix("after previous")),
+        **values,
+    )
 
 
 def _read_uses(text: str) -> Uses:
@@ -122,10 +158,13 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 # ---------------------------------------------------------------------- the grid
 
+
 def grid(plan: StepPlan, limit: int = 400) -> str:
     """The plan for the eye: one row an op, one column a lane, waits at the right."""
     more = len(plan.ops) - limit
-    return "\n".join(grid_rows(plan, range(min(len(plan.ops), limit)))) + (f"\n... {more} more ops" if more > 0 else "")
+    return "\n".join(grid_rows(plan, range(min(len(plan.ops), limit)))) + (
+        f"\n... {more} more ops" if more > 0 else ""
+    )
 
 
 def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None) -> list[str]:
@@ -137,8 +176,14 @@ def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None)
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for op, text in zip(ops, texts):
         cells = [(text if lane == op.lane else "·").ljust(width) for lane in lanes]
-        waits = [str(wait) for wait in op.waits] + [f"previous {wait}" for wait in op.waits_previous]
-        rows.append(f"{'->' if op.index == marked else '  '}{op.index:3d}  " + "".join(cells) + ", ".join(waits))
+        waits = [str(wait) for wait in op.waits] + [
+            f"previous {wait}" for wait in op.waits_previous
+        ]
+        rows.append(
+            f"{'->' if op.index == marked else '  '}{op.index:3d}  "
+            + "".join(cells)
+            + ", ".join(waits)
+        )
     return rows
 
 

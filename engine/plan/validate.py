@@ -10,15 +10,18 @@ from engine.plan.text import grid_rows
 
 
 class PlanError(AssertionError):
-    """A plan breaks a rule; the message names the op and the rule, and marks the op in its neighbourhood of the grid."""
+    """A plan breaks a rule; the message names the op and the rule, and marks the op in its
+    neighbourhood of the grid.
+    """
 
 
 def validate(plan: StepPlan) -> None:
     """Prove the plan free of races and wrong reads by running it twice in a row on paper.
 
-    For every read: the latest write of that buffer happened before it and left what the reader expects. For every
-    write: all earlier reads and writes of that buffer happened before it. `Happened before` follows lane order and
-    waits only (vector clocks over the lanes). Raises PlanError.
+    For every read: the latest write of that buffer happened before it and left what the reader
+    expects. For every write: all earlier reads and writes of that buffer happened before it.
+    `Happened before` follows lane order and waits only (vector clocks over the lanes). Raises
+    PlanError.
     """
     count = len(plan.ops)
     clocks: list[dict[Lane, int]] = []
@@ -28,7 +31,9 @@ def validate(plan: StepPlan) -> None:
     placed = {slot: unit for unit, slot in plan.placed}
 
     def given(buffer: Buffer, content: Content) -> bool:
-        """Whether it is there before the first step: planes are, and so are weights in the slot where they are updated."""
+        """Whether it is there before the first step: planes are, and so are weights in the slot
+        where they are updated.
+        """
         on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)
         return on_host or placed.get(buffer.whole) == content.unit
 
@@ -47,24 +52,44 @@ def validate(plan: StepPlan) -> None:
         if step:
             for wait in op.waits_previous:
                 if not 0 <= wait < count:
-                    raise PlanError(_explain(plan, op, f"waits for op {wait} of the step before, which has no such op"))
+                    raise PlanError(
+                        _explain(
+                            plan,
+                            op,
+                            f"waits for op {wait} of the step before, which has no such op",
+                        )
+                    )
                 _merge(clock, clocks[wait])
         for buffer, content in op.reads:
             if buffer in writer:
                 last, found = writer[buffer]
                 if found != content:
-                    raise PlanError(_explain(plan, op, f"expects {content} in {buffer} and finds {found}"))
+                    raise PlanError(
+                        _explain(plan, op, f"expects {content} in {buffer} and finds {found}")
+                    )
                 if not before(last, clock):
-                    raise PlanError(_explain(plan, op, f"reads {buffer} without waiting for "
-                                             f"{plan.ops[last % count].label} (op {last % count}), which fills it"))
+                    raise PlanError(
+                        _explain(
+                            plan,
+                            op,
+                            f"reads {buffer} without waiting for "
+                            f"{plan.ops[last % count].label} (op {last % count}), which fills it",
+                        )
+                    )
             elif not given(buffer, content):
                 raise PlanError(_explain(plan, op, f"reads {buffer}, which nothing has filled"))
         for buffer, _ in op.writes:
             earlier = readers[buffer] + ([writer[buffer][0]] if buffer in writer else [])
             for other in earlier:
                 if not before(other, clock):
-                    raise PlanError(_explain(plan, op, f"overwrites {buffer} without waiting for "
-                                             f"{plan.ops[other % count].label} (op {other % count}), which uses it"))
+                    raise PlanError(
+                        _explain(
+                            plan,
+                            op,
+                            f"overwrites {buffer} without waiting for "
+                            f"{plan.ops[other % count].label} (op {other % count}), which uses it",
+                        )
+                    )
         clock[op.lane] = position
         clocks.append(clock)
         lane_clock[op.lane] = clock
@@ -77,7 +102,9 @@ def validate(plan: StepPlan) -> None:
 
 def _explain(plan: StepPlan, op: Op, problem: str) -> str:
     near = range(max(0, op.index - 6), min(len(plan.ops), op.index + 3))
-    return f"op {op.index} ({op.label} on {op.lane}) {problem}\n" + "\n".join(grid_rows(plan, near, marked=op.index))
+    return f"op {op.index} ({op.label} on {op.lane}) {problem}\n" + "\n".join(
+        grid_rows(plan, near, marked=op.index)
+    )
 
 
 def _merge(clock: dict[Lane, int], other: dict[Lane, int]) -> None:

@@ -18,10 +18,13 @@ COMMANDS = ("stop", "discard", "pause", "resume", "save")
 
 # ---------------------------------------------------------------------- control file
 
-def send_command(folder: RunFolder, command: str | Change) -> None:
-    """Ask the process that runs it to stop, discard, pause, resume or save, or for a change, at its next step boundary.
 
-    Raises RunError for another word, when the run is not going on, as nobody would obey, and when the file cannot be written.
+def send_command(folder: RunFolder, command: str | Change) -> None:
+    """Ask the process that runs it to stop, discard, pause, resume or save, or for a change, at its
+    next step boundary.
+
+    Raises RunError for another word, when the run is not going on, as nobody would obey, and when
+    the file cannot be written.
     """
     values = {"values": dict(command.values)} if isinstance(command, Change) else {}
     command = CHANGE if values else command
@@ -29,24 +32,37 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
         raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
     if not folder.is_running():
         raise RunError(f"Run {folder.id} is not running, so it cannot {command}.")
-    line = json.dumps({"command": command, "time": time.time(), "id": uuid.uuid4().hex, **values}).encode() + b"\n"
+    line = (
+        json.dumps(
+            {"command": command, "time": time.time(), "id": uuid.uuid4().hex, **values}
+        ).encode()
+        + b"\n"
+    )
     try:
-        descriptor = os.open(folder.control_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(
+            folder.control_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
         try:
             size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk took half of the request before
+            if (
+                size and os.pread(descriptor, 1, size - 1) != b"\n"
+            ):  # a full disk took half of the request before
                 line = b"\n" + line
             if os.write(descriptor, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise RunError(f"The request to {command} cannot be written to {folder.control_path} ({error.strerror}); free some "
-                       "disk space, then ask again.") from None
+        raise RunError(
+            f"The request to {command} cannot be written to {folder.control_path} "
+            f"({error.strerror}); free some disk space, then ask again."
+        ) from None
 
 
 class CommandReader:
-    """Reads the commands sent since the run's lock was taken; those sent to an earlier process are not obeyed."""
+    """Reads the commands sent since the run's lock was taken; those sent to an earlier process are
+    not obeyed.
+    """
 
     def __init__(self, folder: RunFolder):
         """`folder` is the object that holds the lock."""
@@ -56,8 +72,9 @@ class CommandReader:
         self._offset = folder.control_start
 
     def read_new(self) -> list[str | Change]:
-        """Commands since the last call, in order. Lines that are no command are passed over, and a file that cannot be
-        read holds none: requests are no reason to end a run."""
+        """Commands since the last call, in order. Lines that are no command are passed over, and a
+        file that cannot be read holds none: requests are no reason to end a run.
+        """
         try:
             size = file_size(self._path)
             self._offset = min(self._offset, size)  # somebody emptied the file

@@ -1,6 +1,8 @@
-"""Rows of one kind of event as arrays, a column a field: what the curves are drawn from. Bounded, whatever a run's length.
+"""Rows of one kind of event as arrays, a column a field: what the curves are drawn from. Bounded,
+whatever a run's length.
 
-The thread that appends is the one that reads: a column cannot grow while an array made from it is alive.
+The thread that appends is the one that reads: a column cannot grow while an array made from it is
+alive.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ def _real() -> array:
 
 @dataclass
 class EventTable:
-    """Rows of one kind of event, an array a field, with the Unix time of each row and its number in the run, from 0.
-    Steps never decrease.
+    """Rows of one kind of event, an array a field, with the Unix time of each row and its number in
+    the run, from 0. Steps never decrease.
 
-    A run of any length takes a bounded memory and is drawn as fast: once there are `ROWS` rows, of the older half only
-    those stay whose number a power of two divides, so that they lie evenly. The record keeps every row.
+    A run of any length takes a bounded memory and is drawn as fast: once there are `ROWS` rows, of
+    the older half only those stay whose number a power of two divides, so that they lie evenly. The
+    record keeps every row.
     """
 
     worked_out: ClassVar[tuple[str, ...]] = ()
@@ -91,8 +94,11 @@ class EventTable:
 @functools.cache
 def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
     """Gives the values of the fields that a kind of table shares with its event, of either."""
-    names = [column.name for column in dataclasses.fields(table)
-             if column.name not in ("step", "time", "number", *table.worked_out)]
+    names = [
+        column.name
+        for column in dataclasses.fields(table)
+        if column.name not in ("step", "time", "number", *table.worked_out)
+    ]
     if len(names) > 1:
         return attrgetter(*names)
     return lambda row: tuple(getattr(row, name) for name in names)
@@ -100,8 +106,9 @@ def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
 
 @dataclass
 class StepTable(EventTable):
-    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0 where a step does not name it.
-    `tokens_so_far`: of this step and all before it."""
+    """`StepFinished` by the fields that are drawn; `exposed` holds an array for each cause, 0.0
+    where a step does not name it. `tokens_so_far`: of this step and all before it.
+    """
 
     worked_out = ("exposed", "tokens_so_far")
 
@@ -114,11 +121,15 @@ class StepTable(EventTable):
     tflops: array = _real()
     data_seconds: array = _real()
     tokens_so_far: array = _whole()
-    exposed: dict[str, array] = field(default_factory=lambda: {cause: array("d") for cause in EXPOSED_CAUSES})
+    exposed: dict[str, array] = field(
+        default_factory=lambda: {cause: array("d") for cause in EXPOSED_CAUSES}
+    )
 
     def append(self, time: float, event: StepFinished) -> None:
         super().append(time, event)
-        self.tokens_so_far.append(event.tokens + (self.tokens_so_far[-1] if self.tokens_so_far else 0))
+        self.tokens_so_far.append(
+            event.tokens + (self.tokens_so_far[-1] if self.tokens_so_far else 0)
+        )
         given = event.exposed
         if not given.keys() <= self.exposed.keys():
             for cause in given:
@@ -130,8 +141,9 @@ class StepTable(EventTable):
 
 @dataclass
 class MemoryTable(EventTable):
-    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that the card took while the run
-    trained, for steps that a resume did again too."""
+    """`MemorySampled` by the fields that are drawn, in bytes and watts. `energy`: watt hours that
+    the card took while the run trained, for steps that a resume did again too.
+    """
 
     worked_out = ("energy",)
 
@@ -151,7 +163,9 @@ class MemoryTable(EventTable):
         self.energy.append(energy)
 
     def watt_hours(self, time: float, event: MemorySampled, session_time: float | None) -> float:
-        """What the card took from the sample before to `event`; nothing where that was before the session began."""
+        """What the card took from the sample before to `event`; nothing where that was before the
+        session began.
+        """
         if not len(self) or self.time[-1] < (session_time or 0.0):
             return 0.0
         return (self.power[-1] + event.power) / 2 * max(0.0, time - self.time[-1]) / 3600
@@ -166,7 +180,9 @@ class EvalTable(EventTable):
 
 @dataclass
 class NormTable(EventTable):
-    """`UnitNorms`: in `norms` an array for each unit by its place, 0.0 where a step does not name it."""
+    """`UnitNorms`: in `norms` an array for each unit by its place, 0.0 where a step does not name
+    it.
+    """
 
     worked_out = ("norms",)
 

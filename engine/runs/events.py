@@ -1,9 +1,9 @@
 """Everything a run records, as immutable events; one JSON line each in ``runs/<id>/events.jsonl``.
 
-Every line carries `kind`, `run_id`, `seq` (counts on across resumes) and `time` (Unix seconds); the rest are the
-event's own fields. The types of the fields are what a reader checks a line by, since what is read is computed with and drawn
-unseen. A field that an older file lacks takes its default; a kind that this version does not know is kept as `Unknown`, so
-that a newer file still opens.
+Every line carries `kind`, `run_id`, `seq` (counts on across resumes) and `time` (Unix seconds); the
+rest are the event's own fields. The types of the fields are what a reader checks a line by, since
+what is read is computed with and drawn unseen. A field that an older file lacks takes its default;
+a kind that this version does not know is kept as `Unknown`, so that a newer file still opens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LARGEST = sys.float_info.max
 
 Whole = Annotated[int, Meta(ge=-_LARGEST_WHOLE, le=_LARGEST_WHOLE)]
 # The bounds of a float refuse NaN and the infinities, which Python's parser of JSON takes.
-Number = Annotated[int, Meta(ge=-1 << 63, le=(1 << 63) - 1)] | Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+Number = (
+    Annotated[int, Meta(ge=-1 << 63, le=(1 << 63) - 1)]
+    | Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+)
 """A whole number stays one, so that a line that is written again reads as before."""
 
 
@@ -66,8 +69,9 @@ def _kind_of(class_name: str) -> str:
 
 
 class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
-    """Base: `kind` is the class name in snake case. An event holds JSON values, which form no circle, so it is kept from the
-    collector of circles: a long record has hundreds of thousands."""
+    """Base: `kind` is the class name in snake case. An event holds JSON values, which form no
+    circle, so it is kept from the collector of circles: a long record has hundreds of thousands.
+    """
 
     kind: ClassVar[str] = "event"
 
@@ -76,12 +80,27 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
 
     def fields(self) -> dict[str, Any]:
         """By the name under which each is recorded."""
-        return {recorded: getattr(self, name) for name, recorded in zip(self.__struct_fields__, self.__struct_encode_fields__)}
+        return {
+            recorded: getattr(self, name)
+            for name, recorded in zip(self.__struct_fields__, self.__struct_encode_fields__)
+        }
 
 
-RunState = Literal["preparing", "running", "pausing", "paused", "stopping", "saving", "finished", "stopped", "failed",
-                   "discarded"]
-"""`interrupted` is not recorded: it is what a reader concludes when the process that wrote an unfinished run is gone."""
+RunState = Literal[
+    "preparing",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+    "saving",
+    "finished",
+    "stopped",
+    "failed",
+    "discarded",
+]
+"""`interrupted` is not recorded: it is what a reader concludes when the process that wrote an
+unfinished run is gone.
+"""
 
 
 class RunStarted(Event):
@@ -98,20 +117,25 @@ class RunStarted(Event):
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: Number = 0.0
-    """What large matrix products reach on this device, as it was measured before the run; 0 where it was not."""
+    """What large matrix products reach on this device, as it was measured before the run; 0 where
+    it was not.
+    """
 
 
 class StateChanged(Event):
     state: RunState = "preparing"
     reason: str = ""
     lacks_space_for: str = field(name="room", default="")
-    """What a paused run cannot write before there is space on the disk: its `record`, a `checkpoint`, or the checkpoint with
-    which it would `stop`. Then it goes on by itself; `found` where it does so, back in the state from before."""
+    """What a paused run cannot write before there is space on the disk: its `record`, a
+    `checkpoint`, or the checkpoint with which it would `stop`. Then it goes on by itself; `found`
+    where it does so, back in the state from before.
+    """
 
 
 class JobProgressed(Event):
-    """Long work other than steps: `job` is download, load_model, tokenise, allocate, dry_run, checkpoint, export, evaluate,
-    sample or prompts."""
+    """Long work other than steps: `job` is download, load_model, tokenise, allocate, dry_run,
+    checkpoint, export, evaluate, sample or prompts.
+    """
 
     job: str = ""
     done: Number = 0
@@ -120,7 +144,9 @@ class JobProgressed(Event):
 
 
 class DataPrepared(Event):
-    """`summary` is what `engine.data` found: format, columns, rows, tokens, trained tokens, cut and skipped rows."""
+    """`summary` is what `engine.data` found: format, columns, rows, tokens, trained tokens, cut and
+    skipped rows.
+    """
 
     summary: dict[str, Any] = {}
 
@@ -130,20 +156,28 @@ class FitReported(Event):
 
 
 class PlanBuilt(Event):
-    """`choices`: micro-batches, rounds, slots, residency, save level, where gradients are summed; `grid`: the plan."""
+    """`choices`: micro-batches, rounds, slots, residency, save level, where gradients are summed;
+    `grid`: the plan.
+    """
 
     choices: dict[str, Any] = {}
     grid: str = ""
 
     def __post_init__(self) -> None:
-        seconds = self.choices.get("predicted_seconds")  # which is drawn; of the others, each is shown as it is
-        if seconds is not None and not (type(seconds) in (int, float) and -_LARGEST <= seconds <= _LARGEST):
+        seconds = self.choices.get(
+            "predicted_seconds"
+        )  # which is drawn; of the others, each is shown as it is
+        if seconds is not None and not (
+            type(seconds) in (int, float) and -_LARGEST <= seconds <= _LARGEST
+        ):
             raise TypeError("choices.predicted_seconds is no number")
 
 
 class PlanSimulated(Event):
-    """How a step of this session's plan should go by the rates of this machine, once it is in its stride: a span for each op,
-    in the order and the form of a `StepTimeline`. Not recorded where no rates are known."""
+    """How a step of this session's plan should go by the rates of this machine, once it is in its
+    stride: a span for each op, in the order and the form of a `StepTimeline`. Not recorded where no
+    rates are known.
+    """
 
     seconds: Number = 0.0
     """From the moment a step is applied to the moment the next one is."""
@@ -153,8 +187,9 @@ class PlanSimulated(Event):
 class ForecastChecked(Event):
     """What the fit report predicted beside what was measured, for the session under way.
 
-    `moment`: dry_run (before the first step, whose seconds are then those of a step without updates), running (first known
-    of real steps) or end. `quantities`: by name, as `engine.train.forecast` names and compares them.
+    `moment`: dry_run (before the first step, whose seconds are then those of a step without
+    updates), running (first known of real steps) or end. `quantities`: by name, as
+    `engine.train.forecast` names and compares them.
     """
 
     step: Whole = 0
@@ -176,7 +211,9 @@ class StepFinished(Event):
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     tflops: Number = 0.0
-    """Model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12; recompute and padding not counted."""
+    """Model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12; recompute and padding
+    not counted.
+    """
     exposed: dict[str, Number] = {}
     """Seconds that the COMPUTE lane waited, by cause: h2d, d2h, optimizer, other."""
     data_seconds: Number = 0.0
@@ -200,8 +237,10 @@ class UnitNorms(Event):
 
 
 class MemorySampled(Event):
-    """Bytes. `gpu_driver` is what the driver reports for the whole card, `host_total` what all processes of this session may
-    use together, `power` the card's in watts; 0 where it is not known."""
+    """Bytes. `gpu_driver` is what the driver reports for the whole card, `host_total` what all
+    processes of this session may use together, `power` the card's in watts; 0 where it is not
+    known.
+    """
 
     step: Whole = 0
     host_rss: Whole = 0
@@ -223,7 +262,9 @@ class EvalFinished(Event):
 
 
 class ExactMatchMeasured(Event):
-    """Greedy answers to held-out prompts against the expected ones; `moment` is before or after training."""
+    """Greedy answers to held-out prompts against the expected ones; `moment` is before or after
+    training.
+    """
 
     step: Whole = 0
     moment: str = "after"
@@ -234,7 +275,9 @@ class ExactMatchMeasured(Event):
 
 
 class PromptsAnswered(Event):
-    """Greedy answers to the prompts of `output.sample_prompts`, after `step` steps; 0 is before the first."""
+    """Greedy answers to the prompts of `output.sample_prompts`, after `step` steps; 0 is before the
+    first.
+    """
 
     step: Whole = 0
     answers: list[Answer] = []
@@ -255,14 +298,18 @@ class ExportWritten(Event):
 
 
 class ControlReceived(Event):
-    """A request from a person: stop, discard, pause, resume, save or change; `values` of a change, by dotted name."""
+    """A request from a person: stop, discard, pause, resume, save or change; `values` of a change,
+    by dotted name.
+    """
 
     command: str = ""
     values: dict[str, Any] = {}
 
 
 class SettingsChanged(Event):
-    """A person's change holds from optimizer step `step` on; `values` by dotted name, `total_steps` of the run now."""
+    """A person's change holds from optimizer step `step` on; `values` by dotted name, `total_steps`
+    of the run now.
+    """
 
     step: Whole = 0
     values: dict[str, Any] = {}
@@ -279,7 +326,9 @@ class LineDamaged(LogLine):
 
 
 class RunEnded(Event):
-    """Last line of a run: `state` is finished, stopped, failed or discarded; `reason` is one sentence."""
+    """Last line of a run: `state` is finished, stopped, failed or discarded; `reason` is one
+    sentence.
+    """
 
     state: RunState = "finished"
     reason: str = ""
@@ -293,10 +342,32 @@ class Unknown(Event):
     values: dict[str, Any] = {}
 
 
-EVENT_TYPES: dict[str, type[Event]] = {event_type.kind: event_type for event_type in (
-    RunStarted, StateChanged, JobProgressed, DataPrepared, FitReported, PlanBuilt, PlanSimulated, ForecastChecked, StepFinished,
-    StepTimeline, UnitNorms, MemorySampled, EvalFinished, ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten,
-    ControlReceived, SettingsChanged, LogLine, RunEnded)}
+EVENT_TYPES: dict[str, type[Event]] = {
+    event_type.kind: event_type
+    for event_type in (
+        RunStarted,
+        StateChanged,
+        JobProgressed,
+        DataPrepared,
+        FitReported,
+        PlanBuilt,
+        PlanSimulated,
+        ForecastChecked,
+        StepFinished,
+        StepTimeline,
+        UnitNorms,
+        MemorySampled,
+        EvalFinished,
+        ExactMatchMeasured,
+        PromptsAnswered,
+        CheckpointWritten,
+        ExportWritten,
+        ControlReceived,
+        SettingsChanged,
+        LogLine,
+        RunEnded,
+    )
+}
 """What a line can be, by its kind."""
 
 
@@ -337,7 +408,11 @@ class Record(Struct, frozen=True, gc=False):
             envelope = convert(line, Envelope)
             event_type = EVENT_TYPES.get(envelope.kind)
             if event_type is None:
-                values = {name: value for name, value in line.items() if name not in Envelope.__struct_fields__}
+                values = {
+                    name: value
+                    for name, value in line.items()
+                    if name not in Envelope.__struct_fields__
+                }
                 event: Event = Unknown(envelope.kind, values)
             else:
                 event = convert(line, event_type)

@@ -1,7 +1,9 @@
-"""Run folders: ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and ``export/``.
+"""Run folders: ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and
+``export/``.
 
-A run belongs to the process that holds its lock, which the kernel releases when that process dies: a run that is not
-over and whose lock nobody holds is `interrupted`. Other processes ask for things through the control file.
+A run belongs to the process that holds its lock, which the kernel releases when that process dies:
+a run that is not over and whose lock nobody holds is `interrupted`. Other processes ask for things
+through the control file.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class RunFolder:
         self.export_path = path / "export"
         self.control_path = path / CONTROL_FILE
         self.control_start: int | None = None
-        """While this object holds the lock: size of the control file when it took it. What stood there before was meant
-        for an earlier process."""
+        """While this object holds the lock: size of the control file when it took it. What stood
+        there before was meant for an earlier process.
+        """
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -56,12 +59,16 @@ class RunFolder:
         return TrainConfig.load(self.path / CONFIG_FILE)
 
     def save_config(self, config: TrainConfig) -> None:
-        """`config` is the run's from now on: a resume goes on with it. Raises RunError where it cannot be written."""
+        """`config` is the run's from now on: a resume goes on with it. Raises RunError where it
+        cannot be written.
+        """
         try:
             config.save(self.path / CONFIG_FILE)
         except OSError as error:
-            raise RunError(f"The settings cannot be written to {self.path} ({error.strerror}); free some disk space, then ask "
-                           "again.") from None
+            raise RunError(
+                f"The settings cannot be written to {self.path} ({error.strerror}); free some disk "
+                "space, then ask again."
+            ) from None
         finally:
             self.read_config_again()
 
@@ -71,17 +78,24 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the run for as long as the context lasts. Raises RunError when another process, or another part of this
-        one, owns it."""
+        """Own the run for as long as the context lasts. Raises RunError when another process, or
+        another part of this one, owns it.
+        """
         try:
-            descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(
+                self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
         except OSError as error:
-            raise RunError(f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}.") from None
+            raise RunError(
+                f"Run {self.id} cannot be locked ({error.strerror}); check {self.path}."
+            ) from None
         _let_go_in_children()
         _held.add(descriptor)
         try:
             self._take(descriptor)
-            with contextlib.suppress(OSError):  # who holds it is said by the lock; its number is for a sentence alone
+            with contextlib.suppress(
+                OSError
+            ):  # who holds it is said by the lock; its number is for a sentence alone
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             self.control_start = file_size(self.control_path)
@@ -95,8 +109,8 @@ class RunFolder:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        # is_running shares the lock for an instant to learn whether it is free, and many may look at once: who only looks
-        # is waited for. A refusal of a share, too, is by an owner.
+        # is_running shares the lock for an instant to learn whether it is free, and many may look
+        # at once: who only looks is waited for. A refusal of a share, too, is by an owner.
         patience, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
         while tries and time.monotonic() < patience:
             try:
@@ -112,11 +126,14 @@ class RunFolder:
                 tries -= 1
                 time.sleep(_LOCK_WAIT_SECONDS)
         owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        raise RunError(f"Run {self.id} is in use by process {owner or 'unknown'}; stop it there first.")
+        raise RunError(
+            f"Run {self.id} is in use by process {owner or 'unknown'}; stop it there first."
+        )
 
     def is_running(self) -> bool:
-        """Whether any process, this one included, holds the lock; also where that cannot be found out, since what is taken
-        for free may be deleted or run a second time."""
+        """Whether any process, this one included, holds the lock; also where that cannot be found
+        out, since what is taken for free may be deleted or run a second time.
+        """
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -149,12 +166,15 @@ def _close_held() -> None:
 
 
 def shown_state(recorded: str, running: bool) -> str:
-    """The state to show: `interrupted` for a run that is not over and that no process holds. Ask `is_running` before
-    reading the record, or a run that ends in between is taken for an interrupted one."""
+    """The state to show: `interrupted` for a run that is not over and that no process holds. Ask
+    `is_running` before reading the record, or a run that ends in between is taken for an
+    interrupted one.
+    """
     return recorded if running or recorded in OVER_STATES else "interrupted"
 
 
 # ---------------------------------------------------------------------- creating, opening, deleting
+
 
 def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFolder:
     """A new folder with its configuration written. The id sorts by time (UTC) and names the run."""
@@ -173,26 +193,36 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
                 path = runs / f"{stem}-{count}"
         made = path
         config.save(path / CONFIG_FILE)
-        sync_folder(runs)  # or a power failure leaves a record of checkpoints in a folder that has no name
+        sync_folder(
+            runs
+        )  # or a power failure leaves a record of checkpoints in a folder that has no name
     except OSError as error:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
         do = "free some disk space or choose" if error.errno in FULL else "choose"
-        raise RunError(f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder.") from None
+        raise RunError(
+            f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder."
+        ) from None
     return RunFolder(path)
 
 
 def lasting_config(config: TrainConfig) -> TrainConfig:
     """The same with local sources as whole paths, so that it can be run from any working directory."""
-    return config.with_values({"model.source": lasting_source(config.model.source),
-                               "data.source": lasting_sources(config.data.source)})
+    return config.with_values(
+        {
+            "model.source": lasting_source(config.model.source),
+            "data.source": lasting_sources(config.data.source),
+        }
+    )
 
 
 def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
     """Raises RunError when there is no such run, or when the id is not a plain folder name."""
     path = Path(runs_dir) / _checked(run_id)
     if not path.is_dir():
-        raise RunError(f"There is no run {run_id} in {runs_dir}; `launch.py runs` lists those there are.")
+        raise RunError(
+            f"There is no run {run_id} in {runs_dir}; `launch.py runs` lists those there are."
+        )
     return RunFolder(path)
 
 
@@ -208,8 +238,12 @@ def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
         else:
             shutil.rmtree(grave)
     except OSError as error:
-        raise RunError(f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}.") from None
-    for leftover in folder.path.parent.glob(".deleted-*"):  # of an earlier deletion that was killed half-way
+        raise RunError(
+            f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}."
+        ) from None
+    for leftover in folder.path.parent.glob(
+        ".deleted-*"
+    ):  # of an earlier deletion that was killed half-way
         shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -1,4 +1,6 @@
-"""Reading a record: from its start, from where a reader stopped, or from its end. A record may grow meanwhile. No torch."""
+"""Reading a record: from its start, from where a reader stopped, or from its end. A record may grow
+meanwhile. No torch.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,10 @@ EVENTS_FILE = "events.jsonl"
 
 
 class _LineReader:
-    """Lines of one file, from the first on, as records. A line that a failing disk or an editor damaged costs what it
-    said and not the run: a warning takes its place, with the time before it (0.0 where there is none)."""
+    """Lines of one file, from the first on, as records. A line that a failing disk or an editor
+    damaged costs what it said and not the run: a warning takes its place, with the time before it
+    (0.0 where there is none).
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._name = Path(path).name
@@ -34,14 +38,21 @@ class _LineReader:
         try:
             self._before = parse_line(line)
         except ValueError:
-            before, text = self._before, f"Line {self._lines} of {self._name} is damaged: what it recorded is not shown."
-            self._before = Record(before.run_id, before.seq + 1, before.time, LineDamaged("warning", text))
+            before, text = (
+                self._before,
+                f"Line {self._lines} of {self._name} is damaged: what it recorded is not shown.",
+            )
+            self._before = Record(
+                before.run_id, before.seq + 1, before.time, LineDamaged("warning", text)
+            )
         return self._before
 
 
 def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file, in order; none when there is no such file yet. A torn last line is left out, and a warning
-    stands for a line that is not a record. Raises RunError when the file cannot be read."""
+    """The records of a file, in order; none when there is no such file yet. A torn last line is
+    left out, and a warning stands for a line that is not a record. Raises RunError when the file
+    cannot be read.
+    """
     reader = _LineReader(path)
     try:
         with open(path, "rb") as file:
@@ -56,8 +67,9 @@ def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
 
 
 def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
-    """The latest whole record of `kind` in a file that `RunRecorder` wrote, None where there is none: lines of other kinds
-    are not parsed. Raises RunError when the file cannot be read."""
+    """The latest whole record of `kind` in a file that `RunRecorder` wrote, None where there is
+    none: lines of other kinds are not parsed. Raises RunError when the file cannot be read.
+    """
     start = b'{"kind":"' + kind.encode("ascii") + b'"'
     try:
         with open(path, "rb") as file:
@@ -68,7 +80,7 @@ def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
                 while (begin := content.rfind(start, 0, end)) >= 0:
                     stop = content.find(b"\n", begin)
                     # Within a line, the same bytes are text that somebody wrote.
-                    if stop > 0 and (begin == 0 or content[begin - 1:begin] == b"\n"):
+                    if stop > 0 and (begin == 0 or content[begin - 1 : begin] == b"\n"):
                         with contextlib.suppress(ValueError):
                             return parse_line(content[begin:stop])
                     end = begin
@@ -80,8 +92,9 @@ def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
 
 
 class Follower:
-    """Reads what has been added to a record since the last call, while another process or thread writes it. The records are
-    those of `replay`."""
+    """Reads what has been added to a record since the last call, while another process or thread
+    writes it. The records are those of `replay`.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
@@ -89,12 +102,16 @@ class Follower:
         self._reader = _LineReader(path)
 
     def read_new(self) -> list[Record]:
-        """The lines completed since the last call; empty when there are none, or no file yet. Raises RunError when the file
-        cannot be read; where that happens midway, what was read first is handed out, and the next call raises."""
+        """The lines completed since the last call; empty when there are none, or no file yet.
+        Raises RunError when the file cannot be read; where that happens midway, what was read first
+        is handed out, and the next call raises.
+        """
         return list(self.new_records())
 
     def new_records(self) -> Iterator[Record]:
-        """As `read_new`, one by one: who lets go of each before the next never holds a long record whole."""
+        """As `read_new`, one by one: who lets go of each before the next never holds a long record
+        whole.
+        """
         begin = self._offset
         try:
             with open(self.path, "rb") as file:
@@ -108,16 +125,23 @@ class Follower:
             return
         except OSError as error:
             if self._offset == begin:
-                raise RunError(f"The record {self.path} cannot be read ({error.strerror}).") from None
+                raise RunError(
+                    f"The record {self.path} cannot be read ({error.strerror})."
+                ) from None
 
 
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
-    """Apply what has been added to a record. One that cannot be applied, by a fault of the program, costs this record and not
-    those after it: the log says which. Raises RunError when the file cannot be read."""
+    """Apply what has been added to a record. One that cannot be applied, by a fault of the program,
+    costs this record and not those after it: the log says which. Raises RunError when the file
+    cannot be read.
+    """
     for record in follower.new_records():
         try:
             snapshot.apply(record)
         except Exception:
             traceback.print_exc()
-            text = f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or of another version."
+            text = (
+                f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or "
+                "of another version."
+            )
             snapshot.apply(replace(record, event=LineDamaged("warning", text)))

@@ -1,4 +1,6 @@
-"""The list of runs: what a line of it says is read from the two ends of a record, however long the record is."""
+"""The list of runs: what a line of it says is read from the two ends of a record, however long the
+record is.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,16 @@ _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
 """Bytes of a line; those that a summary reads are far shorter."""
 _END_LIMIT = 1 << 22
-"""Bytes of either end of a record that a summary reads at most; it nearly always stops far earlier."""
+"""Bytes of either end of a record that a summary reads at most; it nearly always stops far earlier.
+"""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of the list of runs. `name` and `note` are a person's, the configuration's name where there is none;
-    `created` is Unix seconds; `seconds` the time at work; a run that cannot be read has the state `unreadable` and says in
-    `reason` why."""
+    """One line of the list of runs. `name` and `note` are a person's, the configuration's name
+    where there is none; `created` is Unix seconds; `seconds` the time at work; a run that cannot be
+    read has the state `unreadable` and says in `reason` why.
+    """
 
     id: str
     name: str
@@ -48,15 +52,22 @@ class RunSummary:
 
 
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
-    """Newest first; none when there is no such folder. Reads the two ends of each record, however long it is."""
+    """Newest first; none when there is no such folder. Reads the two ends of each record, however
+    long it is.
+    """
     try:
-        folders = [RunFolder(path) for path in Path(runs_dir).iterdir()
-                   if RUN_ID.fullmatch(path.name) and path.is_dir()]
+        folders = [
+            RunFolder(path)
+            for path in Path(runs_dir).iterdir()
+            if RUN_ID.fullmatch(path.name) and path.is_dir()
+        ]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"The runs folder {runs_dir} cannot be read ({error.strerror}).") from None
-    return sorted(filter(None, map(summarise, folders)), key=lambda run: (run.created, run.id), reverse=True)
+    return sorted(
+        filter(None, map(summarise, folders)), key=lambda run: (run.created, run.id), reverse=True
+    )
 
 
 def summarise(folder: RunFolder) -> RunSummary | None:
@@ -72,8 +83,21 @@ def summarise(folder: RunFolder) -> RunSummary | None:
     except FileNotFoundError:
         return None
     about = read_about(folder.path)
-    return RunSummary(folder.id, about.name or folder.id, "unreadable", 0, 0, None, created, 0.0, "", "", str(folder.path),
-                      reason, about.note)
+    return RunSummary(
+        folder.id,
+        about.name or folder.id,
+        "unreadable",
+        0,
+        0,
+        None,
+        created,
+        0.0,
+        "",
+        "",
+        str(folder.path),
+        reason,
+        about.note,
+    )
 
 
 def _summary(folder: RunFolder) -> RunSummary:
@@ -102,19 +126,36 @@ def _summary(folder: RunFolder) -> RunSummary:
     # Without a state near the end, the last thing that happened there was a step.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
-    return RunSummary(folder.id, about.name or name, shown_state(state, running), ends.step or 0, total_steps, ends.loss,
-                      created, seconds, model, data, str(folder.path), ends.reason, about.note)
+    return RunSummary(
+        folder.id,
+        about.name or name,
+        shown_state(state, running),
+        ends.step or 0,
+        total_steps,
+        ends.loss,
+        created,
+        seconds,
+        model,
+        data,
+        str(folder.path),
+        ends.reason,
+        about.note,
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _told(path: Path, mtime_ns: int) -> tuple[str, str, str, int | None]:
-    """Name, model, data and steps of a configuration; `mtime_ns` makes a changed file a new question."""
+    """Name, model, data and steps of a configuration; `mtime_ns` makes a changed file a new
+    question.
+    """
     config = TrainConfig.load(path)
     return config.name, config.model.source, config.data.title, config.train.steps
 
 
 def _head(file) -> tuple[Record | None, RunStarted]:
-    """The first record, None while there is no whole one, and the first `RunStarted`, empty where none is near."""
+    """The first record, None while there is no whole one, and the first `RunStarted`, empty where
+    none is near.
+    """
     file.seek(0)
     first: Record | None = None
     while file.tell() < _END_LIMIT and (line := file.readline()).endswith(b"\n"):
@@ -139,13 +180,22 @@ class _RecordEnds:
 
     def add(self, line: bytes) -> bool:
         """Take the line before those taken so far; True once nothing further back matters."""
-        wanted = line_kind(line) in (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
+        wanted = line_kind(line) in (
+            StateChanged.kind,
+            RunEnded.kind,
+            RunStarted.kind,
+            StepFinished.kind,
+        )
         if self.last_time is None or wanted:
             with contextlib.suppress(ValueError):
                 record = parse_line(line)
                 self.last_time = self.last_time or record.time
                 self._apply(record.event)
-        return self.state is not None and self.step is not None and (self.loss is not None or self.step == 0)
+        return (
+            self.state is not None
+            and self.step is not None
+            and (self.loss is not None or self.step == 0)
+        )
 
     def _apply(self, event: Event) -> None:
         if isinstance(event, (StateChanged, RunEnded)) and self.state is None:
@@ -164,10 +214,14 @@ class _RecordEnds:
 
 
 def _lines_backwards(file) -> Iterator[bytes]:
-    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end. One that is longer, which is damage, is
-    passed over, and its bytes do not count."""
+    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end. One that is
+    longer, which is damage, is passed over, and its bytes do not count.
+    """
     position, left = file.seek(0, os.SEEK_END), _END_LIMIT
-    rest, passed_over = b"", True  # what follows the last line break is nothing, or a line that is being written
+    rest, passed_over = (
+        b"",
+        True,
+    )  # what follows the last line break is nothing, or a line that is being written
     while position > 0 and left > 0:
         begin = max(0, position - _TAIL_BYTES)
         file.seek(begin)

@@ -1,4 +1,6 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``. Its readers are in `engine.runs.following`."""
+"""`RunRecorder`, the one writer of a run's ``events.jsonl``. Its readers are in
+`engine.runs.following`.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,22 @@ from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_sp
 from engine.runs.snapshot import RunSnapshot
 
 TORN_FILE = "events.torn"
-"""What a killed process left of its last line is moved here, so that every line of the record is whole."""
+"""What a killed process left of its last line is moved here, so that every line of the record is
+whole.
+"""
 SESSION_FILE = "session.json"
-"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the length of those
-before it. Lists of runs read it instead of the whole record."""
+"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the
+length of those before it. Lists of runs read it instead of the whole record.
+"""
 _SCAN_BYTES = 1 << 16
 
 
 class RunRecorder:
     """Appends events to ``<folder>/events.jsonl`` and keeps the snapshot that they add up to.
 
-    Opening an existing record goes on where it ended: `seq` counts on, a torn last line is moved to ``events.torn``.
-    At most one recorder may be open for a folder; the run's lock sees to that. Raises RunError when the file cannot be
-    read or written.
+    Opening an existing record goes on where it ended: `seq` counts on, a torn last line is moved to
+    ``events.torn``. At most one recorder may be open for a folder; the run's lock sees to that.
+    Raises RunError when the file cannot be read or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], run_id: str):
@@ -54,9 +59,13 @@ class RunRecorder:
         self._delivering = False
         self._descriptor: int | None = None
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(
+                self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
         except OSError as error:
-            raise RunError(f"The record {self.path} cannot be opened ({error.strerror}); check the folder.") from None
+            raise RunError(
+                f"The record {self.path} cannot be opened ({error.strerror}); check the folder."
+            ) from None
         try:
             _repair_end(self.path, self._descriptor)
             self._reserve.hold()
@@ -67,27 +76,36 @@ class RunRecorder:
                 write_whole(self.path.with_name(SESSION_FILE), json.dumps(session), durable=False)
         except OSError as error:
             self.close()
-            raise RunError(f"The record {self.path} cannot be written ({error.strerror}); check the disk.") from None
+            raise RunError(
+                f"The record {self.path} cannot be written ({error.strerror}); check the disk."
+            ) from None
         except BaseException:
             self.close()
             raise
 
     def wait_for_disk_space(self, endings: Callable[[], int] | None) -> None:
-        """From now on, where the disk has no space for a line, wait for some, until one more request to end the run comes:
-        `endings` says how many there were so far. For None, do not wait but raise, as at first."""
+        """From now on, where the disk has no space for a line, wait for some, until one more
+        request to end the run comes: `endings` says how many there were so far. For None, do not
+        wait but raise, as at first.
+        """
         self._endings = endings
 
     def call_after_wait(self, listener: Callable[[], None] | None) -> None:
-        """After a wait for space, each thread that waited calls `listener`; none for None, as at first."""
+        """After a wait for space, each thread that waited calls `listener`; none for None, as at
+        first.
+        """
         self._after_wait = listener
 
     def emit(self, event: Event) -> Record:
-        """Write one event as one line, apply it to the snapshot, then call the subscribers. Any thread may call.
+        """Write one event as one line, apply it to the snapshot, then call the subscribers. Any
+        thread may call.
 
-        A NaN or infinite number raises ValueError, a value without a JSON form or of another type than its field's
-        TypeError: both are faults of the program, since a run must end by name before it records such a number. A disk
-        that cannot take the line raises RunError; the file then still ends with the line before. After `wait_for_disk_space`,
-        where space is what the disk lacks, this returns once there is some: the record tells that the run is paused meanwhile.
+        A NaN or infinite number raises ValueError, a value without a JSON form or of another type
+        than its field's TypeError: both are faults of the program, since a run must end by name
+        before it records such a number. A disk that cannot take the line raises RunError; the file
+        then still ends with the line before. After `wait_for_disk_space`, where space is what the
+        disk lacks, this returns once there is some: the record tells that the run is paused
+        meanwhile.
         """
         looks, asked = 0, 0
         while True:
@@ -102,7 +120,8 @@ class RunRecorder:
                         raise self._unwritable(error) from None
             self._deliver()
             time.sleep(LOOK_SECONDS)
-            # What was asked for by now was meant for a run that trains: it stays for the one that goes on.
+            # What was asked for by now was meant for a run that trains: it stays for the one that
+            # goes on.
             asked = self._asked() if not looks else asked
             looks += 1
         after_wait = self._after_wait  # which another thread may set to None
@@ -112,7 +131,9 @@ class RunRecorder:
         return record
 
     def _take(self, event: Event) -> Record:
-        """Write `event`, after a wait with what ends it before. Raises OSError where there is no space."""
+        """Write `event`, after a wait with what ends it before. Raises OSError where there is no
+        space.
+        """
         lack, before = self._lack, []
         if isinstance(event, RunEnded):
             self._reserve.give_all()
@@ -120,7 +141,10 @@ class RunRecorder:
             if not has_disk_space(self.path.parent):
                 raise lack.error
             self._reserve.hold()
-            waited = f"There is room on the disk again: the run waited {time.monotonic() - lack.since:,.0f} s for it."
+            waited = (
+                "There is room on the disk again: the run waited "
+                f"{time.monotonic() - lack.since:,.0f} s for it."
+            )
             before = [*([lack.state] if lack.is_told else []), LogLine("info", waited)]
         record = self._append(*before, event)
         self._lack = None
@@ -130,10 +154,12 @@ class RunRecorder:
 
     def _append(self, *events: Event) -> Record:
         """Write these lines or none; the record of the last."""
-        lines = [_encode(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
-                 for place, event in enumerate(events, 1)]
-        # Read back, so that whoever listens live sees exactly what a reader of the file sees; before they are written, so
-        # that no line is which readers would take for damage.
+        lines = [
+            _encode(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
+            for place, event in enumerate(events, 1)
+        ]
+        # Read back, so that whoever listens live sees exactly what a reader of the file sees;
+        # before they are written, so that no line is which readers would take for damage.
         records = [_read_back(line, event) for line, event in zip(lines, events)]
         self._write(b"".join(lines))
         for record in records:
@@ -142,8 +168,9 @@ class RunRecorder:
         return records[-1]
 
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
-        """Whether the thread that could not write `event` is to wait for space, which is told once; `asked` counts the requests
-        to end the run as of the first of its `looks`."""
+        """Whether the thread that could not write `event` is to wait for space, which is told once;
+        `asked` counts the requests to end the run as of the first of its `looks`.
+        """
         if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
             return False
         self.gave_up = self.gave_up or looks > 0 and self._asked() > asked
@@ -154,8 +181,12 @@ class RunRecorder:
             self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_space_for or "found"))
         if not self._lack.is_told:
             self._reserve.give_half()
-            with contextlib.suppress(OSError):  # somebody else was faster: it is tried again at each look
-                self._append(StateChanged("paused", wait_in_words(error, self.path.parent), "record"))
+            with contextlib.suppress(
+                OSError
+            ):  # somebody else was faster: it is tried again at each look
+                self._append(
+                    StateChanged("paused", wait_in_words(error, self.path.parent), "record")
+                )
                 self._lack.tell()
         return True
 
@@ -164,10 +195,11 @@ class RunRecorder:
         return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:
-        """Call `listener` with every record from now on, in the order of `seq`, one at a time, on an emitting thread.
+        """Call `listener` with every record from now on, in the order of `seq`, one at a time, on
+        an emitting thread.
 
-        It must return quickly and may emit. One that raises an Exception is dropped, which the record notes: a broken
-        terminal or screen does not end a run.
+        It must return quickly and may emit. One that raises an Exception is dropped, which the
+        record notes: a broken terminal or screen does not end a run.
         """
         with self._lock:
             self._subscribers.append(listener)
@@ -186,7 +218,7 @@ class RunRecorder:
         rest = memoryview(line)
         try:
             while rest:
-                rest = rest[os.write(self._descriptor, rest):]
+                rest = rest[os.write(self._descriptor, rest) :]
         except BaseException:
             # What got through of this line alone: the file may have grown by what others did to it.
             size = os.fstat(self._descriptor).st_size
@@ -200,12 +232,19 @@ class RunRecorder:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> RunError:
-        do = "mend that" if error.errno not in FULL else f"free at least {RECORD_BYTES >> 20} MiB of that disk"
-        return RunError(f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run.")
+        do = (
+            "mend that"
+            if error.errno not in FULL
+            else f"free at least {RECORD_BYTES >> 20} MiB of that disk"
+        )
+        return RunError(
+            f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run."
+        )
 
     def _deliver(self) -> None:
-        # Whichever thread finds nobody delivering does so for all, and goes on until nothing is left: records reach the
-        # subscribers in order, and neither a slow subscriber nor one that emits holds up the file.
+        # Whichever thread finds nobody delivering does so for all, and goes on until nothing is
+        # left: records reach the subscribers in order, and neither a slow subscriber nor one that
+        # emits holds up the file.
         while True:
             with self._lock:
                 if self._delivering or not self._undelivered:
@@ -220,7 +259,12 @@ class RunRecorder:
                     except Exception as error:
                         with self._lock:
                             self._subscribers.remove(listener)
-                        self.emit(LogLine("warning", f"A listener of this record failed and was dropped: {error!r}."))
+                        self.emit(
+                            LogLine(
+                                "warning",
+                                f"A listener of this record failed and was dropped: {error!r}.",
+                            )
+                        )
             finally:
                 with self._lock:
                     self._delivering = False
@@ -228,7 +272,9 @@ class RunRecorder:
 
 @dataclass
 class _Lack:
-    """Of space for the record: the error that told it, the state to go back to, whether the record says so yet."""
+    """Of space for the record: the error that told it, the state to go back to, whether the record
+    says so yet.
+    """
 
     error: OSError
     state: StateChanged
@@ -246,8 +292,10 @@ def _encode(record: Record) -> bytes:
     except ValueError:
         for name, number in _numbers(values, values["kind"]):
             if not math.isfinite(number):
-                raise ValueError(f"{name} is {number}: a number that is not finite must end the run by name before it "
-                                 "is recorded.") from None
+                raise ValueError(
+                    f"{name} is {number}: a number that is not finite must end the run by name "
+                    "before it is recorded."
+                ) from None
         raise
 
 

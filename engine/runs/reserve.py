@@ -1,5 +1,6 @@
-"""Space on the disk for a run's record: what an open record holds back for the lines that tell of a full disk, and how much
-it asks for. Standard library alone."""
+"""Space on the disk for a run's record: what an open record holds back for the lines that tell of a
+full disk, and how much it asks for. Standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ _RESERVE_BYTES = 1 << 16
 
 
 class Reserve:
-    """Disk space beside a record, as the file ``events.reserve``. On a full disk half of it is given to the line that says so
-    (and to what is asked of the run then, in its control file), and the rest to the last line of the run."""
+    """Disk space beside a record, as the file ``events.reserve``. On a full disk half of it is
+    given to the line that says so (and to what is asked of the run then, in its control file), and
+    the rest to the last line of the run.
+    """
 
     def __init__(self, folder: Path):
         self._path = folder / RESERVE_FILE
@@ -49,5 +52,8 @@ def has_disk_space(folder: Path) -> bool:
 
 def wait_in_words(error: OSError, folder: Path) -> str:
     """Why a run waits, and what ends that, in one sentence."""
-    return (f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at least "
-            f"{RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, it is not saved.")
+    return (
+        f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at "
+        f"least {RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, "
+        "it is not saved."
+    )

@@ -1,9 +1,11 @@
 """`RunSnapshot`: what a run's records add up to, as plain data that the screens draw.
 
-A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from another process's
-file as it grows. Each record is applied in constant time (amortised), so a run of any length can be followed.
+A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from
+another process's file as it grows. Each record is applied in constant time (amortised), so a run of
+any length can be followed.
 
-The thread that applies is the one that reads: a table cannot grow while an array made from one of its columns is alive.
+The thread that applies is the one that reads: a table cannot grow while an array made from one of
+its columns is alive.
 """
 
 from __future__ import annotations
@@ -14,10 +16,32 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.runs.events import (CheckpointWritten, ControlReceived, DataPrepared, EvalFinished, Event, ExactMatchMeasured,
-                                ExportWritten, FitReported, ForecastChecked, JobProgressed, LineDamaged, LogLine, MemorySampled,
-                                PlanBuilt, PlanSimulated, PromptsAnswered, Record, RunEnded, RunStarted, SettingsChanged,
-                                StateChanged, StepFinished, StepTimeline, UnitNorms)
+from engine.runs.events import (
+    CheckpointWritten,
+    ControlReceived,
+    DataPrepared,
+    EvalFinished,
+    Event,
+    ExactMatchMeasured,
+    ExportWritten,
+    FitReported,
+    ForecastChecked,
+    JobProgressed,
+    LineDamaged,
+    LogLine,
+    MemorySampled,
+    PlanBuilt,
+    PlanSimulated,
+    PromptsAnswered,
+    Record,
+    RunEnded,
+    RunStarted,
+    SettingsChanged,
+    StateChanged,
+    StepFinished,
+    StepTimeline,
+    UnitNorms,
+)
 from engine.runs.event_tables import EventTable, EvalTable, MemoryTable, NormTable, StepTable
 from engine.runs.step_order import StepOrder
 
@@ -34,7 +58,9 @@ RECENT_STEPS = 20
 
 @dataclass(frozen=True)
 class Job:
-    """Long work that is going on: `started` and `time` are the Unix times of its first and latest record."""
+    """Long work that is going on: `started` and `time` are the Unix times of its first and latest
+    record.
+    """
 
     job: str
     done: float
@@ -71,15 +97,21 @@ class RunSnapshot:
     sessions: int = 0
     """How often the run was started: 1, and one more for each resume."""
     is_started: bool = False
-    """Whether the latest session has described itself by `RunStarted`, which it does once everything is prepared."""
+    """Whether the latest session has described itself by `RunStarted`, which it does once
+    everything is prepared.
+    """
 
     state: str = "preparing"
     reason: str = ""
     lacks_space_for: str = ""
-    """What a paused run waits to write until there is space on the disk, as `StateChanged` calls it."""
+    """What a paused run waits to write until there is space on the disk, as `StateChanged` calls
+    it.
+    """
     started_time: float | None = None
     session_time: float | None = None
-    """When the latest session began: its change to `preparing`, or its `RunStarted` where that comes first."""
+    """When the latest session began: its change to `preparing`, or its `RunStarted` where that
+    comes first.
+    """
     last_time: float | None = None
     """Time of the latest record."""
     earlier_seconds: float = 0.0
@@ -152,19 +184,27 @@ class RunSnapshot:
         """From the median of the latest steps; None while that is unknown and once the run is over."""
         if self.is_over or not self.steps.seconds or not self.total_steps:
             return None
-        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * max(0, self.total_steps - self.step)
+        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * max(
+            0, self.total_steps - self.step
+        )
 
     # ------------------------------------------------------------------ the fold
 
     def apply(self, record: Record) -> None:
-        """Add the next record of the run. A kind that this version does not know changes only the envelope fields."""
+        """Add the next record of the run. A kind that this version does not know changes only the
+        envelope fields.
+        """
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
-        self.run_id, self.last_seq, self.last_time = record.run_id, record.seq, record.time or self.last_time
+        self.run_id, self.last_seq, self.last_time = (
+            record.run_id,
+            record.seq,
+            record.time or self.last_time,
+        )
 
     def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds
@@ -177,7 +217,11 @@ class RunSnapshot:
             self._begin_session(time)
         self.is_started = True
         self.name, self.device, self.device_name = event.name, event.device, event.device_name
-        self.total_steps, self.parameters, self.units = event.total_steps, event.parameters, event.units
+        self.total_steps, self.parameters, self.units = (
+            event.total_steps,
+            event.parameters,
+            event.units,
+        )
         self.program_version, self.flops_formula = event.program_version, event.flops_formula
         self.ceiling_tflops, self.resumed_step = event.ceiling_tflops, event.resumed_step
         self.state, self.reason, self.lacks_space_for, self.job = "preparing", "", "", None
@@ -189,7 +233,7 @@ class RunSnapshot:
             table.drop_after(step)
         for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
             events[:] = [event for event in events if event.step <= step]
-        del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step):]
+        del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step) :]
         if self.timeline is not None and self.timeline.step > step:
             self.timeline = None
 
@@ -236,7 +280,9 @@ class RunSnapshot:
         self.steps.append(time, event)
 
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
-        if self.order.may_belong(event.step) and not (self.timeline_steps and event.step < self.timeline_steps[-1]):
+        if self.order.may_belong(event.step) and not (
+            self.timeline_steps and event.step < self.timeline_steps[-1]
+        ):
             self.timeline_steps.append(event.step)
             self.timeline = event
         else:
@@ -290,29 +336,50 @@ class RunSnapshot:
 
     def _fits(self, table: EventTable, time: float, event: Event) -> bool:
         """Whether a row's step can be true; tables never go back."""
-        fits = self.order.may_belong(event.step) and not (table.step and event.step < table.step[-1])
+        fits = self.order.may_belong(event.step) and not (
+            table.step and event.step < table.step[-1]
+        )
         if not fits:
             self._impossible(time, event)
         return fits
 
     def _impossible(self, time: float, event: Event) -> None:
-        text = f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not shown."
+        text = (
+            f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not "
+            "shown."
+        )
         self._line_damaged(time, LogLine("warning", text))
 
     def _run_ended(self, time: float, event: RunEnded) -> None:
-        self.state, self.reason, self.lacks_space_for, self.job = event.state, event.reason, "", None
+        self.state, self.reason, self.lacks_space_for, self.job = (
+            event.state,
+            event.reason,
+            "",
+            None,
+        )
 
 
 _FOLDS = {
-    RunStarted: RunSnapshot._run_started, StateChanged: RunSnapshot._state_changed,
-    JobProgressed: RunSnapshot._job_progressed, DataPrepared: RunSnapshot._data_prepared,
-    FitReported: RunSnapshot._fit_reported, ForecastChecked: RunSnapshot._forecast_checked, PlanBuilt: RunSnapshot._plan_built,
-    PlanSimulated: RunSnapshot._plan_simulated, StepFinished: RunSnapshot._step_finished,
-    StepTimeline: RunSnapshot._step_timeline, UnitNorms: RunSnapshot._unit_norms,
-    MemorySampled: RunSnapshot._memory_sampled, EvalFinished: RunSnapshot._eval_finished,
-    ExactMatchMeasured: RunSnapshot._exact_match_measured, PromptsAnswered: RunSnapshot._prompts_answered,
+    RunStarted: RunSnapshot._run_started,
+    StateChanged: RunSnapshot._state_changed,
+    JobProgressed: RunSnapshot._job_progressed,
+    DataPrepared: RunSnapshot._data_prepared,
+    FitReported: RunSnapshot._fit_reported,
+    ForecastChecked: RunSnapshot._forecast_checked,
+    PlanBuilt: RunSnapshot._plan_built,
+    PlanSimulated: RunSnapshot._plan_simulated,
+    StepFinished: RunSnapshot._step_finished,
+    StepTimeline: RunSnapshot._step_timeline,
+    UnitNorms: RunSnapshot._unit_norms,
+    MemorySampled: RunSnapshot._memory_sampled,
+    EvalFinished: RunSnapshot._eval_finished,
+    ExactMatchMeasured: RunSnapshot._exact_match_measured,
+    PromptsAnswered: RunSnapshot._prompts_answered,
     CheckpointWritten: RunSnapshot._checkpoint_written,
-    ExportWritten: RunSnapshot._export_written, ControlReceived: RunSnapshot._control_received,
+    ExportWritten: RunSnapshot._export_written,
+    ControlReceived: RunSnapshot._control_received,
     SettingsChanged: RunSnapshot._settings_changed,
-    LogLine: RunSnapshot._log_line, LineDamaged: RunSnapshot._line_damaged, RunEnded: RunSnapshot._run_ended,
+    LogLine: RunSnapshot._log_line,
+    LineDamaged: RunSnapshot._line_damaged,
+    RunEnded: RunSnapshot._run_ended,
 }

@@ -10,9 +10,10 @@ AHEAD = 2
 
 @dataclass
 class StepOrder:
-    """Every step takes a line, so a number may grow by the lines since the last one at most, and never falls within a session.
-    One that does not fit is passed over; two that follow each other do count: then it was the line of a resume that is
-    missing, or many lines are."""
+    """Every step takes a line, so a number may grow by the lines since the last one at most, and
+    never falls within a session. One that does not fit is passed over; two that follow each other
+    do count: then it was the line of a resume that is missing, or many lines are.
+    """
 
     last: int = 0
     """The latest step that counts."""
@@ -26,14 +27,19 @@ class StepOrder:
         self.last, self.line, self.odd = step, line, None
 
     def takes(self, step: int, line: int) -> bool:
-        """Whether the number of the step at `line` (lines counted from the start of the record) counts."""
-        if self.last < step <= self.last + line - self.line or (self.odd is not None and step == self.odd + 1):
+        """Whether the number of the step at `line` (lines counted from the start of the record)
+        counts.
+        """
+        if self.last < step <= self.last + line - self.line or (
+            self.odd is not None and step == self.odd + 1
+        ):
             self.last, self.line, self.odd = step, line, None
             return True
         self.odd = step
         return False
 
     def may_belong(self, step: int) -> bool:
-        """Whether something that was measured at a step, an evaluation for instance, can be of `step`. Before the first step
-        nothing is known."""
+        """Whether something that was measured at a step, an evaluation for instance, can be of
+        `step`. Before the first step nothing is known.
+        """
         return step >= 0 and (not self.last or step <= self.last + AHEAD)

@@ -1,5 +1,6 @@
-"""Timelines of a record by step, read one at a time. A long record is hundreds of MB, nearly all of them spans: it is looked
-through once, line by line, without parsing them. No torch."""
+"""Timelines of a record by step, read one at a time. A long record is hundreds of MB, nearly all of
+them spans: it is looked through once, line by line, without parsing them. No torch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spa
 
 
 class TimelineIndex:
-    """The steps of one record that have a timeline. Each call looks at what was added since the last; any thread may call."""
+    """The steps of one record that have a timeline. Each call looks at what was added since the
+    last; any thread may call.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = Path(path)
@@ -40,24 +43,32 @@ class TimelineIndex:
             return sorted(self._found)
 
     def read(self, step: int | None = None) -> tuple[StepTimeline, PlanSimulated | None]:
-        """The timeline of `step`, the latest for None, with the simulation of its session's plan where one was recorded.
+        """The timeline of `step`, the latest for None, with the simulation of its session's plan
+        where one was recorded.
 
         Raises RunError for a step that has none and for a record that cannot be read.
         """
         with self._lock:
             self._look()
             if not self._found:
-                raise RunError("No step of this run has a timeline yet; output.timeline_every says which steps get one.")
+                raise RunError(
+                    "No step of this run has a timeline yet; output.timeline_every says which "
+                    "steps get one."
+                )
             wanted = max(self._found) if step is None else step
             if wanted not in self._found:
-                raise RunError(f"Step {wanted:,} has no timeline; the nearest one that has is step "
-                               f"{nearest(sorted(self._found), wanted):,}.")
+                raise RunError(
+                    f"Step {wanted:,} has no timeline; the nearest one that has is step "
+                    f"{nearest(sorted(self._found), wanted):,}."
+                )
             place, plan = self._found[wanted]
         timeline = self._event(place, wanted)
         return timeline, None if plan is None else self._event(plan, wanted)
 
     def _event(self, offset: int, step: int) -> StepTimeline | PlanSimulated:
-        """What stands at `offset`; the last few are kept, since who zooms into a step asks for it many times."""
+        """What stands at `offset`; the last few are kept, since who zooms into a step asks for it
+        many times.
+        """
         kept = self._kept
         event = kept.get(offset)
         if event is None:
@@ -66,8 +77,10 @@ class TimelineIndex:
                     file.seek(offset)
                     event = parse_line(file.readline()).event
             except (OSError, ValueError):
-                raise RunError(f"The timeline of step {step:,} is damaged in the record and cannot be shown; choose another "
-                               "step.") from None
+                raise RunError(
+                    f"The timeline of step {step:,} is damaged in the record and cannot be shown; "
+                    "choose another step."
+                ) from None
         with self._lock:
             kept[offset] = event
             kept.move_to_end(offset)
@@ -78,7 +91,9 @@ class TimelineIndex:
     def _look(self) -> None:
         try:
             with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:  # another record has taken its place
+                if (
+                    os.fstat(file.fileno()).st_size < self._offset
+                ):  # another record has taken its place
                     self._forget()
                 file.seek(self._offset)
                 for line in file:

@@ -1,7 +1,8 @@
 """The lanes behind one small interface.
 
-An executor submits ops in plan order; a backend runs each on its lane once the ops it waits for have finished.
-`engine.runtime.cpu_backend` runs them one by one; `engine.runtime.cuda_backend` runs the lanes at the same time.
+An executor submits ops in plan order; a backend runs each on its lane once the ops it waits for
+have finished. `engine.runtime.cpu_backend` runs them one by one; `engine.runtime.cuda_backend` runs
+the lanes at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Backend(Protocol):
         """Wait until every submitted op has finished; raises the first error of any lane."""
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """A copy between host and device, within an op, that lets those of other lanes pass between its parts."""
+        """A copy between host and device, within an op, that lets those of other lanes pass between
+        its parts.
+        """
 
     def upload(self, array) -> torch.Tensor:
         """A small host array on the device, ordered before COMPUTE ops submitted later."""
@@ -52,14 +55,17 @@ class Backend(Protocol):
         """Refuse device allocations beyond `nbytes`."""
 
     def seed(self, value: int) -> None:
-        """Seed the generator that COMPUTE ops draw from (dropout), without a device synchronization."""
+        """Seed the generator that COMPUTE ops draw from (dropout), without a device
+        synchronization.
+        """
 
     def free_memory(self) -> int:
         """Bytes that new tensors on the device may take, within its free memory and any limit."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes: allocated, reserved, the peaks of both, total, free; and `retries`, how often cached memory had to be given
-        back, which stalls the device (zeros on the CPU)."""
+        """Bytes: allocated, reserved, the peaks of both, total, free; and `retries`, how often
+        cached memory had to be given back, which stalls the device (zeros on the CPU).
+        """
 
     def reset_peak(self) -> None:
         """Give cached device memory back and count the peak anew."""

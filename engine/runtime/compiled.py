@@ -1,8 +1,10 @@
-"""Blocks and the loss compiled by torch: fused kernels in forward and backward, and what is cheap recomputed in backward.
+"""Blocks and the loss compiled by torch: fused kernels in forward and backward, and what is cheap
+recomputed in backward.
 
-The attention stays outside of the compiled parts: which kernel runs it, and how a packed row is split, is decided as it
-runs. What is kept of a compiled block is then the block's input, the results of its matrix products (but the last one's)
-and what attention keeps; norms, rotary embeddings, activations and residual sums are computed again from these.
+The attention stays outside of the compiled parts: which kernel runs it, and how a packed row is
+split, is decided as it runs. What is kept of a compiled block is then the block's input, the
+results of its matrix products (but the last one's) and what attention keeps; norms, rotary
+embeddings, activations and residual sums are computed again from these.
 """
 
 from __future__ import annotations
@@ -21,31 +23,38 @@ from engine.errors import first_line
 from engine.model.attention import leave_uncompiled
 
 RECOMPILE_LIMIT = 64
-"""Graphs of one block's code: its kinds, training or not, and a few shapes, for every engine of the process."""
+"""Graphs of one block's code: its kinds, training or not, and a few shapes, for every engine of the
+process.
+"""
 
 
 _this_thread = threading.local()
 
 
 def set_up_compiler() -> None:
-    """Settings of this thread, before anything is compiled in it: in newer torch no other thread has them."""
+    """Settings of this thread, before anything is compiled in it: in newer torch no other thread
+    has them.
+    """
     if getattr(_this_thread, "set_up", False):
         return
     _this_thread.set_up = True
-    # In this process: helpers would be forked from one that holds the planes. By the environment, since autograd compiles
-    # backward in threads of its own.
+    # In this process: helpers would be forked from one that holds the planes. By the environment,
+    # since autograd compiles backward in threads of its own.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch._dynamo
     import torch._functorch.config
     import torch._inductor.config
 
-    torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
-    # Otherwise the inputs of every matrix product are kept as well as recomputed: half as much memory again.
+    torch._dynamo.config.recompile_limit = max(
+        RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
+    )
+    # Otherwise the inputs of every matrix product are kept as well as recomputed: half as much
+    # memory again.
     torch._functorch.config.ban_recompute_materialized_backward = False
     # The same for what is gathered for experts.
     torch._functorch.config.ban_recompute_used_far_apart = False
-    # Go on inside the module that calls the attention. Otherwise each call around it is a graph of its own, and what the
-    # first norm gives is kept as the input of the next one.
+    # Go on inside the module that calls the attention. Otherwise each call around it is a graph of
+    # its own, and what the first norm gives is kept as the input of the next one.
     if hasattr(torch._dynamo.config, "nested_graph_breaks"):
         torch._dynamo.config.nested_graph_breaks = True
     torch._inductor.config.compile_threads = 1
@@ -53,8 +62,9 @@ def set_up_compiler() -> None:
 
 
 class CompiledBlock:
-    """A block that is compiled when it first runs, and again for shapes that differ much. Where that fails it is run as it
-    is, and `problem` says why."""
+    """A block that is compiled when it first runs, and again for shapes that differ much. Where
+    that fails it is run as it is, and `problem` says why.
+    """
 
     def __init__(self, block: nn.Module):
         set_up_compiler()
@@ -72,20 +82,25 @@ class CompiledBlock:
             out = self._compiled(*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # the compiler raises many kinds; the block's own errors come again below
+        except (
+            Exception
+        ) as error:  # the compiler raises many kinds; the block's own errors come again below
             self.give_up(error)
             return self._block(*args, **kwargs)
         self.seconds = self.seconds or time.perf_counter() - began
         return out
 
     def give_up(self, error: Exception) -> None:
-        """Run the block as it is from now on. Backward is compiled when it first runs, and may be what fails."""
+        """Run the block as it is from now on. Backward is compiled when it first runs, and may be
+        what fails.
+        """
         self.problem = first_line(error)
 
 
 class CompiledFunction:
-    """A function that is compiled for each shape that it is called with, or once for all (`dynamic`). Where that fails it is
-    run as it is, and `problem` says why."""
+    """A function that is compiled for each shape that it is called with, or once for all
+    (`dynamic`). Where that fails it is run as it is, and `problem` says why.
+    """
 
     def __init__(self, function: Callable[..., Any], dynamic: bool):
         self._function, self._compiled = function, torch.compile(function, dynamic=dynamic)
@@ -102,7 +117,9 @@ class CompiledFunction:
                 return out
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # as for blocks; nothing was changed in place before the kernels were there
+            except (
+                Exception
+            ) as error:  # as for blocks; nothing was changed in place before the kernels were there
                 self.give_up(error)
         return self._function(*args, **kwargs)
 

@@ -1,4 +1,6 @@
-"""The backend for the CPU. Every op simply runs when it is submitted, which is one legal order of the plan."""
+"""The backend for the CPU. Every op simply runs when it is submitted, which is one legal order of
+the plan.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ class CpuBackend:
         self._threads = torch.get_num_threads()
 
     def share_work(self, product: float) -> None:
-        """Blocks whose largest matrix product has `product` FLOPs are to be computed, by this thread: alone where that is
-        faster. A function of the plan, since more threads round otherwise."""
+        """Blocks whose largest matrix product has `product` FLOPs are to be computed, by this
+        thread: alone where that is faster. A function of the plan, since more threads round
+        otherwise.
+        """
         torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
 
     def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
@@ -72,8 +76,15 @@ class CpuBackend:
         return sample_host_memory()[1]
 
     def memory(self) -> dict[str, int]:
-        return {"allocated": 0, "reserved": 0, "peak": 0, "total": 0, "free": 0, "peak_reserved": 0,
-                "retries": 0}
+        return {
+            "allocated": 0,
+            "reserved": 0,
+            "peak": 0,
+            "total": 0,
+            "free": 0,
+            "peak_reserved": 0,
+            "retries": 0,
+        }
 
     def reset_peak(self) -> None:
         """Nothing is counted."""

@@ -1,9 +1,9 @@
 """The lanes on a CUDA GPU: streams and a host thread, ordered by events and by nothing else.
 
-COMPUTE ops are launched from the caller's thread on the default stream. The lanes of copies and of the optimizer on the
-device have a stream and a thread each, because a prefetch must wait for a host update without holding up the launches of
-COMPUTE. HOST ops run on a thread of their own.
-This is the only file that speaks of CUDA.
+COMPUTE ops are launched from the caller's thread on the default stream. The lanes of copies and of
+the optimizer on the device have a stream and a thread each, because a prefetch must wait for a host
+update without holding up the launches of COMPUTE. HOST ops run on a thread of their own. This is
+the only file that speaks of CUDA.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ def _set_up_cuda() -> None:
     """Settings that are read when CUDA starts; a user's own stay."""
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if "expandable_segments" not in settings:
-        # Growing segments leave no gaps when micro-batch shapes vary, and states find space where activations were.
-        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(filter(None, (settings, "expandable_segments:True")))
+        # Growing segments leave no gaps when micro-batch shapes vary, and states find space where
+        # activations were.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(
+            filter(None, (settings, "expandable_segments:True"))
+        )
     # A queue of the hardware for each of our streams; the default is 8.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
@@ -71,7 +74,9 @@ class _DeviceTicket(_Ticket):
 
     def span(self) -> tuple[float, float]:
         anchor, seconds = self._backend.anchor
-        return seconds + anchor.elapsed_time(self.start) / 1e3, seconds + anchor.elapsed_time(self.end) / 1e3
+        return seconds + anchor.elapsed_time(self.start) / 1e3, seconds + anchor.elapsed_time(
+            self.end
+        ) / 1e3
 
 
 class _HostTicket(_Ticket):
@@ -89,23 +94,34 @@ class _HostTicket(_Ticket):
 
 
 class CudaBackend:
-    """Runs each lane as soon as its waits allow. See `engine.runtime.backend.Backend` for the contract."""
+    """Runs each lane as soon as its waits allow. See `engine.runtime.backend.Backend` for the
+    contract.
+    """
 
     def __init__(self, index: int = 0):
         _set_up_cuda()
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self._streams = {lane: torch.cuda.Stream(self.device) for lane in Lane if lane not in (Lane.COMPUTE, Lane.HOST)}
+        self._streams = {
+            lane: torch.cuda.Stream(self.device)
+            for lane in Lane
+            if lane not in (Lane.COMPUTE, Lane.HOST)
+        }
         self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
-        self._queues: dict[Lane, queue.SimpleQueue] = {lane: queue.SimpleQueue() for lane in Lane if lane != Lane.COMPUTE}
+        self._queues: dict[Lane, queue.SimpleQueue] = {
+            lane: queue.SimpleQueue() for lane in Lane if lane != Lane.COMPUTE
+        }
         self._error: BaseException | None = None
         self._limit = torch.cuda.get_device_properties(self.device).total_memory
-        # Threads that launch take turns with those of the optimizer: five milliseconds, Python's own, are too long a turn.
+        # Threads that launch take turns with those of the optimizer: five milliseconds, Python's
+        # own, are too long a turn.
         sys.setswitchinterval(SWITCH_SECONDS)
         self._broken: dict[Lane, BaseException] = {}
         self._set_anchor()
-        self._threads = [threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
-                         for lane in self._queues]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(lane,), name=f"lane-{lane}", daemon=True)
+            for lane in self._queues
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -124,14 +140,18 @@ class CudaBackend:
         return ticket
 
     def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
-        """Raise what broke an op that this one needs. Lane order is a wait too, so that no update follows a failed
-        clip; lanes that need nothing of the failure go on, so that the step before is still applied."""
+        """Raise what broke an op that this one needs. Lane order is a wait too, so that no update
+        follows a failed clip; lanes that need nothing of the failure go on, so that the step before
+        is still applied.
+        """
         if lane in self._broken:
             raise self._broken[lane]
         for wait in waits:
             wait.require()
 
-    def _launch(self, lane: Lane, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
+    def _launch(
+        self, lane: Lane, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]
+    ) -> None:
         stream = self._streams[lane]
         try:
             self._require(lane, waits)
@@ -148,7 +168,9 @@ class CudaBackend:
             self._fail(lane, ticket, error)
         ticket.issued.set()
 
-    def _run_on_host(self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]) -> None:
+    def _run_on_host(
+        self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]
+    ) -> None:
         try:
             self._require(Lane.HOST, waits)
             for wait in waits:
@@ -162,7 +184,9 @@ class CudaBackend:
     def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
-            error = GpuMemoryError(f"{memory['allocated'] / GIB:.1f} GiB in use of {memory['total'] / GIB:.1f}")
+            error = GpuMemoryError(
+                f"{memory['allocated'] / GIB:.1f} GiB in use of {memory['total'] / GIB:.1f}"
+            )
         ticket.fail(error)
         self._broken.setdefault(lane, error)
         if self._error is None:
@@ -183,11 +207,12 @@ class CudaBackend:
             del item, ticket, waits, work
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        # A copy engine goes on with one stream until that has nothing more to copy. A weight that is needed now would wait
-        # for all the gigabytes of states that are issued, so the engine must run dry between two parts.
+        # A copy engine goes on with one stream until that has nothing more to copy. A weight that
+        # is needed now would wait for all the gigabytes of states that are issued, so the engine
+        # must run dry between two parts.
         size = PART_BYTES // target.element_size()
         for start in range(0, target.numel(), size):
-            target[start:start + size].copy_(source[start:start + size], non_blocking=True)
+            target[start : start + size].copy_(source[start : start + size], non_blocking=True)
             done = torch.cuda.Event(blocking=True)
             done.record(torch.cuda.current_stream(self.device))
             done.synchronize()
@@ -222,9 +247,10 @@ class CudaBackend:
         self.anchor = self._next_anchor = (event, time.perf_counter())
 
     def _synchronize(self, ticket: _DeviceTicket) -> None:
-        """Wait, on the host thread, for an op of a stream. An end that was waited for ties the device's clock to the
-        host's anew, since the two drift; and elapsed times are single-precision milliseconds, so an anchor near the
-        measured step keeps microseconds."""
+        """Wait, on the host thread, for an op of a stream. An end that was waited for ties the
+        device's clock to the host's anew, since the two drift; and elapsed times are
+        single-precision milliseconds, so an anchor near the measured step keeps microseconds.
+        """
         waited = not ticket.end.query()
         ticket.end.synchronize()
         self._next_anchor = (ticket.end, time.perf_counter() if waited else ticket.span()[1])
@@ -241,14 +267,19 @@ class CudaBackend:
         code = int(torch.cuda.cudart().cudaHostRegister(pointer, nbytes, 0))
         if code != 0:
             self._clear_error()
-            raise FitError(f"{nbytes} bytes of host memory could not be registered for transfers (CUDA error {code}); "
-                           "free host memory, raise the locked-memory limit (ulimit -l), or choose a smaller model.")
+            raise FitError(
+                f"{nbytes} bytes of host memory could not be registered for transfers (CUDA error "
+                f"{code}); free host memory, raise the locked-memory limit (ulimit -l), or choose "
+                "a smaller model."
+            )
 
     def unregister(self, pointer: int) -> None:
         torch.cuda.cudart().cudaHostUnregister(pointer)
 
     def _clear_error(self) -> None:
-        """CUDA keeps the error of a refused call for whoever looks next: let that be a launch of no importance."""
+        """CUDA keeps the error of a refused call for whoever looks next: let that be a launch of no
+        importance.
+        """
         try:
             torch.zeros(1, device=self.device).add_(1)
         except RuntimeError:
@@ -271,11 +302,15 @@ class CudaBackend:
 
     def memory(self) -> dict[str, int]:
         free, total = torch.cuda.mem_get_info(self.device)
-        return {"allocated": torch.cuda.memory_allocated(self.device),
-                "reserved": torch.cuda.memory_reserved(self.device),
-                "peak": torch.cuda.max_memory_allocated(self.device), "total": total, "free": free,
-                "peak_reserved": torch.cuda.max_memory_reserved(self.device),
-                "retries": torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0)}
+        return {
+            "allocated": torch.cuda.memory_allocated(self.device),
+            "reserved": torch.cuda.memory_reserved(self.device),
+            "peak": torch.cuda.max_memory_allocated(self.device),
+            "total": total,
+            "free": free,
+            "peak_reserved": torch.cuda.max_memory_reserved(self.device),
+            "retries": torch.cuda.memory_stats(self.device).get("num_alloc_retries", 0),
+        }
 
     def reset_peak(self) -> None:
         torch.cuda.empty_cache()

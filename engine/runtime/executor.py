@@ -13,18 +13,23 @@ from engine.runtime.step import StepUnderWay
 class Executor:
     """Runs steps of one plan on one backend.
 
-    `run` returns once every op is submitted; updates may still be under way, and the next step's prefetches wait for
-    them unit by unit. `on_applied` is called, on the HOST lane, when the step's last op there has finished: every update
-    is applied and all its spans can be read without waiting. `check` is called before each op while no op of the step changes
-    weights, that is up to its summary: what it raises gives the step up, and `drain` must follow.
+    `run` returns once every op is submitted; updates may still be under way, and the next step's
+    prefetches wait for them unit by unit. `on_applied` is called, on the HOST lane, when the step's
+    last op there has finished: every update is applied and all its spans can be read without
+    waiting. `check` is called before each op while no op of the step changes weights, that is up to
+    its summary: what it raises gives the step up, and `drain` must follow.
     """
 
     def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
         self.plan, self.ops, self.backend = plan, ops, backend
         self._previous: list[Ticket] | None = None
 
-    def run(self, step: StepUnderWay, on_applied: Callable[[StepUnderWay, list[Span]], None] | None = None,
-            check: Callable[[], None] | None = None) -> None:
+    def run(
+        self,
+        step: StepUnderWay,
+        on_applied: Callable[[StepUnderWay, list[Span]], None] | None = None,
+        check: Callable[[], None] | None = None,
+    ) -> None:
         if self._previous is None:
             self._fill_placed(step)
         tickets: list[Ticket] = []

@@ -1,8 +1,8 @@
 """Sampling through the same streamed blocks that train: greedy, temperature, top-p.
 
-A prompt passes through the blocks once and then one token at a time, with the model's own key-value cache. Where a
-model's cache cannot be trusted, or a row's would not fit, each token is one pass over all tokens so far: slow, and the
-same answer.
+A prompt passes through the blocks once and then one token at a time, with the model's own key-value
+cache. Where a model's cache cannot be trusted, or a row's would not fit, each token is one pass
+over all tokens so far: slow, and the same answer.
 """
 
 from __future__ import annotations
@@ -57,49 +57,80 @@ class _Answers:
 
 
 class Sampler:
-    """Draws answers from the weights of `engine`. The trial of the model's cache is made once, when it is first needed."""
+    """Draws answers from the weights of `engine`. The trial of the model's cache is made once, when
+    it is first needed.
+    """
 
     def __init__(self, engine: StreamingEngine):
         self.engine = engine
 
     @cached_property
     def cache_cost(self) -> CacheCost | None:
-        """What a key-value cache takes, or None where this model gives other logits with one than without."""
+        """What a key-value cache takes, or None where this model gives other logits with one than
+        without.
+        """
         return try_cache(self.engine)
 
-    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, end_tokens: set[int], temperature: float = 0.0,
-                 top_p: float = 1.0, seed: int = 0, max_length: int | None = None,
-                 on_token: Callable[[int, int], None] | None = None) -> list[list[int]]:
-        """Continue each prompt (token ids) until an end token, `max_new_tokens` or `max_length`; the new ids, end token
-        left out. Temperature 0 is greedy. `on_token(row, token)` is called for each new token; what it raises stops.
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        end_tokens: set[int],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        max_length: int | None = None,
+        on_token: Callable[[int, int], None] | None = None,
+    ) -> list[list[int]]:
+        """Continue each prompt (token ids) until an end token, `max_new_tokens` or `max_length`;
+        the new ids, end token left out. Temperature 0 is greedy. `on_token(row, token)` is called
+        for each new token; what it raises stops.
         """
-        answers = _Answers([list(prompt) for prompt in prompts], max_new_tokens, max_length, end_tokens, on_token)
+        answers = _Answers(
+            [list(prompt) for prompt in prompts], max_new_tokens, max_length, end_tokens, on_token
+        )
         generators = [torch.Generator().manual_seed(seed + k) for k in range(len(prompts))]
 
         def choose(rows: list[int], logits: torch.Tensor) -> list[int]:
             if temperature <= 0:
                 return pick(logits, temperature, top_p, generators[0])
-            return [pick(logits[n:n + 1], temperature, top_p, generators[k])[0] for n, k in enumerate(rows)]
+            return [
+                pick(logits[n : n + 1], temperature, top_p, generators[k])[0]
+                for n, k in enumerate(rows)
+            ]
 
         going = [k for k in range(len(prompts)) if answers.goes_on(k)]
         cost = self.cache_cost if going else None
         if cost is not None:
             spread = max_new_tokens // 2
-            waves, going = _waves(going, answers, spread, cost, self.engine.backend.free_memory() // 2)
+            waves, going = _waves(
+                going, answers, spread, cost, self.engine.backend.free_memory() // 2
+            )
             for wave in waves:
                 going += _with_cache(self.engine, wave, spread, answers, choose)
         while going:
             still = []
             for group in _groups(going, answers.rows):
                 logits = self.engine.last_logits([answers.rows[k] for k in group])
-                still += [k for k, token in zip(group, choose(group, logits)) if answers.take(k, token)]
+                still += [
+                    k for k, token in zip(group, choose(group, logits)) if answers.take(k, token)
+                ]
             going = still
         return answers.new
 
-    def stream(self, prompt: Sequence[int], max_new_tokens: int, end_tokens: set[int], temperature: float = 0.0,
-               top_p: float = 1.0, seed: int = 0, max_length: int | None = None) -> Iterator[int]:
-        """The answer that `generate` gives to one prompt, a token at a time; between two tokens others may use the
-        engine. Closing the iterator frees the cache."""
+    def stream(
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        end_tokens: set[int],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        max_length: int | None = None,
+    ) -> Iterator[int]:
+        """The answer that `generate` gives to one prompt, a token at a time; between two tokens
+        others may use the engine. Closing the iterator frees the cache.
+        """
         row, most = list(prompt), len(prompt) + max_new_tokens
         most = most if max_length is None else min(most, max_length)
         generator = torch.Generator().manual_seed(seed)
@@ -124,10 +155,13 @@ class Sampler:
             yield token
 
 
-def _waves(going: list[int], answers: _Answers, spread: int, cost: CacheCost,
-           free: int) -> tuple[list[list[int]], list[int]]:
-    """Rows that go through the blocks together, their tokens and the bytes of their caches bounded; and rows whose
-    cache alone would take more than `free`. A row stays in its cache with rows up to `spread` tokens longer."""
+def _waves(
+    going: list[int], answers: _Answers, spread: int, cost: CacheCost, free: int
+) -> tuple[list[list[int]], list[int]]:
+    """Rows that go through the blocks together, their tokens and the bytes of their caches bounded;
+    and rows whose cache alone would take more than `free`. A row stays in its cache with rows up to
+    `spread` tokens longer.
+    """
     waves: list[list[int]] = []
     too_long, tokens, held = [], 0, 0
     for k in sorted(going, key=lambda k: len(answers.rows[k])):
@@ -143,13 +177,19 @@ def _waves(going: list[int], answers: _Answers, spread: int, cost: CacheCost,
     return waves, too_long
 
 
-def _with_cache(engine: StreamingEngine, wave: list[int], spread: int, answers: _Answers,
-                choose: Callable[[list[int], torch.Tensor], list[int]]) -> list[int]:
+def _with_cache(
+    engine: StreamingEngine,
+    wave: list[int],
+    spread: int,
+    answers: _Answers,
+    choose: Callable[[list[int], torch.Tensor], list[int]],
+) -> list[int]:
     """Answer the rows of a wave, sorted by length. Returns the rows that a failure left unfinished.
 
-    Rows that differ by at most `spread` tokens share a micro-batch and its cache, without padding: all are fed as many
-    tokens as the shortest has, and then one a step, of its prompt or of its answer. So every row of a cache is at the
-    same position all the time, which is exact for every family; a row that has ended is fed on and not looked at.
+    Rows that differ by at most `spread` tokens share a micro-batch and its cache, without padding:
+    all are fed as many tokens as the shortest has, and then one a step, of its prompt or of its
+    answer. So every row of a cache is at the same position all the time, which is exact for every
+    family; a row that has ended is fed on and not looked at.
     """
     groups: list[list[int]] = []
     for k in wave:
@@ -161,9 +201,13 @@ def _with_cache(engine: StreamingEngine, wave: list[int], spread: int, answers: 
     caches: list[Any] = [None] * len(groups)
     going = set(wave)
     while groups:
-        until = [start + 1 if start else len(answers.rows[group[0]]) for group, start in zip(groups, fed)]
-        tokens = [np.array([answers.rows[k][start:end] or answers.rows[k][-1:] for k in group])
-                  for group, start, end in zip(groups, fed, until)]
+        until = [
+            start + 1 if start else len(answers.rows[group[0]]) for group, start in zip(groups, fed)
+        ]
+        tokens = [
+            np.array([answers.rows[k][start:end] or answers.rows[k][-1:] for k in group])
+            for group, start, end in zip(groups, fed, until)
+        ]
         try:
             logits = engine.cached_logits(tokens, caches)
         except CacheError:
@@ -171,15 +215,21 @@ def _with_cache(engine: StreamingEngine, wave: list[int], spread: int, answers: 
         places = [(k, end) for group, end in zip(groups, until) for k in group]
         due = [n for n, (k, end) in enumerate(places) if k in going and len(answers.rows[k]) == end]
         rows = [places[n][0] for n in due]
-        going.difference_update(k for k, token in zip(rows, choose(rows, logits[due])) if not answers.take(k, token))
+        going.difference_update(
+            k for k, token in zip(rows, choose(rows, logits[due])) if not answers.take(k, token)
+        )
         kept = [n for n, group in enumerate(groups) if going.intersection(group)]
         groups, fed, caches = ([values[n] for n in kept] for values in (groups, until, caches))
     return []
 
 
-def pick(logits: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator) -> list[int]:
-    """One token for each row of `logits` [rows, vocabulary] (float32): the likeliest, or one drawn from the smallest
-    set of likeliest tokens whose probabilities reach `top_p` (nucleus sampling, arXiv 1904.09751)."""
+def pick(
+    logits: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator
+) -> list[int]:
+    """One token for each row of `logits` [rows, vocabulary] (float32): the likeliest, or one drawn
+    from the smallest set of likeliest tokens whose probabilities reach `top_p` (nucleus sampling,
+    arXiv 1904.09751).
+    """
     if temperature <= 0:
         return logits.argmax(-1).tolist()
     probabilities = torch.softmax(logits / temperature, -1)
@@ -191,7 +241,9 @@ def pick(logits: torch.Tensor, temperature: float, top_p: float, generator: torc
 
 
 def _groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """Rows of like length together, so many at once that a pass stays within a fixed number of tokens."""
+    """Rows of like length together, so many at once that a pass stays within a fixed number of
+    tokens.
+    """
     groups: list[list[int]] = []
     for k in sorted(going, key=lambda k: len(rows[k])):
         if groups and (len(groups[-1]) + 1) * len(rows[k]) <= _TOKENS_AT_ONCE:
@@ -211,5 +263,7 @@ def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
     found: set[int] = set()
     configs = (load_generation_config(source), config.get_text_config(), tokenizer)
     for value in [getattr(each, "eos_token_id", None) for each in configs]:
-        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+        found.update(
+            value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        )
     return found

@@ -1,4 +1,6 @@
-"""`HostStore`: the planes of every unit in host memory, exactly as many bytes as `engine.model.layout` says (law 5)."""
+"""`HostStore`: the planes of every unit in host memory, exactly as many bytes as
+`engine.model.layout` says (law 5).
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,32 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostStore:
-    """Flat planes by unit: ``weight_high`` (what the device sees), ``weight_low`` (rest of the fp32 master, `bfloat16`
-    only), ``exp_avg``, ``exp_avg_sq`` and ``grad``.
+    """Flat planes by unit: ``weight_high`` (what the device sees), ``weight_low`` (rest of the fp32
+    master, `bfloat16` only), ``exp_avg``, ``exp_avg_sq`` and ``grad``.
 
-    `register(address, bytes)` and `unregister(address)` make memory known to the device for DMA; None without one.
-    Nothing is allocated until `allocate_weights` and `allocate_states`; memory comes zeroed. Fresh memory is not
-    inherited by forked children. `threads` is how many touch and convert memory (default: the cores but two).
+    `register(address, bytes)` and `unregister(address)` make memory known to the device for DMA;
+    None without one. Nothing is allocated until `allocate_weights` and `allocate_states`; memory
+    comes zeroed. Fresh memory is not inherited by forked children. `threads` is how many touch and
+    convert memory (default: the cores but two).
     """
 
-    def __init__(self, layouts: Sequence[UnitLayout], dtype: Literal["bfloat16", "float32"],
-                 register: Callable[[int, int], None] | None = None,
-                 unregister: Callable[[int], None] | None = None, threads: int | None = None):
+    def __init__(
+        self,
+        layouts: Sequence[UnitLayout],
+        dtype: Literal["bfloat16", "float32"],
+        register: Callable[[int, int], None] | None = None,
+        unregister: Callable[[int], None] | None = None,
+        threads: int | None = None,
+    ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
         self._register, self._unregister = register, unregister
         self._workers = Workers(threads, "host-store")
         self._places: dict[tuple[str, str], tuple[int, ParameterSpec]] = {
             (layout.unit, spec.name): (offset, spec)
-            for layout in layouts for spec, offset in zip(layout.parameters, layout.offsets)}
+            for layout in layouts
+            for spec, offset in zip(layout.parameters, layout.offsets)
+        }
         self._maps: dict[tuple[str, str], mmap.mmap] = {}
         self._arrays: dict[tuple[str, str], np.ndarray] = {}
         self._tensors: dict[tuple[str, str], torch.Tensor] = {}
@@ -64,13 +74,21 @@ class HostStore:
         return tuple(PLANE_ITEM_BYTES[self.dtype])
 
     def allocate_weights(self, progress: Progress = untold) -> None:
-        """Allocate, touch and register the weight planes. `progress` is called, with bytes, after each
-        plane; what it raises undoes the allocation. Raises FitError when the memory is not there."""
-        self._allocate([plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress)
+        """Allocate, touch and register the weight planes. `progress` is called, with bytes, after
+        each plane; what it raises undoes the allocation. Raises FitError when the memory is not
+        there.
+        """
+        self._allocate(
+            [plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress
+        )
 
     def allocate_states(self, progress: Progress = untold) -> None:
         """The same for moments and gradients."""
-        self._allocate([plane for plane in self.planes if plane not in WEIGHT_PLANES], "optimizer states", progress)
+        self._allocate(
+            [plane for plane in self.planes if plane not in WEIGHT_PLANES],
+            "optimizer states",
+            progress,
+        )
 
     @property
     def allocated_bytes(self) -> int:
@@ -91,15 +109,18 @@ class HostStore:
                     self._registered[array.ctypes.data] = array.nbytes
 
     def close(self) -> None:
-        """Unregister and give all memory back at once. Views still held read zeros from now on; nothing may be
-        running on the planes."""
+        """Unregister and give all memory back at once. Views still held read zeros from now on;
+        nothing may be running on the planes.
+        """
         self._release(list(self._arrays))
         self._workers.close()
 
     # ------------------------------------------------------------------ planes and parameters
 
     def array(self, unit: str, plane: str) -> np.ndarray:
-        """A whole plane, flat, sharing memory: bf16 planes as uint16, weight_low as int16, fp32 planes as float32."""
+        """A whole plane, flat, sharing memory: bf16 planes as uint16, weight_low as int16, fp32
+        planes as float32.
+        """
         return self._arrays[unit, plane]
 
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
@@ -109,31 +130,45 @@ class HostStore:
     def view(self, unit: str, name: str) -> torch.Tensor:
         """A parameter's weight_high in its own shape, sharing memory."""
         offset, spec = self._places[unit, name]
-        return self._tensors[unit, "weight_high"][offset:offset + spec.numel].view(spec.shape)
+        return self._tensors[unit, "weight_high"][offset : offset + spec.numel].view(spec.shape)
 
     def write(self, unit: str, name: str, tensor: torch.Tensor) -> None:
-        """Set a parameter from a float tensor of its shape on any device. fp32 values are kept exactly in both modes
-        but for those that `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or infinity stays one in
-        weight_high, where a sum over the plane finds it. Raises ModelError for a wrong shape or a tensor that is not float."""
+        """Set a parameter from a float tensor of its shape on any device. fp32 values are kept
+        exactly in both modes but for those that `engine.runtime.host_kernels` names; fp64 is
+        rounded to fp32. A NaN or infinity stays one in weight_high, where a sum over the plane
+        finds it. Raises ModelError for a wrong shape or a tensor that is not float.
+        """
         offset, spec = self._places[unit, name]
         if tuple(tensor.shape) != spec.shape:
-            raise ModelError(f"{spec.full_name} has the shape {tuple(tensor.shape)} in the weights but {spec.shape} in "
-                             "the model; use the configuration that belongs to these weights.")
+            raise ModelError(
+                f"{spec.full_name} has the shape {tuple(tensor.shape)} in the weights but "
+                f"{spec.shape} in the model; use the configuration that belongs to these weights."
+            )
         if not tensor.is_floating_point():
-            raise ModelError(f"{spec.full_name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which is not "
-                             "a floating-point type; use weights that are not quantised.")
+            raise ModelError(
+                f"{spec.full_name} is stored as {str(tensor.dtype).removeprefix('torch.')}, which "
+                "is not a floating-point type; use weights that are not quantised."
+            )
         source = tensor.detach()
         if self.dtype == "float32":
             self.view(unit, name).copy_(source)
         elif source.dtype == torch.bfloat16:
             self.view(unit, name).copy_(source)
-            self.tensor(unit, "weight_low")[offset:offset + spec.numel].zero_()
+            self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            high, low, split = self.array(unit, "weight_high"), self.array(unit, "weight_low"), kernel("split")
+            high, low, split = (
+                self.array(unit, "weight_high"),
+                self.array(unit, "weight_low"),
+                kernel("split"),
+            )
             for piece in _fp32_pieces(source):
                 values, start = piece.numpy(), offset
-                self._workers.run(lambda a, b: split(values[a:b], high[start + a:start + b], low[start + a:start + b]),
-                                  ranges(0, values.size))
+                self._workers.run(
+                    lambda a, b: split(
+                        values[a:b], high[start + a : start + b], low[start + a : start + b]
+                    ),
+                    ranges(0, values.size),
+                )
                 offset += values.size
 
     def master(self, unit: str, name: str) -> torch.Tensor:
@@ -142,31 +177,47 @@ class HostStore:
         if self.dtype == "float32":
             return self.view(unit, name).clone()
         result = torch.empty(spec.shape, dtype=torch.float32)
-        high, low, join = self.array(unit, "weight_high"), self.array(unit, "weight_low"), kernel("join")
+        high, low, join = (
+            self.array(unit, "weight_high"),
+            self.array(unit, "weight_low"),
+            kernel("join"),
+        )
         target = result.view(-1).numpy()
-        self._workers.run(lambda a, b: join(high[offset + a:offset + b], low[offset + a:offset + b], target[a:b]),
-                          ranges(0, spec.numel))
+        self._workers.run(
+            lambda a, b: join(
+                high[offset + a : offset + b], low[offset + a : offset + b], target[a:b]
+            ),
+            ranges(0, spec.numel),
+        )
         return result
 
     # ------------------------------------------------------------------ inside
 
     def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
-        wanted = {(unit, plane): layout.plane_bytes(self.dtype)[plane]
-                  for unit, layout in self.layouts.items() for plane in planes}
+        wanted = {
+            (unit, plane): layout.plane_bytes(self.dtype)[plane]
+            for unit, layout in self.layouts.items()
+            for plane in planes
+        }
         if any(key in self._arrays for key in wanted):
             raise RuntimeError(f"the {what} are allocated already")
         total, done = sum(wanted.values()), 0
         available = sample_host_memory()[1]
         if total > available:
-            raise FitError(f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is available; "
-                           "close other programs or choose a smaller model.")
+            raise FitError(
+                f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
+                "available; close other programs or choose a smaller model."
+            )
         try:
             for key, size in wanted.items():
                 self._map(*key, size, what, total)
             for key, size in wanted.items():
                 array = self._arrays[key]
                 address = array.ctypes.data
-                self._workers.run(lambda a, b: _touch(address + a, b - a, what, total), ranges(0, size, _TOUCH_BYTES))
+                self._workers.run(
+                    lambda a, b: _touch(address + a, b - a, what, total),
+                    ranges(0, size, _TOUCH_BYTES),
+                )
                 if self._register is not None and key[1] in DMA_PLANES and size:
                     self._register(address, size)
                     self._registered[address] = size
@@ -187,7 +238,9 @@ class HostStore:
             for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
                 try:
                     region.madvise(advice)
-                except OSError:  # a kernel built without it: slower or larger after a fork, never wrong
+                except (
+                    OSError
+                ):  # a kernel built without it: slower or larger after a fork, never wrong
                     pass
             self._maps[unit, plane] = region
             array = np.frombuffer(region, kind)
@@ -203,9 +256,12 @@ class HostStore:
             if address in self._registered:
                 self._unregister(address)
                 del self._registered[address]
-            # A view that outlives the store keeps the addresses valid, so give the pages back whatever it does.
-            self._workers.run(lambda a, b: _libc.madvise(address + a, b - a, mmap.MADV_DONTNEED),
-                              ranges(0, size, _TOUCH_BYTES))
+            # A view that outlives the store keeps the addresses valid, so give the pages back
+            # whatever it does.
+            self._workers.run(
+                lambda a, b: _libc.madvise(address + a, b - a, mmap.MADV_DONTNEED),
+                ranges(0, size, _TOUCH_BYTES),
+            )
             del self._arrays[key], self._tensors[key]
             region = self._maps.pop(key, None)
             if region is not None:
@@ -228,17 +284,24 @@ def _touch(address: int, size: int, what: str, total: int) -> None:
     ctypes.memset(address, 0, size)
 
 
-def _fp32_pieces(tensor: torch.Tensor, buffer: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
-    """A tensor's values in order, as flat fp32 pieces: itself where possible, else converted a little at a time into
-    one buffer, so a piece is valid until the next one."""
-    if (tensor.dtype == torch.float32 and tensor.device.type == "cpu" and tensor.is_contiguous()
-            and tensor.data_ptr() % 4 == 0):
+def _fp32_pieces(
+    tensor: torch.Tensor, buffer: torch.Tensor | None = None
+) -> Iterator[torch.Tensor]:
+    """A tensor's values in order, as flat fp32 pieces: itself where possible, else converted a
+    little at a time into one buffer, so a piece is valid until the next one.
+    """
+    if (
+        tensor.dtype == torch.float32
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and tensor.data_ptr() % 4 == 0
+    ):
         yield tensor.view(-1)
         return
     if buffer is None:
         buffer = torch.empty(min(tensor.numel(), _PIECE), dtype=torch.float32)
     if tensor.numel() <= _PIECE:
-        piece = buffer[:tensor.numel()]
+        piece = buffer[: tensor.numel()]
         piece.view(tensor.shape).copy_(tensor)
         yield piece
     else:
@@ -248,8 +311,10 @@ def _fp32_pieces(tensor: torch.Tensor, buffer: torch.Tensor | None = None) -> It
 
 
 def _refused(what: str, total: int) -> FitError:
-    return FitError(f"The system refused {_gib(total)} of host memory for the {what}; close other programs, raise the "
-                    "memory limit of this session or choose a smaller model.")
+    return FitError(
+        f"The system refused {_gib(total)} of host memory for the {what}; close other programs, "
+        "raise the memory limit of this session or choose a smaller model."
+    )
 
 
 def _gib(size: int) -> str:

@@ -13,7 +13,9 @@ from engine.runtime.cuda_backend import CudaBackend, cuda_available
 
 
 def give_memory_back() -> None:
-    """What a run leaves: tensors in cycles, with its error for one, and device memory that the allocator keeps for more."""
+    """What a run leaves: tensors in cycles, with its error for one, and device memory that the
+    allocator keeps for more.
+    """
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -24,5 +26,7 @@ def open_backend(device: str) -> Backend:
     if device == "cpu" or (device == "auto" and not cuda_available()):
         return CpuBackend()
     if not cuda_available():
-        raise ConfigError("engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu.")
+        raise ConfigError(
+            "engine.device", "cuda is asked for but no CUDA GPU is usable; choose auto or cpu."
+        )
     return CudaBackend()

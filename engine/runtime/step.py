@@ -13,7 +13,9 @@ from engine.model.skeleton import BlockArguments
 
 @dataclass
 class DeviceBatch:
-    """One micro-batch on the device: token ids [batch, tokens], positions or None, and where loss is."""
+    """One micro-batch on the device: token ids [batch, tokens], positions or None, and where loss
+    is.
+    """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor | None
@@ -39,9 +41,13 @@ class StepInputs:
     seed: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
-    """For sampling: flat positions whose logits are wanted, by micro-batch; no loss is computed then."""
+    """For sampling: flat positions whose logits are wanted, by micro-batch; no loss is computed
+    then.
+    """
     caches: list[Any] | None = None
-    """For sampling: each micro-batch's key-value cache, None where the model is to make one, which is put here."""
+    """For sampling: each micro-batch's key-value cache, None where the model is to make one, which
+    is put here.
+    """
     scalars: torch.Tensor | None = None
     """`HostAdamW.scalars` on the device, where an optimizer runs there."""
 

@@ -14,8 +14,9 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Source:
-    """Weights that can be loaded. kind: `base` (as the run of `config` began), `checkpoint` (`step` of run `run_id`, None for
-    its newest) or `folder` (a Hugging Face folder, which `config` names)."""
+    """Weights that can be loaded. kind: `base` (as the run of `config` began), `checkpoint` (`step`
+    of run `run_id`, None for its newest) or `folder` (a Hugging Face folder, which `config` names).
+    """
 
     kind: str
     label: str = field(compare=False)
@@ -27,12 +28,17 @@ class Source:
 
 def base_of(config: TrainConfig) -> Source:
     """The model of a run as it was before the first step."""
-    what = config.model.source if config.model.init == "pretrained" else f"{config.model.source}, random weights"
+    what = (
+        config.model.source
+        if config.model.init == "pretrained"
+        else f"{config.model.source}, random weights"
+    )
     return Source("base", f"Before training: {what}", config)
 
 
-def checkpoint_of(runs_dir: str | os.PathLike[str], run_id: str, config: TrainConfig, step: int | None,
-                  label: str) -> Source:
+def checkpoint_of(
+    runs_dir: str | os.PathLike[str], run_id: str, config: TrainConfig, step: int | None, label: str
+) -> Source:
     return Source("checkpoint", label, config, os.fspath(runs_dir), run_id, step)
 
 
@@ -46,8 +52,14 @@ class Sampling:
     seed: int = 0
 
 
-def take_turns(answers: dict[str, Iterator[int]], on_token: Callable[[str, int], None], stopped: Callable[[], bool]) -> None:
-    """A token of each of the answers in turn, `on_token(name, token)`, until all have ended or `stopped()`. Closes them."""
+def take_turns(
+    answers: dict[str, Iterator[int]],
+    on_token: Callable[[str, int], None],
+    stopped: Callable[[], bool],
+) -> None:
+    """A token of each of the answers in turn, `on_token(name, token)`, until all have ended or
+    `stopped()`. Closes them.
+    """
     going = dict(answers)
     try:
         while going:

@@ -24,7 +24,9 @@ MARGIN_BYTES = 512 * MIB
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes: `host` of the weight planes, `loading` more while they are read, `device` of the buffers that an answer needs."""
+    """Bytes: `host` of the weight planes, `loading` more while they are read, `device` of the
+    buffers that an answer needs.
+    """
 
     host: int
     loading: int
@@ -33,8 +35,10 @@ class Size:
 
 def size_of_source(source: Source) -> Size:
     """Raises ModelError where the model cannot be built."""
-    return size_of(build_model(load_config(source.config.model.source), source.config.model),
-                   source.kind != "checkpoint" and source.config.model.init == "pretrained")
+    return size_of(
+        build_model(load_config(source.config.model.source), source.config.model),
+        source.kind != "checkpoint" and source.config.model.init == "pretrained",
+    )
 
 
 def size_of(model: StreamedModel, is_read: bool) -> Size:
@@ -42,41 +46,65 @@ def size_of(model: StreamedModel, is_read: bool) -> Size:
     planes = [layout.plane_bytes(model.dtype) for layout in model.layouts]
     host = sum(size for plane in planes for name, size in plane.items() if name in WEIGHT_PLANES)
     high = [plane["weight_high"] for plane in planes]
-    return Size(host, sum(high) if is_read else 0, high[0] + high[-1] + 2 * max(high[1:-1], default=0))
+    return Size(
+        host, sum(high) if is_read else 0, high[0] + high[-1] + 2 * max(high[1:-1], default=0)
+    )
 
 
 def folder_of(folder: str, label: str = "") -> Source:
-    """A Hugging Face folder on this machine, such as an export, called by its own name without a `label`. Raises ModelError
-    where there is none."""
+    """A Hugging Face folder on this machine, such as an export, called by its own name without a
+    `label`. Raises ModelError where there is none.
+    """
     path = resolve_source(folder.strip()) if folder.strip() else None
     if path is None or not path.is_dir():
-        raise ModelError(f"{folder.strip() or 'Nothing'} is not a folder on this machine; give a folder that was exported.")
-    dtype = "float32" if str(getattr(load_config(str(path)), "dtype", "")).endswith("float32") else "bfloat16"
-    config = TrainConfig(name=path.name, model=ModelConfig(source=str(path), dtype=dtype), data=DataConfig(source="none"))
+        raise ModelError(
+            f"{folder.strip() or 'Nothing'} is not a folder on this machine; give a folder that "
+            "was exported."
+        )
+    dtype = (
+        "float32"
+        if str(getattr(load_config(str(path)), "dtype", "")).endswith("float32")
+        else "bfloat16"
+    )
+    config = TrainConfig(
+        name=path.name,
+        model=ModelConfig(source=str(path), dtype=dtype),
+        data=DataConfig(source="none"),
+    )
     return Source("folder", label or path.name, config)
 
 
 # ---------------------------------------------------------------------- what fits
 
 TOGETHER, IN_TURN = "together", "in_turn"
-ADVICE, _NO_BASE = "close other programs or stop a run that is paused", ", or talk to the tuned model alone"
+ADVICE, _NO_BASE = (
+    "close other programs or stop a run that is paused",
+    ", or talk to the tuned model alone",
+)
 
 
 def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = None) -> str:
-    """TOGETHER where the weights of all sources can be in memory at once, else IN_TURN. `free`: bytes of RAM and of GPU memory
-    (None where none is used) that are free; measured if not given. Raises FitError with one sentence where one of them does
-    not fit at all."""
-    host, device = free or _free_memory(any(source.config.engine.device != "cpu" for source in sources))
+    """TOGETHER where the weights of all sources can be in memory at once, else IN_TURN. `free`:
+    bytes of RAM and of GPU memory (None where none is used) that are free; measured if not given.
+    Raises FitError with one sentence where one of them does not fit at all.
+    """
+    host, device = free or _free_memory(
+        any(source.config.engine.device != "cpu" for source in sources)
+    )
     sizes = []
     for source in sources:
         size = size_of_source(source)
         sizes.append(size)
         if size.host + size.loading + MARGIN_BYTES > host:
-            raise FitError(f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and {in_gib(host)} is "
-                           f"free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+            raise FitError(
+                f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and "
+                f"{in_gib(host)} is free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}."
+            )
         if device is not None and size.device + MARGIN_BYTES > device:
-            raise FitError(f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and {in_gib(device)} is free; "
-                           f"{ADVICE}{_NO_BASE if source.kind == 'base' else ''}.")
+            raise FitError(
+                f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and "
+                f"{in_gib(device)} is free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}."
+            )
     held = peak = 0
     for size in sizes:
         peak = max(peak, held + size.host + size.loading)

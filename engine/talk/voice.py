@@ -44,35 +44,53 @@ class Voice:
         if not self.has_template:
             return False
         with contextlib.suppress(DataError):
-            return _PROBE in self._written([{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}])
+            return _PROBE in self._written(
+                [{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}]
+            )
         return False
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Token ids of a conversation up to where the next answer is due. Without a chat template, all that was written so
-        far is one text, which goes on. Raises DataError where the template refuses the messages, and where they are longer
-        than the model's rows."""
+        """Token ids of a conversation up to where the next answer is due. Without a chat template,
+        all that was written so far is one text, which goes on. Raises DataError where the template
+        refuses the messages, and where they are longer than the model's rows.
+        """
         if self.has_template:
             text = self._written(messages)
-            ids = (self._control.encode(text)[0] if self._control.stands_in(text)
-                   else self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            ids = (
+                self._control.encode(text)[0]
+                if self._control.stands_in(text)
+                else self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            )
         else:
-            ids = self._encoder.question("".join(message["content"] for message in messages if message["role"] != "system"))
+            ids = self._encoder.question(
+                "".join(message["content"] for message in messages if message["role"] != "system")
+            )
         if self.longest is not None and len(ids) >= self.longest:
-            raise DataError(f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} at most; begin a "
-                            "new chat or shorten the message.")
+            raise DataError(
+                f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} "
+                "at most; begin a new chat or shorten the message."
+            )
         return ids
 
     def _written(self, messages: list[Message]) -> str:
         try:
-            stood_in = [self._control.stand_in(message, message["role"] == "assistant") for message in messages]
-            return self.tokenizer.apply_chat_template(stood_in, tokenize=False, add_generation_prompt=True,
-                                                      **fixed_date(self.tokenizer))
+            stood_in = [
+                self._control.stand_in(message, message["role"] == "assistant")
+                for message in messages
+            ]
+            return self.tokenizer.apply_chat_template(
+                stood_in, tokenize=False, add_generation_prompt=True, **fixed_date(self.tokenizer)
+            )
         except ReservedText:
-            raise DataError("The message holds private-use characters that stand for special tokens here; leave them "
-                            "out.") from None
+            raise DataError(
+                "The message holds private-use characters that stand for special tokens here; "
+                "leave them out."
+            ) from None
         except Exception as error:  # templates raise what they like
-            raise DataError(f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); begin a new chat "
-                            "or change the system message.") from error
+            raise DataError(
+                f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); "
+                "begin a new chat or change the system message."
+            ) from error
 
     def text(self, ids: list[int]) -> str:
         """An answer so far; a character that is not whole yet is left out."""

@@ -1,4 +1,6 @@
-"""Space on the disk for a checkpoint: what a run says while it waits for some, and when it is worth trying again."""
+"""Space on the disk for a checkpoint: what a run says while it waits for some, and when it is worth
+trying again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from engine.words import in_gib
 
 LOOK_SECONDS = 2.0
 AGAIN_SECONDS = 30.0
-"""Between two tries where the disk seems to have the space and did not take it: under a quota, or where others write too."""
+"""Between two tries where the disk seems to have the space and did not take it: under a quota, or
+where others write too.
+"""
 
 
 class DiskSpaceWatch:
@@ -44,7 +48,14 @@ class DiskSpaceWatch:
 def wait_in_words(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
     """Why a run waits, and what ends that, in one sentence."""
     what = f"the checkpoint of step {step:,} needs {in_gib(lacks.needed)} in {lacks.folder}"
-    free = "which did not take it" if lacks.free >= lacks.needed else f"and {in_gib(lacks.free)} are free"
-    then = ("the run is saved and stops by itself, or stop it again to end it without saving" if is_stopping
-            else "the run goes on by itself")
+    free = (
+        "which did not take it"
+        if lacks.free >= lacks.needed
+        else f"and {in_gib(lacks.free)} are free"
+    )
+    then = (
+        "the run is saved and stops by itself, or stop it again to end it without saving"
+        if is_stopping
+        else "the run goes on by itself"
+    )
     return f"{lacks.full}: {what} {free}; free some disk space and {then}."

@@ -1,7 +1,8 @@
-"""Predicted against measured: what the fit report said of a run beside what the run came to. No torch here.
+"""Predicted against measured: what the fit report said of a run beside what the run came to. No
+torch here.
 
-The report's items are summed by their kinds, so that items may come and go: a margin is space that is set aside and not taken,
-the loading peak is there while weights are read and not afterwards.
+The report's items are summed by their kinds, so that items may come and go: a margin is space that
+is set aside and not taken, the loading peak is there while weights are read and not afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from engine.runs.events import ForecastChecked
 from engine.train.memory_watch import PeakMemory
 
 FIRST_STEPS = 2
-"""Steps of a session that the median leaves out: they compile, and touch memory for the first time."""
+"""Steps of a session that the median leaves out: they compile, and touch memory for the first time.
+"""
 KNOWN_STEPS = FIRST_STEPS + 3
 """Steps after which the measured values are first recorded."""
 MEDIAN_STEPS = 1000
@@ -24,25 +26,34 @@ MEDIAN_STEPS = 1000
 
 
 class Forecast:
-    """Gathers what one session of a run comes to. Make it when training begins: host memory is measured from then on.
+    """Gathers what one session of a run comes to. Make it when training begins: host memory is
+    measured from then on.
 
-    predicted: by `predictions`. loading_peak: bytes, None where nothing was loaded or measured. gpu: the backend's
-    `memory`, None on the CPU. Any thread may call, one at a time.
+    predicted: by `predictions`. loading_peak: bytes, None where nothing was loaded or measured.
+    gpu: the backend's `memory`, None on the CPU. Any thread may call, one at a time.
     """
 
-    def __init__(self, predicted: Mapping[str, float], loading_peak: int | None,
-                 gpu: Callable[[], Mapping[str, int]] | None):
+    def __init__(
+        self,
+        predicted: Mapping[str, float],
+        loading_peak: int | None,
+        gpu: Callable[[], Mapping[str, int]] | None,
+    ):
         self._predicted = dict(predicted)
         if loading_peak is None:  # nothing to compare it with
             self._predicted.pop("loading_peak_bytes", None)
-        self._measured: dict[str, float] = {} if loading_peak is None else {"loading_peak_bytes": loading_peak}
+        self._measured: dict[str, float] = (
+            {} if loading_peak is None else {"loading_peak_bytes": loading_peak}
+        )
         self._gpu = gpu
         self._host = PeakMemory()
         self._steps = 0
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
-        """A step is applied, `seconds` after the one before; True when enough are for a first comparison."""
+        """A step is applied, `seconds` after the one before; True when enough are for a first
+        comparison.
+        """
         self._steps += 1
         if self._steps > FIRST_STEPS:
             self._seconds.append(seconds)
@@ -60,7 +71,7 @@ class Forecast:
         if seconds is not None:
             measured["step_seconds"] = seconds
         if self._gpu is not None:
-            # Gaps are part of what is predicted. The allocator does not count the context; the driver counts all programs on
-            # the card.
+            # Gaps are part of what is predicted. The allocator does not count the context; the
+            # driver counts all programs on the card.
             measured["gpu_peak_bytes"] = self._gpu()["peak_reserved"] + CUDA_CONTEXT_BYTES
         return ForecastChecked(step, moment, compared(self._predicted, measured))

@@ -1,7 +1,8 @@
-"""Out of memory, explained by item: what the plan gave to what, what each took, and which took more. Pure, no torch.
+"""Out of memory, explained by item: what the plan gave to what, what each took, and which took
+more. Pure, no torch.
 
-What a process cannot measure by item is counted as the rest of it: resident bytes minus what it holds on purpose. Other
-programs are what is in use and not ours, now and when the plan was made.
+What a process cannot measure by item is counted as the rest of it: resident bytes minus what it
+holds on purpose. Other programs are what is in use and not ours, now and when the plan was made.
 """
 
 from __future__ import annotations
@@ -38,13 +39,16 @@ class ShareName(Word):
     @property
     def alone(self) -> str:
         """Its words where no account stands before it."""
-        return {ShareName.REST: "the rest of this process", ShareName.OTHERS: "other programs"}.get(self, self.value)
+        return {ShareName.REST: "the rest of this process", ShareName.OTHERS: "other programs"}.get(
+            self, self.value
+        )
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one kind of memory was planned to take and what it takes, in bytes. `ours`: of this process; of other programs,
-    `planned` is what they took when the plan was made."""
+    """What one kind of memory was planned to take and what it takes, in bytes. `ours`: of this
+    process; of other programs, `planned` is what they took when the plan was made.
+    """
 
     name: ShareName
     planned: int
@@ -62,8 +66,10 @@ class Share:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """GPU memory when an allocation failed, in bytes. `peak`: the most that tensors took; `buffers`: of these, what lives all
-    run long; `reserved`: what the allocator holds, `allocated` of it in tensors; `free` and `total` of the whole card."""
+    """GPU memory when an allocation failed, in bytes. `peak`: the most that tensors took;
+    `buffers`: of these, what lives all run long; `reserved`: what the allocator holds, `allocated`
+    of it in tensors; `free` and `total` of the whole card.
+    """
 
     buffers: int
     allocated: int
@@ -74,23 +80,33 @@ class GpuFigures:
 
     @property
     def others(self) -> int:
-        """What other programs hold on the card; our context is not told apart from theirs by the driver."""
+        """What other programs hold on the card; our context is not told apart from theirs by the
+        driver.
+        """
         return max(0, self.total - self.free - self.reserved - CUDA_CONTEXT_BYTES)
 
 
 # ---------------------------------------------------------------------- the host
+
 
 def others_on_host(limit: int, available: int, rss: int) -> int:
     """Bytes that are in use within the limit and not ours."""
     return max(0, limit - available - rss)
 
 
-def host_shares(report: Mapping[str, Any], held: Mapping[ShareName, int], rss: int, others: int, others_before: int,
-                loading: bool = False) -> tuple[Share, ...]:
+def host_shares(
+    report: Mapping[str, Any],
+    held: Mapping[ShareName, int],
+    rss: int,
+    others: int,
+    others_before: int,
+    loading: bool = False,
+) -> tuple[Share, ...]:
     """The host's memory by item.
 
-    report: `FitReport.to_dict()`. held: bytes of planes, boundaries and data, as they are allocated. rss: resident bytes of
-    this process. loading: weights are being read; once more planes than theirs are held, they have been.
+    report: `FitReport.to_dict()`. held: bytes of planes, boundaries and data, as they are
+    allocated. rss: resident bytes of this process. loading: weights are being read; once more
+    planes than theirs are held, they have been.
     """
     items = items_of(report, PartName.HOST)
     taken = [item for item in items if item.kind.is_there_in_training]
@@ -102,11 +118,13 @@ def host_shares(report: Mapping[str, Any], held: Mapping[ShareName, int], rss: i
     if loading and held.get(ShareName.PLANES, 0) <= weights:
         planes, boundaries = weights, 0
         rest = max(0, round(loading_peak(items, report.get("model") or {})) - planes - data)
-    shares = (Share(ShareName.PLANES, planes, held.get(ShareName.PLANES, 0)),
-              Share(ShareName.BOUNDARIES, boundaries, held.get(ShareName.BOUNDARIES, 0)),
-              Share(ShareName.DATA, data, held.get(ShareName.DATA, 0)),
-              Share(ShareName.REST, rest, max(0, rss - sum(held.values()))),
-              Share(ShareName.OTHERS, others_before, others, ours=False))
+    shares = (
+        Share(ShareName.PLANES, planes, held.get(ShareName.PLANES, 0)),
+        Share(ShareName.BOUNDARIES, boundaries, held.get(ShareName.BOUNDARIES, 0)),
+        Share(ShareName.DATA, data, held.get(ShareName.DATA, 0)),
+        Share(ShareName.REST, rest, max(0, rss - sum(held.values()))),
+        Share(ShareName.OTHERS, others_before, others, ours=False),
+    )
     return tuple(share for share in shares if share.planned or share.measured)
 
 
@@ -119,19 +137,31 @@ def host_shortage(shares: Sequence[Share], rss: int) -> str:
 
 # ---------------------------------------------------------------------- the GPU
 
+
 def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -> tuple[Share, ...]:
     """The GPU's memory by item. items: the plan's."""
     planned = dict.fromkeys((ShareName.ACTIVATIONS, ShareName.BUFFERS, ShareName.GAPS), 0)
     for item in items:
         if item.kind == MemoryItem.CUDA_CONTEXT:  # it is in none of the figures
             continue
-        planned[ShareName.ACTIVATIONS if item.kind.is_activation
-                else ShareName.GAPS if item.kind == MemoryItem.ALLOCATOR_SLACK else ShareName.BUFFERS] += item.bytes
+        planned[
+            ShareName.ACTIVATIONS
+            if item.kind.is_activation
+            else ShareName.GAPS
+            if item.kind == MemoryItem.ALLOCATOR_SLACK
+            else ShareName.BUFFERS
+        ] += item.bytes
     gaps = max(0, figures.reserved - max(figures.peak, figures.allocated))
-    return (Share(ShareName.ACTIVATIONS, planned[ShareName.ACTIVATIONS], max(0, figures.peak - figures.buffers)),
-            Share(ShareName.BUFFERS, planned[ShareName.BUFFERS], figures.buffers),
-            Share(ShareName.GAPS, planned[ShareName.GAPS], gaps),
-            Share(ShareName.OTHERS_ON_GPU, others_before, figures.others, ours=False))
+    return (
+        Share(
+            ShareName.ACTIVATIONS,
+            planned[ShareName.ACTIVATIONS],
+            max(0, figures.peak - figures.buffers),
+        ),
+        Share(ShareName.BUFFERS, planned[ShareName.BUFFERS], figures.buffers),
+        Share(ShareName.GAPS, planned[ShareName.GAPS], gaps),
+        Share(ShareName.OTHERS_ON_GPU, others_before, figures.others, ours=False),
+    )
 
 
 def gpu_shortage(shares: Sequence[Share]) -> str:
@@ -141,13 +171,16 @@ def gpu_shortage(shares: Sequence[Share]) -> str:
 
 # ---------------------------------------------------------------------- words
 
+
 def blamed(shares: Sequence[Share]) -> str:
     """The item that is furthest above its plan, with both figures; or that none is."""
     worst = max(shares, key=lambda share: share.excess, default=None)
     if worst is None or worst.excess < NOTABLE_BYTES:
         return "nothing took more than planned, so the plan left too little room"
     than = "planned" if worst.ours else "when the plan was made"
-    return f"{worst.name.alone} took {in_gib(worst.measured)}, {in_gib(worst.excess)} more than {than}"
+    return (
+        f"{worst.name.alone} took {in_gib(worst.measured)}, {in_gib(worst.excess)} more than {than}"
+    )
 
 
 def others_are_blamed(shares: Sequence[Share]) -> bool:

@@ -1,4 +1,6 @@
-"""Host memory while a run is prepared and goes on: seen to run low before the kernel ends the process, and its peak."""
+"""Host memory while a run is prepared and goes on: seen to run low before the kernel ends the
+process, and its peak.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,19 @@ LOOK_SECONDS = 0.5
 THREAD_SECONDS = 0.5
 """Between two looks of the watch's own thread."""
 MARGIN_BYTES = HOST_MARGIN_BYTES // 2
-"""Half of what the fit report sets aside, so that a run which it lets pass is not stopped by the report's own error."""
+"""Half of what the fit report sets aside, so that a run which it lets pass is not stopped by the
+report's own error.
+"""
 
 
 class MemoryWatch:
-    """Judges samples of host memory. `account(rss, available)`: the beginning of a sentence that says what takes how much.
+    """Judges samples of host memory. `account(rss, available)`: the beginning of a sentence that
+    says what takes how much.
 
-    Low means below MARGIN_BYTES for LOOK_SECONDS, in every look, or below half of it in one: another program's short peak
-    ends no run. Any thread may look; the one that can stop the run checks. As a context, a thread of its own looks too,
-    since a step can take longer than it takes to run out.
+    Low means below MARGIN_BYTES for LOOK_SECONDS, in every look, or below half of it in one:
+    another program's short peak ends no run. Any thread may look; the one that can stop the run
+    checks. As a context, a thread of its own looks too, since a step can take longer than it takes
+    to run out.
     """
 
     def __init__(self, account: Callable[[int, int], str]):
@@ -52,8 +58,9 @@ class MemoryWatch:
             return rss, available
 
     def check(self) -> None:
-        """Raises HostMemoryError, which says what takes how much, once memory has run low. Looks by itself when nobody
-        did for LOOK_SECONDS."""
+        """Raises HostMemoryError, which says what takes how much, once memory has run low. Looks by
+        itself when nobody did for LOOK_SECONDS.
+        """
         if time.perf_counter() - self._looked_at >= LOOK_SECONDS:
             self.look()
         if self._problem is not None:
@@ -79,10 +86,12 @@ def host_limit() -> int:
 
 
 class PeakMemory:
-    """The most bytes that were resident in this process since this was made; one at a time, as the kernel keeps one mark.
+    """The most bytes that were resident in this process since this was made; one at a time, as the
+    kernel keeps one mark.
 
-    The kernel's own mark is set back by writing 5 to ``/proc/self/clear_refs`` (proc(5)), which some systems refuse: then it
-    is the highest of what is resident when this is made and when it is read.
+    The kernel's own mark is set back by writing 5 to ``/proc/self/clear_refs`` (proc(5)), which
+    some systems refuse: then it is the highest of what is resident when this is made and when it is
+    read.
     """
 
     def __init__(self) -> None:
@@ -100,7 +109,9 @@ class PeakMemory:
 
 def _status(name: str) -> int:
     """Bytes, from a line such as ``VmHWM:  318052 kB``."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (
+        Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
     return 0

@@ -1,4 +1,6 @@
-"""What a finished step leaves in the record: its numbers, where its time went, and at times its spans, norms and memory."""
+"""What a finished step leaves in the record: its numbers, where its time went, and at times its
+spans, norms and memory.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ TIMELINES_KEPT = 500
 
 @dataclass
 class _Submitted:
-    """What is known of a step before it is applied; rows were put together from `began` to `ended`, on the clock of spans."""
+    """What is known of a step before it is applied; rows were put together from `began` to `ended`,
+    on the clock of spans.
+    """
 
     tokens: int
     loss_tokens: int
@@ -35,7 +39,14 @@ class _Submitted:
 class Observer:
     """Writes the record of the steps of one session. `watch` and `forecast` are the trainer's."""
 
-    def __init__(self, config: TrainConfig, recorder: RunRecorder, prepared: Prepared, watch: MemoryWatch, forecast: Forecast):
+    def __init__(
+        self,
+        config: TrainConfig,
+        recorder: RunRecorder,
+        prepared: Prepared,
+        watch: MemoryWatch,
+        forecast: Forecast,
+    ):
         self._every, self._recorder, self._p = config.output.timeline_every, recorder, prepared
         self._watch, self._forecast = watch, forecast
         self._submitted: dict[int, _Submitted] = {}
@@ -48,9 +59,15 @@ class Observer:
         self._host_total = host_limit()
 
     def submitted(self, step: int, micro: Sequence[MicroBatch], began: float) -> None:
-        """The rows of a step are put together, since `began` on the clock of `time.perf_counter`, and it starts now."""
-        self._submitted[step] = _Submitted(sum(b.tokens for b in micro), sum(b.loss_tokens for b in micro), began,
-                                           time.perf_counter())
+        """The rows of a step are put together, since `began` on the clock of `time.perf_counter`,
+        and it starts now.
+        """
+        self._submitted[step] = _Submitted(
+            sum(b.tokens for b in micro),
+            sum(b.loss_tokens for b in micro),
+            began,
+            time.perf_counter(),
+        )
 
     def start_clock(self) -> None:
         """Steps are timed from one applied step to the next; after a drain, from here."""
@@ -58,28 +75,51 @@ class Observer:
         self._spans = None
 
     def on_applied(self, applied: AppliedStep) -> None:
-        """On the HOST lane: the step's last update is applied, so reading its spans waits for nothing."""
+        """On the HOST lane: the step's last update is applied, so reading its spans waits for
+        nothing.
+        """
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
         submitted = self._submitted.pop(applied.step)
         inline = self._p.backend.device.type == "cpu"
         waits = waits_of(applied.spans, self._spans, inline, seconds)
         exposed = seconds_by_cause(waits)
-        data = min(exposed["other"], data_wait(applied.spans, self._spans, submitted.began, submitted.ended))
+        data = min(
+            exposed["other"],
+            data_wait(applied.spans, self._spans, submitted.began, submitted.ended),
+        )
         self._spans = applied.spans
         flops = parameter_flops(self._p.model.active_parameters, submitted.tokens)
-        self._recorder.emit(StepFinished(
-            step=applied.step, loss=applied.loss, grad_norm=applied.grad_norm, learning_rate=applied.learning_rate,
-            tokens=submitted.tokens, loss_tokens=submitted.loss_tokens, seconds=seconds,
-            tokens_per_second=submitted.tokens / seconds, tflops=flops / seconds / 1e12,
-            exposed={cause: round(value, 6) for cause, value in exposed.items()}, data_seconds=round(data, 6)))
+        self._recorder.emit(
+            StepFinished(
+                step=applied.step,
+                loss=applied.loss,
+                grad_norm=applied.grad_norm,
+                learning_rate=applied.learning_rate,
+                tokens=submitted.tokens,
+                loss_tokens=submitted.loss_tokens,
+                seconds=seconds,
+                tokens_per_second=submitted.tokens / seconds,
+                tflops=flops / seconds / 1e12,
+                exposed={cause: round(value, 6) for cause, value in exposed.items()},
+                data_seconds=round(data, 6),
+            )
+        )
         if self._forecast.step(seconds):
             self.compare(applied.step, "running")
         self.tell_compiling()
-        if (applied.step == 1 or applied.step % self._every == 0) and self._timelines < TIMELINES_KEPT:
+        if (
+            applied.step == 1 or applied.step % self._every == 0
+        ) and self._timelines < TIMELINES_KEPT:
             self._timelines += 1
-            self._recorder.emit(StepTimeline(applied.step, as_records(applied.spans), waits_as_records(waits, applied.spans)))
-            self._recorder.emit(UnitNorms(applied.step, [float(f"{norm:.4g}") for norm in applied.unit_norms]))
+            self._recorder.emit(
+                StepTimeline(
+                    applied.step, as_records(applied.spans), waits_as_records(waits, applied.spans)
+                )
+            )
+            self._recorder.emit(
+                UnitNorms(applied.step, [float(f"{norm:.4g}") for norm in applied.unit_norms])
+            )
         if now - self._memory_at >= LOOK_SECONDS:
             self._memory_at = now
             self._sample_memory(applied.step)
@@ -95,11 +135,18 @@ class Observer:
         self._compiling_told = True
         seconds, problems = self._p.engine.state.compiling
         if seconds:
-            self._recorder.emit(LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}."))
+            self._recorder.emit(
+                LogLine("info", f"Compiling the blocks took {seconds:.0f} s of {where}.")
+            )
         for problem in problems:
-            self._recorder.emit(LogLine("warning", "A block could not be compiled and runs as it is, more slowly and with more "
-                                                   f"memory ({problem}); with engine.kernels at eager the plan counts on "
-                                                   "that."))
+            self._recorder.emit(
+                LogLine(
+                    "warning",
+                    "A block could not be compiled and runs as it is, more slowly and with more "
+                    f"memory ({problem}); with engine.kernels at eager the plan counts on "
+                    "that.",
+                )
+            )
 
     def close(self) -> None:
         self.tell_compiling()
@@ -110,16 +157,30 @@ class Observer:
         rss, _ = self._watch.look()
         device = self._p.backend.memory()
         driver = self._gpu.sample() if self._gpu is not None else None
-        self._recorder.emit(MemorySampled(
-            step=step, host_rss=rss, host_pinned=self._p.store.pinned_bytes + self._p.engine.boundary_bytes
-            if self._gpu is not None else 0, gpu_allocated=device["allocated"],
-            gpu_reserved=device["reserved"], gpu_peak=device["peak"],
-            gpu_driver=driver.used if driver else device["total"] - device["free"], gpu_total=device["total"],
-            host_total=self._host_total, power=driver.power or 0.0 if driver else 0.0))
+        self._recorder.emit(
+            MemorySampled(
+                step=step,
+                host_rss=rss,
+                host_pinned=self._p.store.pinned_bytes + self._p.engine.boundary_bytes
+                if self._gpu is not None
+                else 0,
+                gpu_allocated=device["allocated"],
+                gpu_reserved=device["reserved"],
+                gpu_peak=device["peak"],
+                gpu_driver=driver.used if driver else device["total"] - device["free"],
+                gpu_total=device["total"],
+                host_total=self._host_total,
+                power=driver.power or 0.0 if driver else 0.0,
+            )
+        )
 
 
-def data_wait(spans: Sequence[Span], previous: Sequence[Span] | None, began: float, ended: float) -> float:
-    """Seconds from `began` to `ended` in which COMPUTE was done with the step before and had not begun this one."""
+def data_wait(
+    spans: Sequence[Span], previous: Sequence[Span] | None, began: float, ended: float
+) -> float:
+    """Seconds from `began` to `ended` in which COMPUTE was done with the step before and had not
+    begun this one.
+    """
     compute = [span for span in spans if span.op.lane == Lane.COMPUTE]
     before = [span.end for span in previous or () if span.op.lane == Lane.COMPUTE]
     if not compute or not before:

@@ -1,5 +1,6 @@
-"""Work of other threads on a paused run, done by the run's own thread while it waits: so nothing races, and the run goes on
-afterwards as if nobody had asked. No torch."""
+"""Work of other threads on a paused run, done by the run's own thread while it waits: so nothing
+races, and the run goes on afterwards as if nobody had asked. No torch.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,15 @@ GOES_ON = "The run is not paused any more; pause it to talk to its weights."
 
 
 class PausedCalls:
-    """Open while a run is paused. `opened` and `serve` are for the run's thread, the rest for any other."""
+    """Open while a run is paused. `opened` and `serve` are for the run's thread, the rest for any
+    other.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[tuple[Callable[[Prepared], Any], Future]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Callable[[Prepared], Any], Future]] = (
+            queue.SimpleQueue()
+        )
         self._when_over: dict[str, Callable[[], None]] = {}
         self._open = False
 
@@ -34,8 +39,10 @@ class PausedCalls:
         return self._open
 
     def do(self, work: Callable[[Prepared], T]) -> T:
-        """`work(prepared)` on the run's thread, and what it returns or raises. It must be short: the run's requests wait for
-        it, as they do for a step. Raises RunError where the run is not paused, or goes on before it came to this."""
+        """`work(prepared)` on the run's thread, and what it returns or raises. It must be short:
+        the run's requests wait for it, as they do for a step. Raises RunError where the run is not
+        paused, or goes on before it came to this.
+        """
         answer: Future = Future()
         with self._lock:
             if not self._open:
@@ -44,8 +51,9 @@ class PausedCalls:
         return answer.result()
 
     def when_over(self, name: str, act: Callable[[], None]) -> None:
-        """Call `act`, once and on the run's thread, before the run goes on or ends; what `name` asked for before is
-        forgotten. Raises RunError where the run is not paused."""
+        """Call `act`, once and on the run's thread, before the run goes on or ends; what `name`
+        asked for before is forgotten. Raises RunError where the run is not paused.
+        """
         with self._lock:
             if not self._open:
                 raise RunError(GOES_ON)

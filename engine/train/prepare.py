@@ -1,4 +1,6 @@
-"""Everything between a configuration and the first step: data, model, fit, plan, planes and the engine over them."""
+"""Everything between a configuration and the first step: data, model, fit, plan, planes and the
+engine over them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ from engine.model.units import StreamedModel
 from engine.plan.ops import Span
 from engine.plan.text import grid
 from engine.plan.waits import as_records
-from engine.runs.events import DataPrepared, FitReported, JobProgressed, LogLine, PlanBuilt, PlanSimulated
+from engine.runs.events import (
+    DataPrepared,
+    FitReported,
+    JobProgressed,
+    LogLine,
+    PlanBuilt,
+    PlanSimulated,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import RunRecorder
 from engine.runtime.backend import Backend
@@ -80,8 +89,9 @@ class Planned:
 
 @dataclass
 class Prepared:
-    """What the trainer drives. `step`: optimizer steps already in the planes. `loading_peak`: the most bytes of host memory
-    while weights were read, None where they came from a checkpoint."""
+    """What the trainer drives. `step`: optimizer steps already in the planes. `loading_peak`: the
+    most bytes of host memory while weights were read, None where they came from a checkpoint.
+    """
 
     model: StreamedModel
     tokenizer: Any
@@ -109,9 +119,16 @@ class Prepared:
         return Sampler(self.engine)
 
     def close(self) -> None:
-        """Give host and device memory back, each part though another fails; nothing may be under way."""
+        """Give host and device memory back, each part though another fails; nothing may be under
+        way.
+        """
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self.engine):  # closed the other way round
+            for part in (
+                self.backend,
+                self.store,
+                self.adamw,
+                self.engine,
+            ):  # closed the other way round
                 parts.callback(part.close)
 
 
@@ -131,11 +148,18 @@ class RecordedProgress:
             self._recorder.emit(JobProgressed(self._job, done, total, message))
 
 
-def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resume: bool,
-            check: Callable[[], None]) -> Prepared:
-    """Build everything. `check` is called often and raises to give up early (a stop before the first step).
+def prepare(
+    config: TrainConfig,
+    folder: RunFolder,
+    recorder: RunRecorder,
+    resume: bool,
+    check: Callable[[], None],
+) -> Prepared:
+    """Build everything. `check` is called often and raises to give up early (a stop before the
+    first step).
 
-    Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job that does not fit.
+    Raises RamstreamError for what the user can mend: a model or data set that cannot be used, a job
+    that does not fit.
     """
     download = RecordedProgress(recorder, "download", check)
     fetch(config.model.source, False, download, check)
@@ -143,25 +167,40 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
     tokenizer = load_tokenizer(config.model.source)
     model = build_model(hf_config, config.model)
     check()
-    newest = newest_checkpoint(folder.checkpoints_path) if resume else None  # before anything is allocated
-    if config.model.init == "pretrained" and newest is None:  # not waited for where model or data cannot be used
+    newest = (
+        newest_checkpoint(folder.checkpoints_path) if resume else None
+    )  # before anything is allocated
+    if (
+        config.model.init == "pretrained" and newest is None
+    ):  # not waited for where model or data cannot be used
         check_first_rows(config.data)
         fetch(config.model.source, True, download, check)
-    # Processes that read data are new ones, no forks, and gone before CUDA starts and before the planes take the memory.
+    # Processes that read data are new ones, no forks, and gone before CUDA starts and before the
+    # planes take the memory.
     problem = model.packing.problem_of(config.data.max_seq_len)
     problem = problem and f"{hf_config.model_type}: {problem}"
-    data = prepare_data(config.data, tokenizer, config.train.seed, problem, RecordedProgress(recorder, "tokenise", check))
+    data = prepare_data(
+        config.data,
+        tokenizer,
+        config.train.seed,
+        problem,
+        RecordedProgress(recorder, "tokenise", check),
+    )
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size
     if data.highest_id >= vocabulary:
-        raise RunError(f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model knows only "
-                       f"{vocabulary}; use the tokenizer that belongs to the model.")
+        raise RunError(
+            f"The tokenizer of {config.model.source} makes token {data.highest_id}, but the model "
+            f"knows only {vocabulary}; use the tokenizer that belongs to the model."
+        )
     state = newest.state if newest is not None else None
     total_steps = _total_steps(config, data)
     if newest is not None:
         if state["data"] != data.fingerprint:
-            raise RunError(f"The data of run {folder.id} is no longer what it was trained on; restore {config.data.title} "
-                           "or start a new run.")
+            raise RunError(
+                f"The data of run {folder.id} is no longer what it was trained on; restore "
+                f"{config.data.title} or start a new run."
+            )
         for sentence in changed_settings(config, folder.id, state, newest.step, total_steps):
             recorder.emit(LogLine("warning", sentence))
     backend = open_backend(config.engine.device)
@@ -171,28 +210,74 @@ def prepare(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, resum
         chosen = planned.chosen
         check()
         on_device = backend.device.type != "cpu"
-        store = HostStore(model.layouts, model.dtype, backend.register if on_device else None,
-                          backend.unregister if on_device else None)
+        store = HostStore(
+            model.layouts,
+            model.dtype,
+            backend.register if on_device else None,
+            backend.unregister if on_device else None,
+        )
         account = planned.account
-        account.holds(lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)})
-        watched = account.watched(check, "nothing was trained yet" if state is None else "nothing is lost")
-        step, loading_peak = _fill(config, folder, recorder, model, store, backend, state is not None, watched)
+        account.holds(
+            lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
+        )
+        watched = account.watched(
+            check, "nothing was trained yet" if state is None else "nothing is lost"
+        )
+        step, loading_peak = _fill(
+            config, folder, recorder, model, store, backend, state is not None, watched
+        )
         train = config.train
         adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
-        tokens = chosen.micro_batch_size * padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
-        engine = StreamingEngine(model, store, backend, chosen.choices, tokens, adamw, chosen.loss_chunk,
-                                 train.max_grad_norm, train.seed)
-        account.holds(lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.BOUNDARIES: engine.boundary_bytes,
-                               ShareName.DATA: data_bytes(data)}, engine.state.fixed_bytes)
-        recorder.emit(PlanBuilt(chosen.choices.to_dict() | {"micro_batch_size": chosen.micro_batch_size,
-                                                            "loss_chunk": chosen.loss_chunk,
-                                                            "predicted_seconds": planned.seconds,
-                                                            "device_buffers": engine.state.fixed_bytes(),
-                                                            "host_boundaries_bytes": engine.boundary_bytes},
-                                grid(engine.plan)))
+        tokens = chosen.micro_batch_size * padded_length(
+            max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len
+        )
+        engine = StreamingEngine(
+            model,
+            store,
+            backend,
+            chosen.choices,
+            tokens,
+            adamw,
+            chosen.loss_chunk,
+            train.max_grad_norm,
+            train.seed,
+        )
+        account.holds(
+            lambda: {
+                ShareName.PLANES: store.allocated_bytes,
+                ShareName.BOUNDARIES: engine.boundary_bytes,
+                ShareName.DATA: data_bytes(data),
+            },
+            engine.state.fixed_bytes,
+        )
+        recorder.emit(
+            PlanBuilt(
+                chosen.choices.to_dict()
+                | {
+                    "micro_batch_size": chosen.micro_batch_size,
+                    "loss_chunk": chosen.loss_chunk,
+                    "predicted_seconds": planned.seconds,
+                    "device_buffers": engine.state.fixed_bytes(),
+                    "host_boundaries_bytes": engine.boundary_bytes,
+                },
+                grid(engine.plan),
+            )
+        )
         if planned.simulated is not None:
             recorder.emit(planned.simulated)
-        return Prepared(model, tokenizer, data, backend, store, adamw, engine, planned, total_steps, step, loading_peak)
+        return Prepared(
+            model,
+            tokenizer,
+            data,
+            backend,
+            store,
+            adamw,
+            engine,
+            planned,
+            total_steps,
+            step,
+            loading_peak,
+        )
     except BaseException as error:
         if planned is not None:
             note_memory(error, planned.account.note)
@@ -208,11 +293,21 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
     return data.train.steps_of(config.train.epochs or 1.0, config.train.batch_size)
 
 
-def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, data: PreparedData,
-          backend: Backend, state: dict[str, Any] | None, check: Callable[[], None]) -> Planned:
+def _plan(
+    config: TrainConfig,
+    folder: RunFolder,
+    recorder: RunRecorder,
+    model: StreamedModel,
+    data: PreparedData,
+    backend: Backend,
+    state: dict[str, Any] | None,
+    check: Callable[[], None],
+) -> Planned:
     """Judge the fit, record it, and choose. Raises FitError for what does not fit."""
     if backend.device.type != "cpu" and config.engine.gpu_memory_gib is not None:
-        backend.limit_memory(max(0, config.engine.within_cap(backend.memory()["total"]) - CUDA_CONTEXT_BYTES))
+        backend.limit_memory(
+            max(0, config.engine.within_cap(backend.memory()["total"]) - CUDA_CONTEXT_BYTES)
+        )
     give_back_free_memory()
     _first_resident.setdefault(backend.device.type, sample_host_memory()[0])
     rates = _measured(backend, recorder, check)
@@ -221,11 +316,24 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     rounding = state.get("rounding") if state is not None else None
     longest = padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
     machine = read_machine(folder.path)
-    # What this program already has is part of what it needs; what an earlier session left on the disk is replaced.
-    machine = replace(machine, ram_available=machine.ram_available + private_memory(),
-                      disk_free=machine.disk_free + _bytes_under(folder.checkpoints_path) + _bytes_under(folder.export_path))
-    report = estimate(config.with_values({"data.max_seq_len": longest}), machine, shape, rounding, rates,
-                      _total_steps(config, data), _resident(backend.device.type))
+    # What this program already has is part of what it needs; what an earlier session left on the
+    # disk is replaced.
+    machine = replace(
+        machine,
+        ram_available=machine.ram_available + private_memory(),
+        disk_free=machine.disk_free
+        + _bytes_under(folder.checkpoints_path)
+        + _bytes_under(folder.export_path),
+    )
+    report = estimate(
+        config.with_values({"data.max_seq_len": longest}),
+        machine,
+        shape,
+        rounding,
+        rates,
+        _total_steps(config, data),
+        _resident(backend.device.type),
+    )
     recorder.emit(FitReported(report.to_dict()))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -234,7 +342,9 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
     if device != "cpu":
         # Peak and limit hold for the whole process: those of an earlier run are not this one's.
         backend.reset_peak()
-        limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES  # this process's context is there already
+        limit = (
+            backend.memory()["free"] + CUDA_CONTEXT_BYTES
+        )  # this process's context is there already
         if config.engine.gpu_memory_gib is not None:
             limit = config.engine.within_cap(limit)
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -247,37 +357,69 @@ def _plan(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         backend.share_work(product)
     simulated = _simulated(shape, chosen, rates, longest, device, config.data.packing)
     told = report.to_dict()
-    account = MemoryAccount(told, backend, lambda: {ShareName.DATA: data_bytes(data)}, loading=state is None)
-    return Planned(chosen, predictions(told, shape.checkpoint_bytes), simulated, account,
-                   _ceiling(stored_cpu_rates(product) if device == "cpu" else rates, shape, device))
+    account = MemoryAccount(
+        told, backend, lambda: {ShareName.DATA: data_bytes(data)}, loading=state is None
+    )
+    return Planned(
+        chosen,
+        predictions(told, shape.checkpoint_bytes),
+        simulated,
+        account,
+        _ceiling(stored_cpu_rates(product) if device == "cpu" else rates, shape, device),
+    )
 
 
-def _simulated(shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str,
-               packed: bool) -> PlanSimulated | None:
+def _simulated(
+    shape: ModelShape,
+    chosen: Chosen,
+    rates: Rates | None,
+    row_length: int,
+    device: str,
+    packed: bool,
+) -> PlanSimulated | None:
     rates = rates_of_steps(shape, chosen, rates, row_length, device)
     if rates is None:
         return None
-    plan, found = predicted_step(shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed)
+    plan, found = predicted_step(
+        shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed
+    )
     spans = [Span(op, start, end) for op, start, end in zip(plan.ops, found.starts, found.ends)]
     return PlanSimulated(found.seconds, as_records(spans))
 
 
 def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | None:
-    """FLOPs a second of large matrix products; they are measured in float32 on a CPU and in bfloat16 on a GPU."""
-    return rates.matmul if rates is not None and shape.dtype == ("float32" if device == "cpu" else "bfloat16") else None
+    """FLOPs a second of large matrix products; they are measured in float32 on a CPU and in
+    bfloat16 on a GPU.
+    """
+    return (
+        rates.matmul
+        if rates is not None and shape.dtype == ("float32" if device == "cpu" else "bfloat16")
+        else None
+    )
 
 
 def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]) -> Rates | None:
-    """Rates of this machine: those kept, or measured now, which takes some seconds. On the CPU no choice depends on them."""
+    """Rates of this machine: those kept, or measured now, which takes some seconds. On the CPU no
+    choice depends on them.
+    """
     if backend.device.type == "cpu":
         return None
     rates = stored_rates(backend.device_name)
     if rates is None:
-        recorder.emit(LogLine("info", "Measuring the bus, the device and the host once: plans are made with their rates. "
-                                      "`launch.py bench` measures them again."))
+        recorder.emit(
+            LogLine(
+                "info",
+                "Measuring the bus, the device and the host once: plans are made with their rates. "
+                "`launch.py bench` measures them again.",
+            )
+        )
         try:
             rates = measure(backend, PROBE_SECONDS, lambda what: check(), for_plans=True).rates()
-        except (torch.OutOfMemoryError, GpuMemoryError, FitError):  # the plan is made with typical rates then
+        except (
+            torch.OutOfMemoryError,
+            GpuMemoryError,
+            FitError,
+        ):  # the plan is made with typical rates then
             return None
         finally:
             gc.collect()
@@ -287,22 +429,39 @@ def _measured(backend: Backend, recorder: RunRecorder, check: Callable[[], None]
 
 
 _first_resident: dict[str, int] = {}
-"""RAM of this program when it first prepared a run, by device: what it has more now is libraries that need not come again."""
+"""RAM of this program when it first prepared a run, by device: what it has more now is libraries
+that need not come again.
+"""
 
 
 def _resident(device: str) -> Resident:
     now = sample_host_memory()[0]
-    return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - max(0, now - _first_resident[device])))
+    return Resident(
+        now, max(0, RUNTIME_GROWTH_BYTES[device] - max(0, now - _first_resident[device]))
+    )
 
 
 def _bytes_under(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: StreamedModel, store: HostStore,
-          backend: Backend, from_checkpoint: bool, check: Callable[[], None]) -> tuple[int, int | None]:
-    """Allocate and fill the planes; the step that they hold, and the most host memory while weights came from the model."""
-    allocating, loading = RecordedProgress(recorder, "allocate", check), RecordedProgress(recorder, "load_model", check)
+def _fill(
+    config: TrainConfig,
+    folder: RunFolder,
+    recorder: RunRecorder,
+    model: StreamedModel,
+    store: HostStore,
+    backend: Backend,
+    from_checkpoint: bool,
+    check: Callable[[], None],
+) -> tuple[int, int | None]:
+    """Allocate and fill the planes; the step that they hold, and the most host memory while weights
+    came from the model.
+    """
+    allocating, loading = (
+        RecordedProgress(recorder, "allocate", check),
+        RecordedProgress(recorder, "load_model", check),
+    )
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not from_checkpoint:
@@ -314,9 +473,13 @@ def _fill(config: TrainConfig, folder: RunFolder, recorder: RunRecorder, model: 
         store.allocate_states(allocating)
         return 0, loading_peak
     store.allocate_states(allocating)
-    found = load_newest_checkpoint(folder.checkpoints_path, store, model.persistent_buffers(), progress=loading)
+    found = load_newest_checkpoint(
+        folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
+    )
     if found is None:
-        raise CheckpointError(f"The checkpoints of run {folder.id} vanished while they were being read.")
+        raise CheckpointError(
+            f"The checkpoints of run {folder.id} vanished while they were being read."
+        )
     for sentence in found.skipped:
         recorder.emit(LogLine("warning", sentence))
     return found.step, None

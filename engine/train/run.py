@@ -1,6 +1,7 @@
 """A run from its folder to its last record: the one way in for the command line and for the app.
 
-`Run.execute` never raises for a run that fails: the cause becomes the run's last record, one sentence.
+`Run.execute` never raises for a run that fails: the cause becomes the run's last record, one
+sentence.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class _GiveUp(Exception):
 
 
 class Run:
-    """One run in this process, which owns the folder from here to the end of `execute` (or `close`).
+    """One run in this process, which owns the folder from here to the end of `execute` (or
+    `close`).
 
-    `request` may be called from any thread while `execute` runs. Raises RunError when another process has the run.
+    `request` may be called from any thread while `execute` runs. Raises RunError when another
+    process has the run.
     """
 
     def __init__(self, folder: RunFolder, resume: bool):
@@ -59,13 +62,17 @@ class Run:
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._early: list[str | Change] = []
-        """Requests that were looked at and not obeyed yet: while the run was still being prepared, or waits for space."""
+        """Requests that were looked at and not obeyed yet: while the run was still being prepared,
+        or waits for space.
+        """
         self._asked_to_end: list[str] = []
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
     def request(self, command: str | Change) -> None:
-        """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe step."""
+        """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe
+        step.
+        """
         if not isinstance(command, Change) and command not in COMMANDS:
             raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
         self._requests.put(command)
@@ -74,21 +81,34 @@ class Run:
         """Run to the end and return the last record; the record and the folder are then free again."""
         with self._owned:
             ended = self._guarded()
-            self.recorder.wait_for_disk_space(None)  # from here on, nothing is lost when the record takes no more
+            self.recorder.wait_for_disk_space(
+                None
+            )  # from here on, nothing is lost when the record takes no more
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
-            except RunError as error:  # the record keeps what it has, and whoever waits here still learns the cause
-                return ended if ended.state == "failed" else RunEnded("failed", str(error), type(error).__name__)
+            # the record keeps what it has, and whoever waits here still learns the cause
+            except RunError as error:
+                return (
+                    ended
+                    if ended.state == "failed"
+                    else RunEnded("failed", str(error), type(error).__name__)
+                )
             return ended
 
     def _tell(self, ended: RunEnded) -> None:
         """Before the last record, so that a failure of the webhook is in the log."""
-        with contextlib.suppress(ConfigError):  # a configuration that does not load says so as the run's end
+        with contextlib.suppress(
+            ConfigError
+        ):  # a configuration that does not load says so as the run's end
             address = self.folder.config.output.webhook
-            problem = tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
+            problem = (
+                tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
+            )
             if problem is not None:
-                with contextlib.suppress(RunError):  # a record without space for it may yet have some for the end
+                with contextlib.suppress(
+                    RunError
+                ):  # a record without space for it may yet have some for the end
                     self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
@@ -100,11 +120,21 @@ class Run:
             ended = self._train()
         except _GiveUp as error:
             again = "Stopped before it went on; nothing is lost and it can be resumed."
-            ended = RunEnded("discarded", "Stopped before the first step.") if error.command == "discard" else RunEnded(
-                "stopped", again if self.resume else "Stopped before the first step; nothing was trained.")
+            ended = (
+                RunEnded("discarded", "Stopped before the first step.")
+                if error.command == "discard"
+                else RunEnded(
+                    "stopped",
+                    again if self.resume else "Stopped before the first step; nothing was trained.",
+                )
+            )
         except Exception as error:
             self.recorder.wait_for_disk_space(None)
-            ended = self._discarded() if self.recorder.gave_up and self._asked_to_end[-1] == "discard" else self._failed(error)
+            ended = (
+                self._discarded()
+                if self.recorder.gave_up and self._asked_to_end[-1] == "discard"
+                else self._failed(error)
+            )
         if "torch" in sys.modules:  # after the error and its frames are gone
             from engine.runtime.open_backend import give_memory_back
 
@@ -114,23 +144,34 @@ class Run:
     def _discarded(self) -> RunEnded:
         """What was asked for while the record waited for space."""
         shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
-        return RunEnded("discarded", f"Stopped at step {self.recorder.snapshot.step} while the disk was full; its checkpoints "
-                                     "were deleted as asked.")
+        return RunEnded(
+            "discarded",
+            f"Stopped at step {self.recorder.snapshot.step} while the disk was full; its "
+            "checkpoints were deleted as asked.",
+        )
 
     def _failed(self, error: Exception) -> RunEnded:
-        """One sentence for the person; the record keeps where the program, the device or the system is at fault."""
+        """One sentence for the person; the record keeps where the program, the device or the system
+        is at fault.
+        """
         told = error
         if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
             from engine.train.explain import explained
 
-            with contextlib.suppress(RunError):  # a record that cannot be written may be the fault itself
+            with contextlib.suppress(
+                RunError
+            ):  # a record that cannot be written may be the fault itself
                 self.recorder.emit(LogLine("error", "".join(traceback.format_exception(error))))
             told = explained(error, self._gpu_items())
         if told is not None:
             return RunEnded("failed", str(told), type(told).__name__)
         kind, said = type(error).__name__, first_line(error)
         what = kind if said == kind else f"{kind}: {said}"
-        return RunEnded("failed", f"An error in the program ended the run ({what}); the log of the run has the details.", kind)
+        return RunEnded(
+            "failed",
+            f"An error in the program ended the run ({what}); the log of the run has the details.",
+            kind,
+        )
 
     def _gpu_items(self) -> tuple[Item, ...]:
         """Of the plan, or of the report that came before it."""
@@ -151,12 +192,16 @@ class Run:
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
-            ended = Trainer(config, self.folder, self.recorder, prepared, self._next_commands, self.paused).run()
+            ended = Trainer(
+                config, self.folder, self.recorder, prepared, self._next_commands, self.paused
+            ).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
-            self.recorder.wait_for_disk_space(None)  # a lane that waits for space would be waited for
-            # Lanes may still be at work on the planes: they must end before the planes go. On a device that failed,
-            # both may fail too; the first error is the one that is told.
+            self.recorder.wait_for_disk_space(
+                None
+            )  # a lane that waits for space would be waited for
+            # Lanes may still be at work on the planes: they must end before the planes go. On a
+            # device that failed, both may fail too; the first error is the one that is told.
             for give_back in (prepared.engine.drain, prepared.close):
                 with contextlib.suppress(Exception):
                     give_back()
@@ -171,7 +216,9 @@ class Run:
             return found
 
     def _count_endings(self) -> int:
-        """How often it was asked to end so far, by any thread; nothing is taken away from the training loop."""
+        """How often it was asked to end so far, by any thread; nothing is taken away from the
+        training loop.
+        """
         with self._looking:
             self._look()
             return len(self._asked_to_end)
@@ -195,8 +242,9 @@ class Run:
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
-    """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run can be resumed from
-    anywhere."""
+    """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run
+    can be resumed from anywhere.
+    """
     folder = create_run(runs_dir, lasting_config(config))
     try:
         return Run(folder, resume=False)
@@ -206,15 +254,23 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
-    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one, or is a folder that was
-    made and never began). Raises RunError for one that has finished."""
+    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one,
+    or is a folder that was made and never began). Raises RunError for one that has finished.
+    """
     folder = open_run(runs_dir, run_id)
     try:
         folder.config
-    except ConfigError as error:  # before anything is written to a run that this version cannot go on with
-        raise RunError(f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); use the "
-                       "version that wrote it, or mend its config.yaml.") from None
+    except (
+        ConfigError
+    ) as error:  # before anything is written to a run that this version cannot go on with
+        raise RunError(
+            f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
+            "use the version that wrote it, or mend its config.yaml."
+        ) from None
     summary = summarise(folder)
     if summary is not None and summary.state == "finished":
-        raise RunError(f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to train further.")
+        raise RunError(
+            f"Run {run_id} has finished all its {summary.total_steps} steps; start a new run to "
+            "train further."
+        )
     return Run(folder, resume=file_size(folder.events_path) > 0)

@@ -8,8 +8,9 @@ from engine.config.settings import OptimConfig
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """The rate that optimizer step `step` (from 1) of `total_steps` uses, as in a transformers Trainer: the scheduler
-    moves after the optimizer, so the first step with warm-up has rate 0."""
+    """The rate that optimizer step `step` (from 1) of `total_steps` uses, as in a transformers
+    Trainer: the scheduler moves after the optimizer, so the first step with warm-up has rate 0.
+    """
     before = step - 1
     if before < config.warmup_steps:
         return config.learning_rate * (before / config.warmup_steps)

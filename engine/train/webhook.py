@@ -16,19 +16,33 @@ SECONDS = 5.0
 def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, object]:
     """What is posted. `text` is a sentence, under the name that chat services show."""
     name = snapshot.name or run_id
-    return {"text": f"{name} {ended.state}: {ended.reason}", "run": run_id, "name": name, "state": ended.state,
-            "reason": ended.reason, "step": snapshot.step, "total_steps": snapshot.total_steps, "loss": snapshot.loss,
-            "seconds": round(snapshot.seconds, 1)}
+    return {
+        "text": f"{name} {ended.state}: {ended.reason}",
+        "run": run_id,
+        "name": name,
+        "state": ended.state,
+        "reason": ended.reason,
+        "step": snapshot.step,
+        "total_steps": snapshot.total_steps,
+        "loss": snapshot.loss,
+        "seconds": round(snapshot.seconds, 1),
+    }
 
 
 def tell(address: str, content: dict[str, object]) -> str | None:
-    """Post `content`; None, or one sentence on why it did not arrive. Redirects are not followed: what is posted is for the
-    address that was given."""
-    request = urllib.request.Request(address, json.dumps(content).encode(), {"content-type": "application/json"})
+    """Post `content`; None, or one sentence on why it did not arrive. Redirects are not followed:
+    what is posted is for the address that was given.
+    """
+    request = urllib.request.Request(
+        address, json.dumps(content).encode(), {"content-type": "application/json"}
+    )
     try:
         urllib.request.build_opener(_NoRedirect).open(request, timeout=SECONDS).close()
     except urllib.error.HTTPError as error:
-        return f"output.webhook: {_host(address)} answered {error.code}, so it may not know how this run ended."
+        return (
+            f"output.webhook: {_host(address)} answered {error.code}, so it may not know how this "
+            "run ended."
+        )
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         return f"output.webhook: {_host(address)} could not be told how this run ended ({reason})."

@@ -23,8 +23,15 @@ from app.form.settings_form import shown_values
 from engine.config.settings import TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync"]
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 START_SECONDS = 90
 WAIT_MILLISECONDS = 60_000
 
@@ -49,12 +56,16 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def browser():
-    """Closed with its module: Playwright leaves an event loop running, under which no other test could start one."""
+    """Closed with its module: Playwright leaves an event loop running, under which no other test
+    could start one.
+    """
     from playwright.sync_api import sync_playwright
 
     path = chromium_path()
     if path is None:
-        pytest.skip("no Chromium is installed; install one, for instance by `playwright install chromium`")
+        pytest.skip(
+            "no Chromium is installed; install one, for instance by `playwright install chromium`"
+        )
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
@@ -80,13 +91,22 @@ class Server:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, str(ROOT / "launch.py"), "--port", str(self.port), "--runs-dir", str(self.runs),
-                "--no-browser"]
+        return [
+            sys.executable,
+            str(ROOT / "launch.py"),
+            "--port",
+            str(self.port),
+            "--runs-dir",
+            str(self.runs),
+            "--no-browser",
+        ]
 
     def start(self) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | self.variables
         with open(self.folder / "server.log", "ab") as log:
-            self.process = subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self.command, cwd=self.folder, env=environment, stdout=log, stderr=log
+            )
         end = time.monotonic() + START_SECONDS
         while not self.answers():
             assert self.process.poll() is None and time.monotonic() < end, self.log()
@@ -125,7 +145,9 @@ def shared_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(shared_server):
-    """One server for the files that do not need their own, with no run going on. Its folder has runs of files before."""
+    """One server for the files that do not need their own, with no run going on. Its folder has
+    runs of files before.
+    """
     yield shared_server
     while (active := _answer(shared_server, "/api/live")["active"]) is not None:
         with contextlib.suppress(urllib.error.HTTPError):  # it ends just now
@@ -144,15 +166,18 @@ def own_server(tmp_path_factory):
 
 def _answer(server: Server, path: str, body: dict | None = None) -> dict:
     content = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{server.address}{path}", content, {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{server.address}{path}", content, {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
 @pytest.fixture(scope="module")
 def shared_context(browser):
-    """A browser window for the tests of a file: scripts that a page before has compiled need not be compiled again, which
-    takes four of nearly six seconds of a core that a page is opened in."""
+    """A browser window for the tests of a file: scripts that a page before has compiled need not be
+    compiled again, which takes four of nearly six seconds of a core that a page is opened in.
+    """
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.set_default_timeout(WAIT_MILLISECONDS)
     yield context
@@ -161,17 +186,22 @@ def shared_context(browser):
 
 @pytest.fixture
 def context(shared_context, server):
-    """The window, with no page; afterwards, nothing may have gone wrong in it and nothing may have left the machine. What its
-    pages kept is forgotten."""
+    """The window, with no page; afterwards, nothing may have gone wrong in it and nothing may have
+    left the machine. What its pages kept is forgotten.
+    """
     requests, errors = [], []
-    listeners = {"request": lambda request: requests.append(request.url),
-                 "weberror": lambda error: errors.append(str(error.error))}
+    listeners = {
+        "request": lambda request: requests.append(request.url),
+        "weberror": lambda error: errors.append(str(error.error)),
+    }
     for event, listener in listeners.items():
         shared_context.on(event, listener)
     yield shared_context
     page = shared_context.new_page()
     shared_context.new_cdp_session(page).send(
-        "Storage.clearDataForOrigin", {"origin": server.address, "storageTypes": "cookies,local_storage,indexeddb"})
+        "Storage.clearDataForOrigin",
+        {"origin": server.address, "storageTypes": "cookies,local_storage,indexeddb"},
+    )
     shared_context.clear_permissions()
     for page in shared_context.pages:
         page.close()
@@ -191,7 +221,10 @@ def blank(context):
 @pytest.fixture
 def page(blank, server):
     """The app with the starter in its form, which remembers what the test before has typed."""
-    draft = {"preset": FIRST_PRESET, "shown": shown_values(TrainConfig.load(PRESETS / FIRST_PRESET))}
+    draft = {
+        "preset": FIRST_PRESET,
+        "shown": shown_values(TrainConfig.load(PRESETS / FIRST_PRESET)),
+    }
     _answer(server, "/api/check", draft)
     blank.goto(server.address)
     blank.wait_for_selector("#start:not([disabled])")

@@ -1,8 +1,10 @@
-"""How long a page takes to show a long run on a server that has just been started: `python -m tests.browser.opening`.
+"""How long a page takes to show a long run on a server that has just been started: `python -m
+tests.browser.opening`.
 
-The record is of 100 units and 50,000 steps, with as many timelines and norms as a run of that length keeps (500, of 800 spans).
-Nothing looks into the browser until the page is there: while something does, Chromium parses plotly.js again for the places of
-errors that it catches itself, which takes half a second that no user waits for. The page's own marks tell the times.
+The record is of 100 units and 50,000 steps, with as many timelines and norms as a run of that
+length keeps (500, of 800 spans). Nothing looks into the browser until the page is there: while
+something does, Chromium parses plotly.js again for the places of errors that it catches itself,
+which takes half a second that no user waits for. The page's own marks tell the times.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import FLAGS, Server, chromium_path, free_port
 from tests.browser.pages import SPAN_BLOCKS, UNITS
-from tests.support.synthetic_run import records, run_events, step_finished, timeline, unit_norms, write_events
+from tests.support.synthetic_run import (
+    records,
+    run_events,
+    step_finished,
+    timeline,
+    unit_norms,
+    write_events,
+)
 
 STEPS, TIMELINES = 50_000, 500
 LEAVE_AFTER, LOOK_AFTER = 2, 10
@@ -53,7 +62,9 @@ def long_run(runs: Path):
 
 
 def with_a_newer_run(runs: Path, copy: Path) -> None:
-    """Copies the runs, so that the long one is none that a server reads before somebody asks for it."""
+    """Copies the runs, so that the long one is none that a server reads before somebody asks for
+    it.
+    """
     shutil.copytree(runs, copy)
     config = {"name": "Newer", "model": {"source": "model"}, "data": {"source": "data"}}
     folder = create_run(copy, TrainConfig.from_dict(config))
@@ -63,13 +74,31 @@ def with_a_newer_run(runs: Path, copy: Path) -> None:
 def seconds_to_show(playwright: Playwright, address: str) -> dict[str, float]:
     """From leaving an empty page, in a new profile of the browser, until each chart was drawn last."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        leave = f"data:text/html,<script>setTimeout(() => location.href = '{address}', {1000 * LEAVE_AFTER})</script>"
-        browser = subprocess.Popen([chromium_path(), "--headless", *FLAGS, "--window-size=1440,2600", "--remote-debugging-port=0",
-                                    f"--user-data-dir={profile}", leave], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        leave = (
+            f"data:text/html,<script>setTimeout(() => location.href = '{address}', "
+            f"{1000 * LEAVE_AFTER})</script>"
+        )
+        browser = subprocess.Popen(
+            [
+                chromium_path(),
+                "--headless",
+                *FLAGS,
+                "--window-size=1440,2600",
+                "--remote-debugging-port=0",
+                f"--user-data-dir={profile}",
+                leave,
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             time.sleep(LEAVE_AFTER + LOOK_AFTER)
             port = (Path(profile) / "DevToolsActivePort").read_text().split()[0]
-            page = playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}").contexts[0].pages[0]
+            page = (
+                playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}")
+                .contexts[0]
+                .pages[0]
+            )
             marks = page.evaluate(MARKS)
         finally:
             browser.terminate()
@@ -78,7 +107,9 @@ def seconds_to_show(playwright: Playwright, address: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=5)
     times = parser.parse_args().times
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
@@ -87,20 +118,32 @@ def main() -> None:
             server.folder.mkdir()
         folder = long_run(newest.runs)
         with_a_newer_run(newest.runs, older.runs)
-        print(f"{STEPS:,} steps, {UNITS} units: {folder.events_path.stat().st_size / 1e6:.0f} MB", flush=True)
-        shown: dict[str, list[float]] = {"cold server, its newest run": [], "the same again": [], "cold server, an older run": []}
+        print(
+            f"{STEPS:,} steps, {UNITS} units: {folder.events_path.stat().st_size / 1e6:.0f} MB",
+            flush=True,
+        )
+        shown: dict[str, list[float]] = {
+            "cold server, its newest run": [],
+            "the same again": [],
+            "cold server, an older run": [],
+        }
         for _ in range(times):
             for server, cases in ((newest, list(shown)[:2]), (older, list(shown)[2:])):
                 server.start()
                 try:
                     for what in cases:
-                        marks = seconds_to_show(playwright, f"{server.address}/?run={folder.id}&tab=live")
+                        marks = seconds_to_show(
+                            playwright, f"{server.address}/?run={folder.id}&tab=live"
+                        )
                         shown[what].append(max(marks.values()))
                 finally:
                     server.end()
         for what, found in shown.items():
-            print(f"{what}: curves and timeline after {statistics.median(found):.2f} s in the median, "
-                  f"{min(found):.2f} to {max(found):.2f} s of {times}", flush=True)
+            print(
+                f"{what}: curves and timeline after {statistics.median(found):.2f} s in the "
+                f"median, {min(found):.2f} to {max(found):.2f} s of {times}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Ten people who watch one run for long: `python -m tests.browser.pages [--minutes 30]`.
 
-A run of 100 units is recorded, a step every `--step-seconds` with a timeline of 800 spans every tenth, while ten pages of
-one browser context show it with every chart of the Live tab on their screens, half of them zoomed. Prints what that costs the server,
-how far behind the pages are, how long drawing takes and how the pages' memory grows.
+A run of 100 units is recorded, a step every `--step-seconds` with a timeline of 800 spans every
+tenth, while ten pages of one browser context show it with every chart of the Live tab on their
+screens, half of them zoomed. Prints what that costs the server, how far behind the pages are, how
+long drawing takes and how the pages' memory grows.
 
 test_pages.py does it for as many minutes as RAMSTREAM_PAGES_MINUTES says.
 """
@@ -87,9 +88,13 @@ class Feed(threading.Thread):
     def run(self) -> None:
         with self.folder.lock():
             recorder = RunRecorder(self.folder.path, self.folder.id)
-            for event in run_events(HISTORY, total=10**6, name="Watched", ended=None, blocks=UNITS - 2):
+            for event in run_events(
+                HISTORY, total=10**6, name="Watched", ended=None, blocks=UNITS - 2
+            ):
                 recorder.emit(event)
-            memory = next(event for event in run_events(1, ended=None) if isinstance(event, MemorySampled))
+            memory = next(
+                event for event in run_events(1, ended=None) if isinstance(event, MemorySampled)
+            )
             self.ready.set()
             step = HISTORY
             while not self.over.wait(self._every):
@@ -118,7 +123,8 @@ class Figures:
     """Of a core, with all pages open."""
     seconds: float = 0.0
     late: list[list[float]] = field(default_factory=list)
-    """For each page, of each step the seconds from its record until it, or a later one, was shown."""
+    """For each page, of each step the seconds from its record until it, or a later one, was shown.
+    """
     tasks: list[float] = field(default_factory=list)
     """ms of tasks over 50 ms of the pages' main threads."""
     drawings: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -129,9 +135,10 @@ class Figures:
 
     @property
     def heap_growth(self) -> list[float]:
-        """For each page, the most since half a minute after the first sample over the greater of these two, less one: by then
-        what is drawn again and again has been compiled. That a browser lets go of compiled code at times, up to 6 MiB at once,
-        and compiles it anew is no growth."""
+        """For each page, the most since half a minute after the first sample over the greater of
+        these two, less one: by then what is drawn again and again has been compiled. That a browser
+        lets go of compiled code at times, up to 6 MiB at once, and compiles it anew is no growth.
+        """
         return [max(samples[1:]) / max(samples[:2]) - 1 for samples in self.heaps]
 
     def told(self) -> str:
@@ -140,14 +147,25 @@ class Figures:
             f"{len(self.heaps)} pages for {self.seconds / 60:.1f} minutes",
             f"server: {100 * self.idle:.2f} % of a core idle, {100 * self.watched:.2f} % watched, "
             f"{100 * (self.watched - self.idle):+.2f} %",
-            f"behind: median {statistics.median(late):.2f} s, 99 % {late[int(0.99 * len(late))]:.2f} s, most {late[-1]:.2f} s "
-            f"of {len(late)} steps shown",
+            f"behind: median {statistics.median(late):.2f} s, 99 % "
+            f"{late[int(0.99 * len(late))]:.2f} s, most {late[-1]:.2f} s of {len(late)} steps "
+            "shown",
             f"tasks over 50 ms: {len(busy)}" + (f", the longest {busy[-1]:.0f} ms" if busy else ""),
-            *(f"drawing {name}: median {statistics.median(times):.1f} ms, 95 % {sorted(times)[int(0.95 * len(times))]:.1f} ms, "
-              f"most {max(times):.1f} ms of {len(times)}" for name, times in sorted(self.drawings.items())),
-            "heap: " + ", ".join(f"{samples[0] / 2**20:.1f} to {samples[-1] / 2**20:.1f} MiB" for samples in self.heaps)
-            + "; growth " + ", ".join(f"{100 * growth:+.1f} %" for growth in self.heap_growth),
-            f"zooms lost: {self.zooms_lost}"]
+            *(
+                f"drawing {name}: median {statistics.median(times):.1f} ms, 95 % "
+                f"{sorted(times)[int(0.95 * len(times))]:.1f} ms, most {max(times):.1f} ms of "
+                f"{len(times)}"
+                for name, times in sorted(self.drawings.items())
+            ),
+            "heap: "
+            + ", ".join(
+                f"{samples[0] / 2**20:.1f} to {samples[-1] / 2**20:.1f} MiB"
+                for samples in self.heaps
+            )
+            + "; growth "
+            + ", ".join(f"{100 * growth:+.1f} %" for growth in self.heap_growth),
+            f"zooms lost: {self.zooms_lost}",
+        ]
         return "\n".join(lines)
 
 
@@ -165,12 +183,15 @@ def feeding(server: Server, step_seconds: float) -> Iterator[Feed]:
 
 
 def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
-    """Opens the pages in `context` and watches them for so long; then the run stands still, and all have to show its last
-    step."""
+    """Opens the pages in `context` and watches them for so long; then the run stands still, and all
+    have to show its last step.
+    """
     figures, process = Figures(), psutil.Process(server.process.pid)
     figures.idle = _used(process, IDLE_SECONDS) / IDLE_SECONDS
     context.add_init_script(INSTRUMENTS)
-    pages = [_opened(context, f"{server.address}/?run={feed.folder.id}&tab=live") for _ in range(PAGES)]
+    pages = [
+        _opened(context, f"{server.address}/?run={feed.folder.id}&tab=live") for _ in range(PAGES)
+    ]
     for page in pages[::2]:
         for name in ("loss", "timeline"):
             _zoom(page, name)
@@ -185,16 +206,22 @@ def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
     used, begun, first = 0.0, time.monotonic(), max(feed.written)
     while (left := 60 * minutes - figures.seconds) > 1:
         used += _used(process, min(left, HEAP_EVERY))
-        figures.zooms_lost += sum(page.evaluate(RANGES, ZOOMED) != before for page, before in zip(pages[::2], zoomed))
+        figures.zooms_lost += sum(
+            page.evaluate(RANGES, ZOOMED) != before for page, before in zip(pages[::2], zoomed)
+        )
         for page, session, samples, own in zip(pages, sessions, figures.heaps, shown):
             own += _collect(page, figures)
             samples.append(_heap(session))
-            page.evaluate("() => { watched.tasks.length = 0; }")  # of the collection of memory that was asked for
+            page.evaluate(
+                "() => { watched.tasks.length = 0; }"
+            )  # of the collection of memory that was asked for
         figures.seconds = time.monotonic() - begun
         figures.watched = used / figures.seconds
     feed.over.set()
     feed.join()
-    figures.late = [_late(own, {step: at for step, at in feed.written.items() if step > first}) for own in shown]
+    figures.late = [
+        _late(own, {step: at for step, at in feed.written.items() if step > first}) for own in shown
+    ]
     for page in pages:
         page.locator(".rs-bar [data-field=step]", has_text=f"{max(feed.written):,} of").wait_for()
     return figures
@@ -227,7 +254,10 @@ def _used(process: psutil.Process, seconds: float) -> float:
 
 def _collect(page, figures: Figures) -> list[tuple[int, float]]:
     """What the page has noted since it was last asked; returns the steps that it showed, and when."""
-    found = page.evaluate("() => Object.fromEntries(Object.entries(watched).map(([name, list]) => [name, list.splice(0)]))")
+    found = page.evaluate(
+        "() => Object.fromEntries(Object.entries(watched).map(([name, list]) => [name, "
+        "list.splice(0)]))"
+    )
     figures.tasks += found["tasks"]
     for name, milliseconds in found["drawings"]:
         figures.drawings[name].append(milliseconds)
@@ -246,20 +276,25 @@ def _late(shown: list[tuple[int, float]], written: dict[int, float]) -> list[flo
 
 
 def _heap(session) -> int:
-    """Bytes in use after collections, the least of three: what a drawing under way holds, or a finalizer has yet to let go of,
-    is garbage a moment later. What leaks is still there each time."""
+    """Bytes in use after collections, the least of three: what a drawing under way holds, or a
+    finalizer has yet to let go of, is garbage a moment later. What leaks is still there each time.
+    """
     found = []
     for _ in range(3):
         session.send("HeapProfiler.collectGarbage")
         metrics = session.send("Performance.getMetrics")["metrics"]
-        found.append(int(next(metric["value"] for metric in metrics if metric["name"] == "JSHeapUsedSize")))
+        found.append(
+            int(next(metric["value"] for metric in metrics if metric["name"] == "JSHeapUsedSize"))
+        )
     return min(found)
 
 
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--step-seconds", type=float, default=2)
     arguments = parser.parse_args()
@@ -270,7 +305,10 @@ def main() -> None:
         try:
             time.sleep(WARM_UP_SECONDS)
             with feeding(server, arguments.step_seconds) as feed:
-                print(measure(browser.new_context(), server, feed, arguments.minutes).told(), flush=True)
+                print(
+                    measure(browser.new_context(), server, feed, arguments.minutes).told(),
+                    flush=True,
+                )
         finally:
             browser.close()
             server.end()

@@ -1,7 +1,8 @@
-"""The README's pictures: `python -m tests.browser.pictures RUNS RUN_ID TALK_RUN_ID` draws every tab, light and dark.
+"""The README's pictures: `python -m tests.browser.pictures RUNS RUN_ID TALK_RUN_ID` draws every
+tab, light and dark.
 
-RUNS is a folder of finished runs, such as those of a GPU machine; RUN_ID is shown in Live, TALK_RUN_ID, which must have a
-checkpoint, is talked to. It is copied, and nothing of it is changed.
+RUNS is a folder of finished runs, such as those of a GPU machine; RUN_ID is shown in Live,
+TALK_RUN_ID, which must have a checkpoint, is talked to. It is copied, and nothing of it is changed.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def talk(page: Page) -> None:
         box = page.locator(".rs-talk textarea[name=message]")
         box.fill(QUESTION)
         box.press("Enter")
-    page.wait_for_function("document.querySelector('.rs-talk [data-part=log]').innerText.split('tokens/s').length > 2")
+    page.wait_for_function(
+        "document.querySelector('.rs-talk [data-part=log]').innerText.split('tokens/s').length > 2"
+    )
 
 
 def hardware(page: Page) -> None:
@@ -64,7 +67,9 @@ TABS = {"hardware": hardware, "train": train, "live": live, "runs": runs, "talk"
 
 
 def small(picture: bytes, path: Path) -> None:
-    Image.open(BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    Image.open(BytesIO(picture)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
 
 
 def main(source: Path, run_id: str, talk_id: str) -> None:
@@ -79,12 +84,18 @@ def main(source: Path, run_id: str, talk_id: str) -> None:
             for tab, settle in TABS.items():
                 page = context.new_page()
                 page.set_viewport_size({"width": WIDTH, "height": LEAST_HEIGHT})
-                shown = {"talk": f"run={talk_id}", "runs": f"compare={run_id},{talk_id}"}.get(tab, f"run={run_id}")
+                shown = {"talk": f"run={talk_id}", "runs": f"compare={run_id},{talk_id}"}.get(
+                    tab, f"run={run_id}"
+                )
                 page.goto(f"{server.address}/?tab={tab}&{shown}")
                 page.wait_for_timeout(3000)
-                for _ in range(2):  # what is not seen is not drawn, and what is drawn may take more space
+                for _ in range(
+                    2
+                ):  # what is not seen is not drawn, and what is drawn may take more space
                     whole = page.evaluate("document.documentElement.scrollHeight")
-                    page.set_viewport_size({"width": WIDTH, "height": min(whole, TALLEST.get(tab, whole))})
+                    page.set_viewport_size(
+                        {"width": WIDTH, "height": min(whole, TALLEST.get(tab, whole))}
+                    )
                     settle(page)
                     page.wait_for_timeout(1500)
                 path = ROOT / "docs" / f"{tab}-{scheme}.png"

@@ -62,7 +62,10 @@ Opened = namedtuple("Opened", "page active recorder")
 
 def record(server, name, steps, **how):
     """The folder and the recorder of a run that was never trained."""
-    folder = create_run(server.runs, TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}))
+    folder = create_run(
+        server.runs,
+        TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}),
+    )
     recorder = RunRecorder(folder.path, folder.id)
     for event in run_events(steps, name=name, **how):
         recorder.emit(event)
@@ -135,7 +138,10 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     expect(page.locator("pre[data-field=config]")).to_contain_text("max_seq_len")
     for _ in range(12):
         press("Tab")
-        assert page.evaluate("document.activeElement.closest('dialog') !== null || document.activeElement === document.body")
+        assert page.evaluate(
+            "document.activeElement.closest('dialog') !== null || document.activeElement === "
+            "document.body"
+        )
     press("Escape")
     expect(dialog).to_be_hidden()
     expect(details).to_be_focused()
@@ -146,9 +152,14 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
 
 @pytest.fixture(scope="module")
 def opened(browser, server):
-    """One page for the tests below, with runs of every kind, one of them going on as far as the page can tell."""
-    for name, ended in (("One that failed", "failed"), ("One with a rather long name that nobody can remember", "finished"),
-                        ("Broken off", None)):
+    """One page for the tests below, with runs of every kind, one of them going on as far as the
+    page can tell.
+    """
+    for name, ended in (
+        ("One that failed", "failed"),
+        ("One with a rather long name that nobody can remember", "finished"),
+        ("Broken off", None),
+    ):
         record(server, name, 60, ended=ended)[1].close()
     folder, recorder = record(server, "Under way", 80, total=200, ended=None, blocks=4)
     context = browser.new_context(viewport={"width": 1300, "height": 900}, reduced_motion="reduce")
@@ -177,17 +188,27 @@ def open_tab(page, tab):
 
 
 def look(page, where, within=None, findings=None):
-    """Every serious or critical finding at all widths in both themes; the page is never wider than its window."""
+    """Every serious or critical finding at all widths in both themes; the page is never wider than
+    its window.
+    """
     findings = [] if findings is None else findings
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-            page.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark")
+            page.wait_for_function(
+                "dark => document.body.classList.contains('dark') === dark", arg=scheme == "dark"
+            )
             only = COLOUR_RULES if scheme == "dark" else {"type": "tag", "values": STANDARDS}
-            findings += [f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: {found['html']}\n{found['why']}"
-                         for found in page.evaluate(FIND, [within, only]) if found["impact"] in IMPACTS]
-        page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width, timeout=5000)
+            findings += [
+                f"{where}, {width} px, {scheme}: {found['rule']} at {found['target']}: "
+                f"{found['html']}\n{found['why']}"
+                for found in page.evaluate(FIND, [within, only])
+                if found["impact"] in IMPACTS
+            ]
+        page.wait_for_function(
+            "width => document.documentElement.scrollWidth <= width", arg=width, timeout=5000
+        )
     page.set_viewport_size({"width": 1300, "height": 900})
     return findings
 
@@ -211,9 +232,12 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
     expect(page.locator("[data-compare=memory] .main-svg").first).to_be_attached()
     finished.get_by_role("button", name="Export").click()
     look(page, "queue, comparison and export", ".rs-runs", findings)
-    dialogs = {"details": finished.get_by_role("button", name="Details"),
-               "delete": finished.get_by_role("button", name="Delete"),
-               "change": page.locator("[data-command=change]"), "discard": page.locator("[data-command=discard]")}
+    dialogs = {
+        "details": finished.get_by_role("button", name="Details"),
+        "delete": finished.get_by_role("button", name="Delete"),
+        "change": page.locator("[data-command=change]"),
+        "discard": page.locator("[data-command=discard]"),
+    }
     for name, button in dialogs.items():
         button.click()
         dialog = page.locator(f"dialog[data-part={name}]")
@@ -227,10 +251,15 @@ def test_no_dialog_and_no_form_has_a_serious_finding(opened):
 
 
 def test_the_login_page_has_no_serious_finding(browser, tmp_path):
-    client = TestClient(Starlette(routes=login_routes(Login("ada", "open sesame", tmp_path / "key"))))
+    client = TestClient(
+        Starlette(routes=login_routes(Login("ada", "open sesame", tmp_path / "key")))
+    )
     context = browser.new_context()
     page = context.new_page()
-    for answer in (client.get("/login"), client.post("/login", data={"user": "ada", "password": "wrong"})):
+    for answer in (
+        client.get("/login"),
+        client.post("/login", data={"user": "ada", "password": "wrong"}),
+    ):
         page.set_content(answer.text)
         page.evaluate(AXE)
         assert not (findings := look_at_colours_of_the_system(page)), "\n".join(findings)
@@ -242,8 +271,11 @@ def look_at_colours_of_the_system(page):
     findings = []
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme)
-        findings += [f"{scheme}: {found}" for found in page.evaluate(FIND, [None, {"type": "tag", "values": STANDARDS}])
-                     if found["impact"] in IMPACTS]
+        findings += [
+            f"{scheme}: {found}"
+            for found in page.evaluate(FIND, [None, {"type": "tag", "values": STANDARDS}])
+            if found["impact"] in IMPACTS
+        ]
     return findings
 
 
@@ -257,24 +289,37 @@ def test_every_chart_says_in_words_what_it_shows_now(opened):
     assert before["loss"].startswith("Loss: 4.")
     for event in run_events(120, total=200, ended=None, blocks=4)[-70:]:
         opened.recorder.emit(event)
-    page.wait_for_function("() => document.querySelector('.rs-bar [data-field=step]').textContent.startsWith('120')")
-    page.wait_for_function("() => document.querySelector('[data-figure=loss]').ariaLabel.includes('step 120')")
+    page.wait_for_function(
+        "() => document.querySelector('.rs-bar [data-field=step]').textContent.startsWith('120')"
+    )
+    page.wait_for_function(
+        "() => document.querySelector('[data-figure=loss]').ariaLabel.includes('step 120')"
+    )
     after = page.evaluate(LABELS, CHARTS)
-    assert not [name for name in ("loss", "optimizer", "norms", "timeline") if before[name] == after[name]]
+    assert not [
+        name for name in ("loss", "optimizer", "norms", "timeline") if before[name] == after[name]
+    ]
 
     open_tab(page, "train")
     page.locator("#field-train-batch_size :is(input, textarea)").fill("16")
-    page.wait_for_function("label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",
-                           arg=before["host"])
+    page.wait_for_function(
+        "label => (document.querySelector('[data-fit=host]')?.ariaLabel ?? label) !== label",
+        arg=before["host"],
+    )
     page.locator("#field-data-max_seq_len :is(input, textarea)").fill("32")
     page.locator("#field-data-max_seq_len :is(input, textarea)").blur()
-    page.wait_for_function("label => document.querySelector('.rs-lengths-plot').ariaLabel !== label", arg=before["lengths"])
+    page.wait_for_function(
+        "label => document.querySelector('.rs-lengths-plot').ariaLabel !== label",
+        arg=before["lengths"],
+    )
 
     open_tab(page, "runs")
     for box in page.locator("[data-act=compare]").all()[:2]:
         box.check()
     page.locator("[data-part=compare-open]").click()
-    page.wait_for_function("() => /Under way.*\\d/.test(document.querySelector('[data-compare=memory]').ariaLabel)")
+    page.wait_for_function(
+        "() => /Under way.*\\d/.test(document.querySelector('[data-compare=memory]').ariaLabel)"
+    )
     compared = page.evaluate(LABELS, COMPARED)
     assert all(re.search(r"\d", compared[name]) for name in ("loss", "throughput", "memory"))
     page.locator("[data-part=compare-close]").click()
@@ -309,11 +354,16 @@ def test_a_phone_shows_the_run_first_and_has_buttons_for_fingers(opened):
         assert not page.evaluate(SMALL, LEAST_TARGET), tab
     for button in page.locator(".rs-actions button:visible").all():
         assert button.bounding_box()["height"] >= FINGER
-    bottoms = [page.locator(f".rs-bar [data-field={name}]").bounding_box()["y"] for name in ("word", "step", "left", "rate")]
+    bottoms = [
+        page.locator(f".rs-bar [data-field={name}]").bounding_box()["y"]
+        for name in ("word", "step", "left", "rate")
+    ]
     assert max(bottoms) < 200
     open_tab(page, "live")
     page.set_viewport_size({"width": PHONE, "height": 844})
-    tops = page.evaluate("[...document.querySelectorAll('.rs-charts figure:not([hidden])')].map((node) => "
-                         "[node.getBoundingClientRect().left, node.getBoundingClientRect().top])")
+    tops = page.evaluate(
+        "[...document.querySelectorAll('.rs-charts figure:not([hidden])')].map((node) => "
+        "[node.getBoundingClientRect().left, node.getBoundingClientRect().top])"
+    )
     assert len({left for left, _ in tops}) == 1 and len({top for _, top in tops}) == len(tops)
     assert page.locator(".rs-tiles").bounding_box()["y"] < 400

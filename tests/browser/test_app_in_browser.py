@@ -49,7 +49,10 @@ def open_other_settings(page):
 
 def recorded_run(server: Server, steps: int, name: str = "Shown"):
     """The folder of a run that is over, without having run."""
-    folder = create_run(server.runs, TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}))
+    folder = create_run(
+        server.runs,
+        TrainConfig.from_dict({"name": name, "model": {"source": name}, "data": {"source": name}}),
+    )
     recorder = RunRecorder(folder.path, folder.id)
     for event in run_events(steps, name=name):
         recorder.emit(event)
@@ -60,8 +63,14 @@ def recorded_run(server: Server, steps: int, name: str = "Shown"):
 def start_short_run(page, name, steps=60):
     """A run of the starter that is over in seconds; returns its id."""
     open_other_settings(page)
-    for field, text in (("name", name), ("train.steps", str(steps)), ("output.exact_match_samples", "3"),
-                        ("output.eval_every", "20"), ("output.checkpoint_every", "0"), ("output.timeline_every", "5")):
+    for field, text in (
+        ("name", name),
+        ("train.steps", str(steps)),
+        ("output.exact_match_samples", "3"),
+        ("output.eval_every", "20"),
+        ("output.checkpoint_every", "0"),
+        ("output.timeline_every", "5"),
+    ):
         fill(page, field, text)
     page.wait_for_timeout(500)
     page.locator("#start:not([disabled])").click()
@@ -71,13 +80,17 @@ def start_short_run(page, name, steps=60):
 
 
 def wait_for_points(page, figure="loss", least=5):
-    page.locator(f"[data-figure={figure}]").scroll_into_view_if_needed()  # what nobody can see is not drawn
+    page.locator(
+        f"[data-figure={figure}]"
+    ).scroll_into_view_if_needed()  # what nobody can see is not drawn
     page.wait_for_function(f"({POINTS})('{figure}') >= {least}")
 
 
 def test_the_whole_job(page, context, server):
     # The starter is ready; what is trained is marked.
-    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("assets/starter-model")
+    expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value(
+        "assets/starter-model"
+    )
     expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))
     run_id = start_short_run(page, "Whole job")
 
@@ -146,7 +159,9 @@ def test_the_whole_job(page, context, server):
     page.get_by_label("Message", exact=True).press("Enter")
     expect(page.locator(".rs-talk-answer[data-state=done]")).to_have_count(1)
     answer = page.locator(".rs-talk-answer[data-side=tuned] .rs-talk-text")
-    assert answer.inner_text().strip() == transformers_answer(server.folder / "taken-home", question, 24)
+    assert answer.inner_text().strip() == transformers_answer(
+        server.folder / "taken-home", question, 24
+    )
 
 
 def transformers_answer(folder, question, tokens):
@@ -155,11 +170,15 @@ def transformers_answer(folder, question, tokens):
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    ids = tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
-                                        return_tensors="pt", return_dict=False)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
     with torch.no_grad():
         out = model.generate(ids, max_new_tokens=tokens, do_sample=False)
-    return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True).strip()
+    return tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
 
 
 def test_pause_resume_save_and_discard(page, server):
@@ -198,8 +217,18 @@ def test_a_run_is_deleted_only_after_a_question(page, server):
 
 
 def test_a_run_of_another_process_is_followed_and_controlled(page, server):
-    command = [sys.executable, "launch.py", "train", "presets/starter.yaml", "--runs-dir", str(server.runs),
-               "--set", "name=Elsewhere", "--set", "output.exact_match_samples=0"]
+    command = [
+        sys.executable,
+        "launch.py",
+        "train",
+        "presets/starter.yaml",
+        "--runs-dir",
+        str(server.runs),
+        "--set",
+        "name=Elsewhere",
+        "--set",
+        "output.exact_match_samples=0",
+    ]
     with open(server.folder / "train.log", "wb") as log:
         other = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:
@@ -224,8 +253,10 @@ def test_zoom_is_linked_and_kept_while_points_arrive(page):
     page.mouse.move(box["x"] + 300, box["y"] + 124, steps=6)
     page.mouse.up()
     expect(page.locator("[data-part=reset]")).to_be_visible()
-    ranges = ("['loss', 'throughput', 'optimizer', 'memory'].map(name => "
-              "document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range)")
+    ranges = (
+        "['loss', 'throughput', 'optimizer', 'memory'].map(name => "
+        "document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range)"
+    )
     page.wait_for_function(f"new Set({ranges}.map(String)).size === 1")
     zoomed = page.evaluate(ranges)
     seen = page.evaluate(f"({POINTS})('loss')")
@@ -252,8 +283,16 @@ def test_the_verdict_follows_the_settings(page, server, tmp_path):
     # A model that no workstation holds.
     config = json.loads((ROOT / "assets/starter-model/config.json").read_text())
     layers = 400
-    config |= {"hidden_size": 16384, "intermediate_size": 65536, "num_hidden_layers": layers, "vocab_size": 128_000,
-               "num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 128, "max_window_layers": layers}
+    config |= {
+        "hidden_size": 16384,
+        "intermediate_size": 65536,
+        "num_hidden_layers": layers,
+        "vocab_size": 128_000,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_window_layers": layers,
+    }
     config.pop("layer_types", None)
     (tmp_path / "config.json").write_text(json.dumps(config))
     fill(page, "model.source", str(tmp_path))
@@ -277,7 +316,9 @@ def test_the_forecast_is_readable_at_both_widths(blank, server):
     expect(card.get_by_role("row", name="RAM while training")).to_contain_text("101 GiB")
     for width in (1440, 800):
         blank.set_viewport_size({"width": width, "height": 900})
-        assert card.locator(".rs-scroll").evaluate("node => node.scrollWidth <= node.clientWidth"), "no column is hidden"
+        assert card.locator(".rs-scroll").evaluate(
+            "node => node.scrollWidth <= node.clientWidth"
+        ), "no column is hidden"
 
 
 def test_charts_follow_a_window_that_becomes_narrow(browser, server):
@@ -287,17 +328,21 @@ def test_charts_follow_a_window_that_becomes_narrow(browser, server):
     page.goto(f"{server.address}/?run={folder.id}&tab=live")
     page.wait_for_selector("[data-figure=timeline] .main-svg", timeout=WAIT_MILLISECONDS)
     page.set_viewport_size({"width": 800, "height": 5000})
-    page.wait_for_function("document.documentElement.scrollWidth <= 800 && [...document.querySelectorAll('.rs-plot')]"
-                           ".filter(node => node.offsetParent)"
-                           ".every(node => node.querySelector('.main-svg')?.clientWidth === node.clientWidth)",
-                           timeout=WAIT_MILLISECONDS)
+    page.wait_for_function(
+        "document.documentElement.scrollWidth <= 800 && [...document.querySelectorAll('.rs-plot')]"
+        ".filter(node => node.offsetParent)"
+        ".every(node => node.querySelector('.main-svg')?.clientWidth === node.clientWidth)",
+        timeout=WAIT_MILLISECONDS,
+    )
     context.close()
 
 
 def test_an_unknown_run_in_the_address_is_told(blank, server):
     page = blank
     page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
-    expect(page.locator(".rs-bar [data-field=note]")).to_contain_text("There is no run nothing-like-this")
+    expect(page.locator(".rs-bar [data-field=note]")).to_contain_text(
+        "There is no run nothing-like-this"
+    )
 
 
 def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):

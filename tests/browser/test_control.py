@@ -1,4 +1,6 @@
-"""Changing a run while it goes on, being told of its end, and coming in by the link that works once; in Chromium."""
+"""Changing a run while it goes on, being told of its end, and coming in by the link that works
+once; in Chromium.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     page.keyboard.press("Enter")
     expect(dialog).to_be_visible()
     dialog.get_by_label("Learning rate, at its peak").fill("0.0007")
-    done = int(re.match(r"[\d,]+", page.locator(".rs-bar [data-field=step]").inner_text()).group().replace(",", ""))
+    done = int(
+        re.match(r"[\d,]+", page.locator(".rs-bar [data-field=step]").inner_text())
+        .group()
+        .replace(",", "")
+    )
     dialog.get_by_label("Steps in all").fill(str(done + 40))
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
@@ -49,11 +55,16 @@ def test_a_run_is_changed_and_tells_when_it_is_over(page, server):
     expect(state(page)).to_have_text("Finished")
     assert [title for title, _ in page.evaluate("window.told")] == ["Changed: finished"]
     page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    changed, = [record.event for record in replay(server.runs / run_id / EVENTS_FILE)
-                if isinstance(record.event, SettingsChanged)]
+    (changed,) = [
+        record.event
+        for record in replay(server.runs / run_id / EVENTS_FILE)
+        if isinstance(record.event, SettingsChanged)
+    ]
     assert changed.values == {"train.learning_rate": 0.0007, "train.steps": done + 40}
     expect(page.locator(".rs-log")).to_contain_text(f"steps 100,000 → {done + 40}")
-    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(f"{done + 40:,} of {done + 40:,}")
+    expect(page.locator(".rs-bar [data-field=step]")).to_have_text(
+        f"{done + 40:,} of {done + 40:,}"
+    )
 
 
 def test_less_steps_than_are_done_are_refused_in_the_dialog(page):
@@ -87,7 +98,9 @@ def test_the_link_logs_in_once(browser, guarded):
     second = browser.new_context()
     page = second.new_page()
     page.goto(link)
-    expect(page.get_by_role("alert")).to_have_text("That link has been used, or is of an earlier start: log in.")
+    expect(page.get_by_role("alert")).to_have_text(
+        "That link has been used, or is of an earlier start: log in."
+    )
     page.get_by_label("User").fill("me")
     page.get_by_label("Password").fill("secret")
     page.get_by_role("button", name="Log in").click()

@@ -13,9 +13,18 @@ from tests.support.synthetic_run import records, run_events, step_finished, writ
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-CONFIG = TrainConfig.from_dict({
-    "name": "Curves", "model": {"source": str(ROOT / "assets/starter-model"), "init": "random", "dtype": "float32"},
-    "data": {"source": str(ROOT / "assets/starter.jsonl")}, "train": {"steps": 400, "batch_size": 16}})
+CONFIG = TrainConfig.from_dict(
+    {
+        "name": "Curves",
+        "model": {
+            "source": str(ROOT / "assets/starter-model"),
+            "init": "random",
+            "dtype": "float32",
+        },
+        "data": {"source": str(ROOT / "assets/starter.jsonl")},
+        "train": {"steps": 400, "batch_size": 16},
+    }
+)
 NAMES = ("loss", "throughput", "optimizer", "memory", "step_time", "power", "norms")
 AXIS = "([name, axis]) => document.querySelector(`[data-figure=${name}]`)._fullLayout[axis]"
 RANGE = f"(wanted) => ({AXIS})(wanted).range.map(Number)"
@@ -69,18 +78,27 @@ def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, ser
     units = page.evaluate("document.querySelector('[data-figure=norms]').data[0].y")
     assert units == ["embed", *(f"block.{k}" for k in range(4)), "head"]
     # Zoom one, and all follow; what is recorded meanwhile does not undo it.
-    page.evaluate("Plotly.relayout(document.querySelector('[data-figure=loss]'), {'xaxis.range[0]': 50, 'xaxis.range[1]': 90})")
+    page.evaluate(
+        "Plotly.relayout(document.querySelector('[data-figure=loss]'), {'xaxis.range[0]': 50, "
+        "'xaxis.range[1]': 90})"
+    )
     for name in NAMES:
         page.wait_for_function(f"Math.abs(({RANGE})(['{name}', 'xaxis'])[1] - 90) < 0.01")
     shown = page.evaluate(DRAWN, "loss")
-    write_events(folder.events_path, records([step_finished(step, 300) for step in range(201, 206)], folder.id, first_seq=9000))
+    write_events(
+        folder.events_path,
+        records([step_finished(step, 300) for step in range(201, 206)], folder.id, first_seq=9000),
+    )
     page.wait_for_function(f"({DRAWN})('loss') > {shown}")
     assert all(page.evaluate(RANGE, [name, "xaxis"]) == pytest.approx([50, 90]) for name in NAMES)
     page.get_by_role("button", name="Show everything").click()
     page.wait_for_function(f"({RANGE})(['memory', 'xaxis'])[1] > 150")
 
     page.get_by_role("button", name="Tokens", exact=True).click()
-    page.wait_for_function("document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so far'")
+    page.wait_for_function(
+        "document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so "
+        "far'"
+    )
     page.wait_for_function(f"({RANGE})(['norms', 'xaxis'])[1] > 200 * 4096 * 0.9")
 
 
@@ -96,7 +114,10 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
     for page in pages:
         page.wait_for_function(f"({DRAWN})('norms') > 0")
     for step in range(51, 57):
-        write_events(folder.events_path, records([step_finished(step, 300)], folder.id, first_seq=9000 + step))
+        write_events(
+            folder.events_path,
+            records([step_finished(step, 300)], folder.id, first_seq=9000 + step),
+        )
         for page in pages:
             page.wait_for_function(f"({DRAWN})('loss') >= {step}")
     turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
@@ -104,8 +125,10 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
     assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
 
     # One that is in a debugger, in the middle of a drawing.
-    pages[0].evaluate("() => new Promise((held) => navigator.locks.request('ramstream-drawing', "
-                      "{}, () => { held(); return new Promise(() => {}); }))")
+    pages[0].evaluate(
+        "() => new Promise((held) => navigator.locks.request('ramstream-drawing', "
+        "{}, () => { held(); return new Promise(() => {}); }))"
+    )
     write_events(folder.events_path, records([step_finished(57, 300)], folder.id, first_seq=9100))
     pages[1].wait_for_function(f"({DRAWN})('loss') >= 57")
 
@@ -115,18 +138,30 @@ def test_only_what_nobody_would_see_is_drawn_later(live, server):
 
     def waits(drawn, newer, shown=(0, 1000), **layout):
         """ms for curves of [(x, y) ...], 500 px wide."""
-        figures = [{"data": [{"type": "scatter", "name": "loss", "x": x, "y": y} for x, y in curves], "layout": {}}
-                   for curves in (drawn, newer)]
+        figures = [
+            {
+                "data": [{"type": "scatter", "name": "loss", "x": x, "y": y} for x, y in curves],
+                "layout": {},
+            }
+            for curves in (drawn, newer)
+        ]
         figures[1]["layout"] = layout
-        return page.evaluate("""async ([drawn, newer, shown]) =>
-          (await import('/ramstream/charts/patience.js')).patience(drawn, newer, shown, 500)""", [*figures, list(shown)])
+        return page.evaluate(
+            """async ([drawn, newer, shown]) =>
+          (await import('/ramstream/charts/patience.js')).patience(drawn, newer, shown, 500)""",
+            [*figures, list(shown)],
+        )
 
     curve = ([0, 500, 1000], [9.0, 4.0, 2.0])
     a_pixel, less = ([0, 500, 1002], [9.0, 4.0, 2.0]), ([0, 500, 1001], [9.0, 4.0, 2.0])
     assert waits([curve], [less]) > 0 and waits([curve], [a_pixel]) == 0
     assert waits([curve], [a_pixel], (0, 500)) > waits([curve], [less])  # beyond a zoom
     assert waits([curve], [a_pixel], (600, 1001)) == 0
-    for changed in (([0, 500, 1001], [9.0, 4.0, 1.9]), ([0, 500, 1001], [9.0, 9.1, 2.0]), ([0, 500, 1001], [9.0, None, 1.0])):
+    for changed in (
+        ([0, 500, 1001], [9.0, 4.0, 1.9]),
+        ([0, 500, 1001], [9.0, 9.1, 2.0]),
+        ([0, 500, 1001], [9.0, None, 1.0]),
+    ):
         assert waits([curve], [changed]) == 0
         assert waits([curve], [changed], (0, 500)) == 0  # the axis of its heights changes
     assert waits([curve], [curve, curve]) == 0 and waits([curve], [less], title="Another") == 0
@@ -139,7 +174,10 @@ def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
     toggle.focus()
     page.keyboard.press("Enter")
     expect(toggle).to_have_attribute("aria-pressed", "true")
-    page.wait_for_function(f"({AXIS})(['loss', 'yaxis']).type === 'log' && ({AXIS})(['optimizer', 'yaxis2']).type === 'log'")
+    page.wait_for_function(
+        f"({AXIS})(['loss', 'yaxis']).type === 'log' && ({AXIS})(['optimizer', 'yaxis2']).type === "
+        "'log'"
+    )
     assert page.evaluate(f"({AXIS})(['optimizer', 'yaxis']).type") == "linear"
     # Of the log axis itself: losses lie between 0.05 and 5.
     low, high = page.evaluate(RANGE, ["loss", "yaxis"])
@@ -153,15 +191,30 @@ def test_charts_of_a_run_without_a_gpu_fit_at_every_width(live, server):
     expect(chart(page, "power")).to_be_hidden()
     for width in (1440, 800, 390):
         page.set_viewport_size({"width": width, "height": 5200})
-        page.wait_for_function("[...document.querySelectorAll('.rs-charts figure:not([hidden]) .rs-plot')].every("
-                               "(plot) => Math.abs(plot._fullLayout?.width - plot.clientWidth) < 2)")
+        page.wait_for_function(
+            "[...document.querySelectorAll('.rs-charts figure:not([hidden]) .rs-plot')].every("
+            "(plot) => Math.abs(plot._fullLayout?.width - plot.clientWidth) < 2)"
+        )
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_diagnosis_opens_a_corrected_draft(live, server):
-    waiting = [RunStarted(name="Curves", device="cuda", total_steps=400, units=["embed"]), StateChanged("running"),
-               *(StepFinished(step=step, seconds=1.0, loss=1.0, tokens=10, tokens_per_second=10.0, tflops=1.0,
-                              exposed={"optimizer": 0.3}) for step in range(1, 31))]
+    waiting = [
+        RunStarted(name="Curves", device="cuda", total_steps=400, units=["embed"]),
+        StateChanged("running"),
+        *(
+            StepFinished(
+                step=step,
+                seconds=1.0,
+                loss=1.0,
+                tokens=10,
+                tokens_per_second=10.0,
+                tflops=1.0,
+                exposed={"optimizer": 0.3},
+            )
+            for step in range(1, 31)
+        ),
+    ]
     folder = recorded(server, waiting)
     page = live(folder, "loss")
     card = page.get_by_role("region", name="Diagnosis")
@@ -170,7 +223,11 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     card.get_by_role("button", name="Open a corrected draft").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/?tab=train")
-    for field, value in (("train-batch_size", "32"), ("train-steps", "200"), ("model-source", CONFIG.model.source)):
+    for field, value in (
+        ("train-batch_size", "32"),
+        ("train-steps", "200"),
+        ("model-source", CONFIG.model.source),
+    ):
         expect(page.locator(f"#field-{field} :is(input, textarea)")).to_have_value(value)
     page.wait_for_selector(".rs-verdict:not([data-tone=calm])")
     expect(page.locator("#preset input")).to_have_value("")
@@ -178,4 +235,6 @@ def test_a_diagnosis_opens_a_corrected_draft(live, server):
     page = live(folder, "loss")
     (folder.path / "config.yaml").unlink()
     page.get_by_role("button", name="Open a corrected draft").click()
-    expect(page.locator("[data-part=offer-error]")).to_contain_text("cannot be used by this version")
+    expect(page.locator("[data-part=offer-error]")).to_contain_text(
+        "cannot be used by this version"
+    )

@@ -1,6 +1,8 @@
-"""What goes wrong around a run, in Chromium, against the real server and the real engine: tabs that are closed, a network that
-goes away, a page that sleeps, two people at once, a server that is killed, a full disk, a damaged record. No page is ever
-reloaded: what it says and what is typed in it stay."""
+"""What goes wrong around a run, in Chromium, against the real server and the real engine: tabs that
+are closed, a network that goes away, a page that sleeps, two people at once, a server that is
+killed, a full disk, a damaged record. No page is ever reloaded: what it says and what is typed in
+it stay.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from engine.runs.folder import RunFolder
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
-from tests.browser.test_app_in_browser import fill, open_other_settings, press, recorded_run, state, wait_for_points
+from tests.browser.test_app_in_browser import (
+    fill,
+    open_other_settings,
+    press,
+    recorded_run,
+    state,
+    wait_for_points,
+)
 from tests.support.disks import small_file_system
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
@@ -66,8 +75,14 @@ def prepare(page, name, steps, **others):
     """The form filled for a run that lasts, without samples and evaluations."""
     page.wait_for_selector("#start:not([disabled])")
     open_other_settings(page)
-    values = {"name": name, "train.steps": str(steps), "output.exact_match_samples": "0", "output.eval_every": "0",
-              "output.checkpoint_every": "0", **others}
+    values = {
+        "name": name,
+        "train.steps": str(steps),
+        "output.exact_match_samples": "0",
+        "output.eval_every": "0",
+        "output.checkpoint_every": "0",
+        **others,
+    }
     for field, text in values.items():
         fill(page, field, text)
     page.wait_for_timeout(500)
@@ -80,7 +95,11 @@ def start(page, button="#start"):
 
 
 def recorded_steps(folder):
-    return [record.event for record in replay(folder.events_path) if isinstance(record.event, StepFinished)]
+    return [
+        record.event
+        for record in replay(folder.events_path)
+        if isinstance(record.event, StepFinished)
+    ]
 
 
 def steps_done(folder):
@@ -122,7 +141,9 @@ def own(browser, tmp_path):
             os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)
 
 
-def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may_stop_it(browser, server):
+def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may_stop_it(
+    browser, server
+):
     context, other = (browser.new_context(viewport=WINDOW) for _ in range(2))
     for window in (context, other):
         window.set_default_timeout(WAIT_MILLISECONDS)
@@ -147,7 +168,9 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     expect(note(page)).to_contain_text(re.compile(r"What is shown is \d+ (s|min) old"))
     done = steps_done(folder)
     context.set_offline(False)
-    expect(note(page)).to_contain_text(re.compile(r"Connected again after \d+ (s|min); the run went on: [\d,]+ more steps?\."))
+    expect(note(page)).to_contain_text(
+        re.compile(r"Connected again after \d+ (s|min); the run went on: [\d,]+ more steps?\.")
+    )
     expect(box(page, "name")).to_have_value("Half typ")
     expect(box(page, "train.warmup_steps")).to_have_value("17")
     wait_until(lambda: '"Half typ"' in (server.runs / ".draft.json").read_text(), server)
@@ -173,7 +196,9 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
     # Every tab closed.
     page.close()
     grows(folder, server)
-    page, second = (opened(window, server, f"?run={folder.id}&tab=live") for window in (context, other))
+    page, second = (
+        opened(window, server, f"?run={folder.id}&tab=live") for window in (context, other)
+    )
     for each in (page, second):
         expect(state(each)).to_have_text("Running")
         expect(box(each, "train.steps")).to_have_value("20000")
@@ -190,7 +215,9 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
         expect(note(each)).to_be_hidden()
         assert each.evaluate(ask, ["stop", "running"]) == 200
     assert len([r for r in replay(folder.events_path) if isinstance(r.event, RunEnded)]) == 1
-    sentences = {each.locator(".rs-bar [data-field=sentence]").inner_text() for each in (page, second)}
+    sentences = {
+        each.locator(".rs-bar [data-field=sentence]").inner_text() for each in (page, second)
+    }
     assert len(sentences) == 1 and "can be resumed" in sentences.pop()
     for each in (page, second):
         each.evaluate("document.querySelector('.rs-actions [data-command=resume]').click()")
@@ -217,7 +244,8 @@ def test_a_server_that_is_killed_and_started_again(own):
     grows(folder, server)
     open_tab(page, "train")
 
-    # Killed while it answers an event of Gradio's: the event waits for the next server, and nothing is reloaded.
+    # Killed while it answers an event of Gradio's: the event waits for the next server, and nothing
+    # is reloaded.
     fill(page, "train.warmup_steps", "17")
     page.wait_for_timeout(500)
     server.process.send_signal(signal.SIGSTOP)
@@ -232,7 +260,9 @@ def test_a_server_that_is_killed_and_started_again(own):
     server.start()
     expect(state(page)).to_have_text("Interrupted")
     expect(note(page)).to_contain_text("The server was started again")
-    saved = re.search(r"interrupted at step (\d+), when .* checkpoint of step (\d+)\.", note(page).inner_text()).groups()
+    saved = re.search(
+        r"interrupted at step (\d+), when .* checkpoint of step (\d+)\.", note(page).inner_text()
+    ).groups()
     assert int(saved[0]) == max(first) > int(saved[1])
     expect(page.locator("#start")).to_be_enabled()
     expect(box(page, "name")).to_have_value("Half typ")
@@ -248,10 +278,13 @@ def test_a_server_that_is_killed_and_started_again(own):
     press(page, "resume")
     expect(state(page)).to_have_text("Running")
     wait_until(lambda: steps_done(folder) > max(first), server)
-    again = {event.step: event for event in recorded_steps(folder)[len(first):]}
+    again = {event.step: event for event in recorded_steps(folder)[len(first) :]}
     both = sorted(first.keys() & again.keys())
     assert both == list(range(int(saved[1]) + 1, max(first) + 1))
-    assert all((first[step].loss, first[step].grad_norm) == (again[step].loss, again[step].grad_norm) for step in both)
+    assert all(
+        (first[step].loss, first[step].grad_norm) == (again[step].loss, again[step].grad_norm)
+        for step in both
+    )
     press(page, "stop")
     expect(state(page)).to_have_text("Stopped")
 
@@ -269,7 +302,9 @@ def test_a_server_that_is_killed_and_started_again(own):
     done = steps_done(detached)
     server.start()
     expect(state(page)).to_have_text("Running")
-    expect(note(page)).to_contain_text(re.compile(r"The server was started again after \d+ s\. The run went on: [\d,]+ more"))
+    expect(note(page)).to_contain_text(
+        re.compile(r"The server was started again after \d+ s\. The run went on: [\d,]+ more")
+    )
     open_tab(page, "live")
     wait_for_points(page, least=done)
     shows_every_step(page)
@@ -287,9 +322,15 @@ def test_a_server_that_is_killed_and_started_again(own):
     assert next(run for run in list_runs(server.runs) if run.id == detached.id).state == "stopped"
 
 
-GARBAGE = [bytes(range(11, 256)) + b"\n", b'{"kind":"step_finished","run_id":"x"\n', bytes(512) + b"\n", b"\xff\xfe\xfa\n",
-           b"[" * 50_000 + b"\n", b"y" * (50 << 20) + b"\n",
-           b'{"kind":"step_finished","run_id":"x","seq":9,"time":1.0,"step":1}\n']
+GARBAGE = [
+    bytes(range(11, 256)) + b"\n",
+    b'{"kind":"step_finished","run_id":"x"\n',
+    bytes(512) + b"\n",
+    b"\xff\xfe\xfa\n",
+    b"[" * 50_000 + b"\n",
+    b"y" * (50 << 20) + b"\n",
+    b'{"kind":"step_finished","run_id":"x","seq":9,"time":1.0,"step":1}\n',
+]
 NEWER = b'{"kind":"of_a_newer_version","run_id":"x","seq":9,"time":1.0,"step":1}\n'
 
 
@@ -329,7 +370,8 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     folder = RunFolder(server.runs / start(page))
     wait_for_points(page)
 
-    # Lines that nobody can read, while the run is followed: the page says how many, and every step is there.
+    # Lines that nobody can read, while the run is followed: the page says how many, and every step
+    # is there.
     spoil(folder)
     says_what_is_damaged(page, len(GARBAGE))
     expect(page.locator(".rs-log")).to_contain_text("events.jsonl is damaged")
@@ -344,23 +386,37 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     ballast = fill_up(small_disk)
     expect(state(page)).to_have_text("Paused")
     sentence = page.locator(".rs-bar [data-field=sentence]")
-    expect(sentence).to_have_text(re.compile(r"The disk is full: .*record.*free at least 16 MiB .* goes on by itself;"))
+    expect(sentence).to_have_text(
+        re.compile(r"The disk is full: .*record.*free at least 16 MiB .* goes on by itself;")
+    )
     expect(page.locator("[data-command=stop]")).to_have_text("Stop without saving")
-    for command, is_there in (("stop", True), ("discard", True), ("resume", False), ("pause", False), ("save", False)):
+    for command, is_there in (
+        ("stop", True),
+        ("discard", True),
+        ("resume", False),
+        ("pause", False),
+        ("save", False),
+    ):
         assert page.locator(f"[data-command={command}]").is_visible() == is_there, command
     fill_up(small_disk)  # what the record had held back is free now
-    refused = page.evaluate("""async (run) => {
+    refused = page.evaluate(
+        """async (run) => {
       const body = JSON.stringify({name: 'x', note: 'n'.repeat(4000)}), headers = {'content-type': 'application/json'};
       const answer = await fetch(`/api/runs/${run}/describe`, {method: 'POST', headers, body});
       return [answer.status, (await answer.json()).error];
-    }""", folder.id)
+    }""",
+        folder.id,
+    )
     assert refused[0] == 409 and "No space left on device" in refused[1], refused
     open_tab(page, "train")
     fill(page, "name", "Typed on a full disk")
     expect(page.locator("#start")).to_be_disabled()
-    assert {run.id for run in list_runs(server.runs)} == {over.id, folder.id}, "nothing half-made is left"
+    assert {run.id for run in list_runs(server.runs)} == {over.id, folder.id}, (
+        "nothing half-made is left"
+    )
 
-    # With space again, it goes on without being asked, no step is missing, and what is typed next is kept.
+    # With space again, it goes on without being asked, no step is missing, and what is typed next
+    # is kept.
     waited_at = steps_done(folder)
     ballast.unlink()
     expect(state(page)).to_have_text("Running")
@@ -372,11 +428,14 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     shows_every_step(page)
     expect(page.locator(".rs-log")).to_contain_text("There is room on the disk again")
 
-    # A checkpoint that lacks the space waits as well, and Stop waits for it: the run ends with everything saved.
+    # A checkpoint that lacks the space waits as well, and Stop waits for it: the run ends with
+    # everything saved.
     ballast = fill_up(small_disk, leave=8 << 20)
     press(page, "stop")
     expect(state(page)).to_have_text("Paused")
-    expect(sentence).to_have_text(re.compile(r"checkpoint of step [\d,]+ needs .* saved and stops by itself, or stop it"))
+    expect(sentence).to_have_text(
+        re.compile(r"checkpoint of step [\d,]+ needs .* saved and stops by itself, or stop it")
+    )
     expect(page.locator("[data-command=stop]")).to_have_text("Stop without saving")
     ballast.unlink()
     expect(state(page)).to_have_text("Stopped")

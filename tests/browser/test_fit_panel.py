@@ -1,5 +1,7 @@
-"""The verdict beside Start, on a machine with an H200 that the server is made to believe in: it follows what is typed, pasted
-and clicked. How long that takes is printed (`pytest -s`), and never judged."""
+"""The verdict beside Start, on a machine with an H200 that the server is made to believe in: it
+follows what is typed, pasted and clicked. How long that takes is printed (`pytest -s`), and never
+judged.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,20 @@ MEASURE = """
   events.forEach((name) => document.addEventListener(name, begin, true));
 }
 """
-DRAWN = "name => document.querySelector(`[data-fit=${name}]`)?.data?.map(trace => [trace.name, trace.x[0]]) ?? []"
-MODELS = (("Qwen/Qwen2.5-7B", "7.62B"), ("Qwen/Qwen2.5-0.5B", "494M"), ("Qwen/Qwen2.5-3B", "3.09B"),
-          ("meta-llama/Llama-3.1-8B", "8.03B"))
+DRAWN = (
+    "name => document.querySelector(`[data-fit=${name}]`)?.data?.map(trace => [trace.name, "
+    "trace.x[0]]) ?? []"
+)
+MODELS = (
+    ("Qwen/Qwen2.5-7B", "7.62B"),
+    ("Qwen/Qwen2.5-0.5B", "494M"),
+    ("Qwen/Qwen2.5-3B", "3.09B"),
+    ("meta-llama/Llama-3.1-8B", "8.03B"),
+)
 ROWS = (8, 48)
-"""Batch sizes, each with a change of model and of length: more of them make the printed figures steadier."""
+"""Batch sizes, each with a change of model and of length: more of them make the printed figures
+steadier.
+"""
 
 
 class H200Server(Server):
@@ -66,8 +77,13 @@ class H200Server(Server):
 def server(tmp_path_factory):
     server = H200Server(tmp_path_factory.mktemp("app"), free_port(), {"PYTHONPATH": str(ROOT)})
     server.runs.mkdir()
-    config = TrainConfig.from_dict({"model": {"source": "Qwen/Qwen2.5-7B"}, "data": {"source": "assets/starter.jsonl"},
-                                    "train": {"steps": 77}})
+    config = TrainConfig.from_dict(
+        {
+            "model": {"source": "Qwen/Qwen2.5-7B"},
+            "data": {"source": "assets/starter.jsonl"},
+            "train": {"steps": 77},
+        }
+    )
     Draft(server.runs).remember("starter.yaml", shown_values(config))
     server.start()
     yield server
@@ -93,10 +109,16 @@ def window(browser, server):
 def page(window):
     """The app with the 7B model and 32 rows of 1,024 tokens, whatever the test before has typed."""
     page = window
-    for field, value in (("model.source", "Qwen/Qwen2.5-7B"), ("data.max_seq_len", "1024"), ("train.batch_size", "32")):
+    for field, value in (
+        ("model.source", "Qwen/Qwen2.5-7B"),
+        ("data.max_seq_len", "1024"),
+        ("train.batch_size", "32"),
+    ):
         expect(box(page, field)).to_have_value(re.compile("."))
         paste(page, field, value)
-    expect(page.locator(".rs-verdict [data-field=size]")).to_have_text(re.compile("7.62B.*up to 32,768 tokens"))
+    expect(page.locator(".rs-verdict [data-field=size]")).to_have_text(
+        re.compile("7.62B.*up to 32,768 tokens")
+    )
     page.wait_for_function(f"({DRAWN})('disk').length")
     return page
 
@@ -135,20 +157,41 @@ def follow(page, act, *wanted):
 def test_the_verdict_follows_every_change_and_the_last_one_wins(page):
     times, length = [], 1024
     for number, rows in enumerate(ROWS):
-        times.append(follow(page, lambda: typed(page, "train.batch_size", str(rows)), f"up to {rows * length:,} tokens"))
+        times.append(
+            follow(
+                page,
+                lambda: typed(page, "train.batch_size", str(rows)),
+                f"up to {rows * length:,} tokens",
+            )
+        )
         model, size = MODELS[(number + 1) % len(MODELS)]
         times.append(follow(page, lambda: paste(page, "model.source", model), f"{size} parameters"))
         length = (1024, 512)[number % 2 == 0]
-        times.append(follow(page, lambda: typed(page, "data.max_seq_len", str(length)), f"up to {rows * length:,} tokens"))
+        times.append(
+            follow(
+                page,
+                lambda: typed(page, "data.max_seq_len", str(length)),
+                f"up to {rows * length:,} tokens",
+            )
+        )
     # Faster than anything can answer: what stands there in the end is what was typed in the end.
     for rows in (7, 70, 9, 90, 3):
         typed_at_once(page, "train.batch_size", str(rows))
-    times.append(follow(page, lambda: typed_at_once(page, "train.batch_size", "64"), f"up to {64 * length:,} tokens"))
+    times.append(
+        follow(
+            page,
+            lambda: typed_at_once(page, "train.batch_size", "64"),
+            f"up to {64 * length:,} tokens",
+        )
+    )
     page.wait_for_timeout(300)
     expect(page.locator(".rs-verdict")).to_contain_text(f"up to {64 * length:,} tokens")
     times.sort()
     middle, most = times[len(times) // 2], times[round(0.95 * len(times)) - 1]
-    print(f"\n{len(times)} changes: {middle:.0f} ms in the middle, {most:.0f} at the 95th percentile, {times[-1]:.0f} at most")
+    print(
+        f"\n{len(times)} changes: {middle:.0f} ms in the middle, {most:.0f} at the 95th "
+        f"percentile, {times[-1]:.0f} at most"
+    )
 
 
 def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
@@ -156,7 +199,9 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
         part = page.locator(".rs-fit").filter(has=page.locator(f"[data-fit={name}]"))
         drawn = page.evaluate(DRAWN, name)
         part.locator("summary").click()
-        listed = part.locator("tbody th").evaluate_all("nodes => nodes.map(node => node.childNodes[1].textContent)")
+        listed = part.locator("tbody th").evaluate_all(
+            "nodes => nodes.map(node => node.childNodes[1].textContent)"
+        )
         assert [item for item, _ in drawn if item != "free"] == listed and len(listed) >= 2
         assert part.locator(".rs-fit-bar").get_attribute("aria-label").startswith(f"{label}: ")
         assert part.locator(".shapelayer path").count() == 1, "the limit"
@@ -164,10 +209,15 @@ def test_bars_are_drawn_with_the_items_that_are_listed_in_words(page):
     before = page.evaluate(DRAWN, "host")
     paste(page, "model.source", "Qwen/Qwen2.5-0.5B")
     expect(page.locator(".rs-verdict")).to_contain_text("494M parameters")
-    page.wait_for_function("([draw, before]) => JSON.stringify(eval(draw)('host')) !== before", arg=[DRAWN, json.dumps(before)])
+    page.wait_for_function(
+        "([draw, before]) => JSON.stringify(eval(draw)('host')) !== before",
+        arg=[DRAWN, json.dumps(before)],
+    )
     assert page.locator(".rs-fit[open]").count() == 3
     expect(page.locator(".rs-verdict dl")).to_contain_text("tokens/s")
-    expect(page.locator(".rs-verdict dl")).to_contain_text("estimated from the card's specification")
+    expect(page.locator(".rs-verdict dl")).to_contain_text(
+        "estimated from the card's specification"
+    )
 
 
 def test_one_click_on_a_remedy_makes_it_fit(page):
@@ -204,7 +254,9 @@ def test_a_model_is_found_by_words_in_any_order(page):
 
 
 def settled(page, asked):
-    """Until nothing has been asked for longer than the page waits for a Gradio that is slow to take over what was typed."""
+    """Until nothing has been asked for longer than the page waits for a Gradio that is slow to take
+    over what was typed.
+    """
     before = -1
     while len(asked) != before:
         before = len(asked)
@@ -213,7 +265,12 @@ def settled(page, asked):
 
 def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
     asked = []
-    page.on("request", lambda request: asked.append(request.post_data_json) if request.url.endswith("/api/check") else None)
+    page.on(
+        "request",
+        lambda request: (
+            asked.append(request.post_data_json) if request.url.endswith("/api/check") else None
+        ),
+    )
     settled(page, asked)
     asked.clear()
     for name, leave in (("first", lambda: page.keyboard.press("Enter")), ("second", lambda: None)):
@@ -223,7 +280,8 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
         leave()
         select(page, "train.steps")
         settled(page, asked)
-        # Again where Gradio is slow to take over what was typed, but never with the beginning of a name.
+        # Again where Gradio is slow to take over what was typed, but never with the beginning of a
+        # name.
         assert {form["shown"]["data.source"] for form in asked} == {f"assets/{name}.jsonl"}
         last = asked[-1]
         asked.clear()

@@ -1,5 +1,6 @@
-"""Events of Gradio's: over a connection that breaks they are carried to their answers; a stream that Gradio itself ends is let
-go."""
+"""Events of Gradio's: over a connection that breaks they are carried to their answers; a stream
+that Gradio itself ends is let go.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +47,28 @@ BROKEN = """async () => {
 def test_an_event_outlives_the_connection_that_it_came_over(plain):
     found = plain.evaluate(BROKEN)
     assert found["joined"] == {"event_id": "a"}
-    assert found["seen"] == [{"msg": "process_starts", "event_id": "a"}, {"msg": "process_completed", "event_id": "a"},
-                             {"msg": "close_stream"}]
+    assert found["seen"] == [
+        {"msg": "process_starts", "event_id": "a"},
+        {"msg": "process_completed", "event_id": "a"},
+        {"msg": "close_stream"},
+    ]
     join, data = "POST queue/join preview", "GET queue/data"
-    assert found["sent"] == [join, data, join, join, data, data, join, data, "POST run/predict start"]
+    assert found["sent"] == [
+        join,
+        data,
+        join,
+        join,
+        data,
+        data,
+        join,
+        data,
+        "POST run/predict start",
+    ]
     assert found["refused"][0] == 503 and "nothing was started" in found["refused"][1]
 
 
-# Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not ended yet.
+# Told that the stream ends, Gradio gives it up, by the signal of its Request, though it has not
+# ended yet.
 GIVEN_UP = """async () => {
   const {carryGradio} = await import('/ramstream/common/gradio.js');
   const {Connection} = await import('/ramstream/common/connection.js');

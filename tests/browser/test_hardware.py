@@ -13,7 +13,7 @@ from tests.browser.conftest import WAIT_MILLISECONDS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\">"
+HOSTILE = '<img src=x onerror="window.hacked=1">'
 ROWS = ".rs-grid tbody tr"
 READY = ".rs-grid table[aria-busy=false]"
 
@@ -42,8 +42,11 @@ def models(page):
 
 
 def numbers(page, column):
-    return [float(text.replace(",", "")) for cell in page.locator(f"{ROWS} [data-machine='{column}'] span").all_text_contents()
-            if (text := re.sub(r"[^\d,.]", "", cell))]
+    return [
+        float(text.replace(",", ""))
+        for cell in page.locator(f"{ROWS} [data-machine='{column}'] span").all_text_contents()
+        if (text := re.sub(r"[^\d,.]", "", cell))
+    ]
 
 
 def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
@@ -83,7 +86,9 @@ def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
     assert 0 < len(fitting) < len(ascending)
     tab.get_by_label("Filter by model or family").fill("qwen3 0.6")
     assert models(tab) == ["Qwen/Qwen3-0.6B"]
-    expect(tab.locator(".rs-hardware [data-field=counted]")).to_have_text(re.compile(r"^Shown: 1 of \d+ models"))
+    expect(tab.locator(".rs-hardware [data-field=counted]")).to_have_text(
+        re.compile(r"^Shown: 1 of \d+ models")
+    )
 
     # The file is what is shown.
     add(tab, "L4")
@@ -95,8 +100,13 @@ def test_the_table_is_filtered_sorted_extended_and_taken_as_csv(tab):
         rows = list(csv.DictReader(file))
     assert download.value.suggested_filename == "ramstream-models.csv"
     assert [(row["model"], row["machine"]) for row in rows] == [
-        (model, name) for model in shown for name in (HERE, "RTX 4090", "L4")]
-    rates = [float(row["tokens_per_second"]) for row in rows if row["machine"] == "RTX 4090" and row["tokens_per_second"]]
+        (model, name) for model in shown for name in (HERE, "RTX 4090", "L4")
+    ]
+    rates = [
+        float(row["tokens_per_second"])
+        for row in rows
+        if row["machine"] == "RTX 4090" and row["tokens_per_second"]
+    ]
     assert numbers(tab, "RTX 4090") == pytest.approx(rates, rel=0.01)
 
     # What is typed stays text.
@@ -123,7 +133,9 @@ def test_from_a_model_to_machines_and_to_train(tab):
     offers = tab.locator("[data-part=offers] tbody")
     expect(offers.get_by_role("rowheader", name="RTX 4090", exact=True)).to_be_visible()
     offers.get_by_text("The figures of the RTX 4090").click()
-    expect(offers.locator("details[open] a").first).to_have_attribute("href", re.compile("^https://"))
+    expect(offers.locator("details[open] a").first).to_have_attribute(
+        "href", re.compile("^https://")
+    )
 
     # A measurement says how far it is, and can be cancelled.
     tab.get_by_role("button", name="Measure", exact=True).click()

@@ -1,4 +1,6 @@
-"""Names of models, data sets, columns, runs and settings, and all that a record says, are text wherever a page shows them."""
+"""Names of models, data sets, columns, runs and settings, and all that a record says, are text
+wherever a page shows them.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,15 @@ def server(tmp_path_factory):
     """With a queue from before and a data file, both hostile."""
     server = Server(tmp_path_factory.mktemp("app"), free_port())
     server.runs.mkdir()
-    waiting = {"id": "abcd", "name": HOSTILE, "model": HOSTILE, "data": HOSTILE, "added": 0.0, "problem": HOSTILE,
-               "config": TrainConfig.from_dict(SETTINGS).to_dict()}
+    waiting = {
+        "id": "abcd",
+        "name": HOSTILE,
+        "model": HOSTILE,
+        "data": HOSTILE,
+        "added": 0.0,
+        "problem": HOSTILE,
+        "config": TrainConfig.from_dict(SETTINGS).to_dict(),
+    }
     (server.runs / "queue.json").write_text(json.dumps([waiting]))
     server.start()
     yield server
@@ -69,7 +78,11 @@ def test_names_never_become_markup(page, context, server):
 
     # The form and the preview: hostile columns, values and file names.
     source = server.folder / f"{HOSTILE.replace('/', '')[:120]}.jsonl"
-    row = {f"{HOSTILE} prompt": HOSTILE, f"{HOSTILE} completion": f"{HOSTILE} done", HOSTILE: HOSTILE}
+    row = {
+        f"{HOSTILE} prompt": HOSTILE,
+        f"{HOSTILE} completion": f"{HOSTILE} done",
+        HOSTILE: HOSTILE,
+    }
     source.write_text("\n".join([json.dumps(row)] * 3))
     fill(page, "data.source", str(source))
     preview = page.locator(".rs-preview")
@@ -93,7 +106,10 @@ def test_names_never_become_markup(page, context, server):
         page.locator(f"[data-figure={figure}]").hover(position={"x": 160, "y": 90})
     page.locator("[data-figure=timeline]").scroll_into_view_if_needed()
     page.wait_for_selector("[data-figure=timeline] .main-svg")
-    box, tip = page.locator("[data-figure=timeline]").bounding_box(), page.locator(".rs-timeline .rs-tip")
+    box, tip = (
+        page.locator("[data-figure=timeline]").bounding_box(),
+        page.locator(".rs-timeline .rs-tip"),
+    )
     for y in range(10, int(box["height"]) - 40, 8):  # down through the lanes
         page.mouse.move(box["x"] + 400, box["y"] + y)
         if tip.is_visible() and "hacked" in tip.inner_text():
@@ -110,7 +126,9 @@ def test_names_never_become_markup(page, context, server):
     first = page.locator(f".rs-runs [data-part=rows] tr[data-run='{one.id}']")
     expect(first).to_contain_text("window.hacked=2")
     first.get_by_role("button", name="Details").click()
-    expect(page.locator("dialog[data-part=details] [data-field=config]")).to_contain_text("<img src=x")
+    expect(page.locator("dialog[data-part=details] [data-field=config]")).to_contain_text(
+        "<img src=x"
+    )
     clean(page)
     page.keyboard.press("Escape")
     page.goto(f"{server.address}/?compare={one.id},{two.id}")
@@ -118,7 +136,9 @@ def test_names_never_become_markup(page, context, server):
     expect(page.locator("[data-part=compare-runs] li")).to_have_count(2)
     page.locator("[data-compare=loss]").hover(position={"x": 200, "y": 90})
     expect(page.locator("[data-compare=loss] .hoverlayer")).to_contain_text("<img src=x")
-    page.locator(f".rs-runs [data-part=rows] tr[data-run='{two.id}']").get_by_role("button", name="Delete").click()
+    page.locator(f".rs-runs [data-part=rows] tr[data-run='{two.id}']").get_by_role(
+        "button", name="Delete"
+    ).click()
     expect(page.locator("dialog[data-part=delete]")).to_contain_text("<img src=x")
     page.keyboard.press("Escape")
     clean(page)

@@ -1,4 +1,6 @@
-"""A model of a hub in the page: how far its download is, Stop in the middle of it, Resume from there, and Cancel in Talk."""
+"""A model of a hub in the page: how far its download is, Stop in the middle of it, Resume from
+there, and Cancel in Talk.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ NAME = "acme/tiny"
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory):
-    model = make_model(tmp_path_factory.mktemp("wide") / "model", hidden_size=256, intermediate_size=512)
+    model = make_model(
+        tmp_path_factory.mktemp("wide") / "model", hidden_size=256, intermediate_size=512
+    )
     with serve(FakeHub({NAME: model}, pause=0.5)) as hub:
         yield hub
 
@@ -38,10 +42,15 @@ def server(tmp_path_factory, hub):
 
 
 def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
-    config = make_config(server.folder, **{"model.source": NAME, "train.steps": 6, "name": "From the hub"})
+    config = make_config(
+        server.folder, **{"model.source": NAME, "train.steps": 6, "name": "From the hub"}
+    )
     draft = {"preset": "starter.yaml", "shown": shown_values(config)}
-    request = urllib.request.Request(f"{server.address}/api/check", json.dumps(draft).encode(),
-                                     {"content-type": "application/json"})
+    request = urllib.request.Request(
+        f"{server.address}/api/check",
+        json.dumps(draft).encode(),
+        {"content-type": "application/json"},
+    )
     urllib.request.urlopen(request, timeout=60).close()
     page = context.new_page()
     page.goto(server.address)
@@ -49,8 +58,13 @@ def test_a_download_is_shown_stopped_and_gone_on_with(context, server, hub):
     page.wait_for_selector(".rs-verdict[data-tone=good]")
     page.locator("#start:not([disabled])").click()
     expect(page).to_have_url(re.compile(r"run=\w+.*tab=live"))
-    sentence, word = page.locator(".rs-bar [data-field=sentence]"), page.locator(".rs-bar [data-field=word]")
-    expect(sentence).to_have_text(re.compile(r"^Downloading the model \d+ %: 5 of 6 files, about .+ left\.$"))
+    sentence, word = (
+        page.locator(".rs-bar [data-field=sentence]"),
+        page.locator(".rs-bar [data-field=word]"),
+    )
+    expect(sentence).to_have_text(
+        re.compile(r"^Downloading the model \d+ %: 5 of 6 files, about .+ left\.$")
+    )
     assert hub.sent < hub.size(NAME)
     press(page, "stop")
     expect(word).to_have_text("Stopped")

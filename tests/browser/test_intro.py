@@ -29,7 +29,9 @@ def test_a_newcomer_is_led_to_start_and_is_left_alone_later(page, server):
     expect(card.locator(".rs-intro-machine")).to_contain_text(re.compile(r"\d+ CPU cores?"))
     expect(card.locator("[data-step=model]")).to_contain_text("Chosen: assets/starter-model")
     expect(card.locator("[data-step=data]")).to_contain_text("Chosen: assets/starter.jsonl")
-    expect(card.locator("[data-step=start]")).to_contain_text("Ready: a tiny model learns to write Roman numerals.")
+    expect(card.locator("[data-step=start]")).to_contain_text(
+        "Ready: a tiny model learns to write Roman numerals."
+    )
     expect(card.locator("[data-done=true]")).to_have_count(3)
 
     # A step leads to its control, and says when something is missing there.
@@ -43,7 +45,9 @@ def test_a_newcomer_is_led_to_start_and_is_left_alone_later(page, server):
     box.fill("assets/starter-model")
     box.press("Enter")
     expect(card.locator("[data-step=start]")).to_have_attribute("data-done", "true")
-    for _ in range(10):  # while the form is checked, Start is disabled and the verdict has the focus instead
+    for _ in range(
+        10
+    ):  # while the form is checked, Start is disabled and the verdict has the focus instead
         page.wait_for_selector("#start:not([disabled])")
         card.get_by_role("button", name="Start and watch").click()
         if page.evaluate("document.activeElement.id") == "start":
@@ -62,7 +66,9 @@ def test_a_newcomer_is_led_to_start_and_is_left_alone_later(page, server):
 
     # Whoever has a run knows what this is.
     page.evaluate("localStorage.clear()")
-    folder = create_run(server.runs, TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}))
+    folder = create_run(
+        server.runs, TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
+    )
     recorder = RunRecorder(folder.path, folder.id)
     for event in run_events(3):
         recorder.emit(event)

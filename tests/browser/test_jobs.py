@@ -1,5 +1,7 @@
-"""Long work in the page: how far it is, Cancel by keyboard, and that it goes on without the page that started it. The server
-takes its time at each step of the work, so that there is something to see."""
+"""Long work in the page: how far it is, Cancel by keyboard, and that it goes on without the page
+that started it. The server takes its time at each step of the work, so that there is something to
+see.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +65,14 @@ def test_an_export_is_cancelled_where_it_was_started_and_from_another_page(conte
     expect(card).to_contain_text(re.compile(r"Reading the checkpoint · .+ of .+iB · about .+ left"))
     expect(page.locator(".rs-jobs > li")).to_be_hidden()
     card.get_by_role("button", name="Cancel").press("Enter")
-    expect(page.locator("[data-field=export-said]")).to_have_text(f"The export of {run_id} was cancelled.")
+    expect(page.locator("[data-field=export-said]")).to_have_text(
+        f"The export of {run_id} was cancelled."
+    )
     expect(bar).to_be_hidden()
     assert not target.parent.exists()
 
-    # It is the server's: on another tab, and in another page after this one was closed, it is above all tabs.
+    # It is the server's: on another tab, and in another page after this one was closed, it is above
+    # all tabs.
     card.get_by_role("button", name="Export", exact=True).click()
     expect(bar).to_be_visible()
     page.locator("#rs-tab-train-button").click()
@@ -92,7 +97,9 @@ def test_weights_that_are_being_loaded_to_talk_to_are_given_up(context, server, 
     message.press("Enter")
     loading = page.locator("[data-part=loading]")
     expect(loading).to_contain_text("Loading the weights: ")
-    expect(loading.get_by_role("progressbar")).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
+    expect(loading.get_by_role("progressbar")).to_have_attribute(
+        "aria-valuenow", re.compile(r"^\d+$")
+    )
     expect(page.locator(".rs-jobs > li")).to_be_hidden()
     loading.get_by_role("button", name="Cancel").click()
     expect(page.locator(".rs-talk-answer").first).to_contain_text("(no answer)")

@@ -1,4 +1,6 @@
-"""Data whose columns have odd names: chosen in the preview, seen in colour, and in the settings of the run that is started."""
+"""Data whose columns have odd names: chosen in the preview, seen in colour, and in the settings of
+the run that is started.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,17 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     with path.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["nr", HOSTILE, " Wohin ", "notes"])
-        table.writerows([[number, f"{number} plus 1 is", f"it is {number + 1}", "a remark that nobody asked for, and long"]
-                         for number in range(40)])
+        table.writerows(
+            [
+                [
+                    number,
+                    f"{number} plus 1 is",
+                    f"it is {number + 1}",
+                    "a remark that nobody asked for, and long",
+                ]
+                for number in range(40)
+            ]
+        )
     box = page.locator("#field-data-source textarea, #field-data-source input").first
     box.fill(str(path))
     box.press("Enter")
@@ -39,7 +50,9 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
     expect(mapping).to_contain_text("as you chose")
     trained = page.locator(".rs-preview ol li").first.locator("mark")
     expect(trained).to_contain_text("it is 1")
-    expect(page.locator(".rs-preview ol li").first.locator("span").first).to_contain_text("0 plus 1 is")
+    expect(page.locator(".rs-preview ol li").first.locator("span").first).to_contain_text(
+        "0 plus 1 is"
+    )
     expect(mapping.locator("tr", has_text=HOSTILE).locator("td").last).to_have_text("prompt")
 
     page.wait_for_selector("#start:not([disabled])")
@@ -66,32 +79,64 @@ def test_columns_are_chosen_in_the_preview_and_are_in_the_runs_settings(page, se
 
 
 def test_columns_of_a_mix_are_chosen_source_by_source(page, tmp_path):
-    for name, columns in (("usual", ("prompt", "completion")), ("first", ("Grüße", "tell")), ("second", ("b", "c"))):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"nr": number, columns[0]: f"{number} plus 1 is", columns[
-            1]: f"it is {number + 1}"}) + "\n" for number in range(40)), encoding="utf-8")
+    for name, columns in (
+        ("usual", ("prompt", "completion")),
+        ("first", ("Grüße", "tell")),
+        ("second", ("b", "c")),
+    ):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "nr": number,
+                        columns[0]: f"{number} plus 1 is",
+                        columns[1]: f"it is {number + 1}",
+                    }
+                )
+                + "\n"
+                for number in range(40)
+            ),
+            encoding="utf-8",
+        )
     box = page.locator("#field-data-source textarea, #field-data-source input").first
-    usual, first, second = (str(tmp_path / f"{name}.jsonl") for name in ("usual", "first", "second"))
-    box.fill(f"[{{source: {usual}, weight: 2}}, {{source: {first}}}, {{source: {second}, split: train}}]")
+    usual, first, second = (
+        str(tmp_path / f"{name}.jsonl") for name in ("usual", "first", "second")
+    )
+    box.fill(
+        f"[{{source: {usual}, weight: 2}}, {{source: {first}}}, {{source: {second}, split: train}}]"
+    )
     box.press("Enter")
     mapping = page.locator(".rs-mapping")
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · a guess, please check")
+    expect(mapping.locator("summary")).to_contain_text(
+        "in first.jsonl (2 of 3) · a guess, please check"
+    )
     expect(page.locator("#start")).to_be_disabled()
     # What was typed since is not lost to columns of the data before.
     text = box.input_value()
     box.fill(text.replace("weight: 2", "weight: 3"))
     mapping.get_by_role("button", name="Use these columns").click()
     expect(box).to_have_value(text.replace("weight: 2", "weight: 3"))
-    expect(mapping.locator("[data-field=mapping-said]")).to_contain_text("These names fit no known format")
+    expect(mapping.locator("[data-field=mapping-said]")).to_contain_text(
+        "These names fit no known format"
+    )
     mapping.get_by_role("button", name="Use these columns").click()
-    expect(mapping.locator("summary")).to_contain_text("in second.jsonl (3 of 3) · a guess, please check")
+    expect(mapping.locator("summary")).to_contain_text(
+        "in second.jsonl (3 of 3) · a guess, please check"
+    )
     mapping.locator("[data-role=prompt]").select_option(label="c")  # the two change places
     expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · as you chose")
     expect(page.locator("#start")).to_be_enabled()
     assert yaml.safe_load(box.input_value()) == [
-        {"source": usual, "weight": 3}, {"source": first, "columns": {"prompt": "Grüße", "completion": "tell"}},
-        {"source": second, "split": "train", "columns": {"prompt": "c", "completion": "b"}}]
-    expect(page.locator(".rs-preview ol li").filter(has_text="second.jsonl").first.locator("mark")).to_contain_text("plus 1 is")
+        {"source": usual, "weight": 3},
+        {"source": first, "columns": {"prompt": "Grüße", "completion": "tell"}},
+        {"source": second, "split": "train", "columns": {"prompt": "c", "completion": "b"}},
+    ]
+    expect(
+        page.locator(".rs-preview ol li").filter(has_text="second.jsonl").first.locator("mark")
+    ).to_contain_text("plus 1 is")
 
     mapping.get_by_role("button", name="Go back to automatic").click()
-    expect(mapping.locator("summary")).to_contain_text("in first.jsonl (2 of 3) · a guess, please check")
+    expect(mapping.locator("summary")).to_contain_text(
+        "in first.jsonl (2 of 3) · a guess, please check"
+    )
     assert "columns" not in yaml.safe_load(box.input_value())[1]

@@ -18,7 +18,10 @@ def server(own_server):
     return own_server
 
 
-@pytest.mark.skipif(not MINUTES, reason="takes a core for minutes; RAMSTREAM_PAGES_MINUTES=3, as in .ci/run, asks for it")
+@pytest.mark.skipif(
+    not MINUTES,
+    reason="takes a core for minutes; RAMSTREAM_PAGES_MINUTES=3, as in .ci/run, asks for it",
+)
 def test_ten_pages_follow_one_run_for_minutes(context, server, capsys):
     with feeding(server, STEP_SECONDS) as feed:
         figures = measure(context, server, feed, MINUTES)

@@ -1,4 +1,6 @@
-"""The Runs tab, in Chromium, against the real server: names, comparison, the queue, and runs in processes of their own."""
+"""The Runs tab, in Chromium, against the real server: names, comparison, the queue, and runs in
+processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.support.synthetic_run import run_events, step_finished
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\">${window.hacked=2}{{7*7}}"
+HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{7*7}}'
 
 
 def open_tab(page, name):
@@ -46,10 +48,13 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     dialog.get_by_role("button", name="Save name and note").click()
     expect(dialog.locator("output")).to_have_text("Saved.")
     dialog.get_by_role("button", name="Copy the settings").click()
-    assert page.evaluate("navigator.clipboard.readText()") == (folder.path / "config.yaml").read_text()
+    assert (
+        page.evaluate("navigator.clipboard.readText()") == (folder.path / "config.yaml").read_text()
+    )
     dialog.get_by_role("button", name="Copy: A new run").click()
     assert page.evaluate("navigator.clipboard.readText()") == (
-        f"python launch.py train {folder.path}/config.yaml --runs-dir {server.runs}")
+        f"python launch.py train {folder.path}/config.yaml --runs-dir {server.runs}"
+    )
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     expect(row_of(page, folder.id)).to_contain_text("Kept for later")
@@ -61,8 +66,10 @@ def test_a_run_is_renamed_its_settings_copied_and_taken_over_into_the_form(blank
     expect(page.locator("#field-model-source :is(input, textarea)")).to_have_value("First name")
 
 
-COMPARED = ("['loss', 'throughput', 'memory'].map(name => "
-            "document.querySelector(`[data-compare=${name}]`)._fullLayout.xaxis.range.map(Number))")
+COMPARED = (
+    "['loss', 'throughput', 'memory'].map(name => "
+    "document.querySelector(`[data-compare=${name}]`)._fullLayout.xaxis.range.map(Number))"
+)
 
 
 def zoom_compared(page):
@@ -90,7 +97,9 @@ def long_run(server):
 
 def test_runs_are_compared_side_by_side(blank, server, long_run):
     page = blank
-    one, three = (recorded_run(server, steps, name) for steps, name in ((60, "Short"), (10, "Third")))
+    one, three = (
+        recorded_run(server, steps, name) for steps, name in ((60, "Short"), (10, "Third"))
+    )
     two, recorder = long_run
     page.goto(f"{server.address}/?tab=runs")
     compare = page.locator("[data-part=compare-open]")
@@ -113,7 +122,9 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     page.wait_for_function(f"new Set({COMPARED}.map(String)).size === 1")
     for step in range(121, 131):
         recorder.emit(step_finished(step, 200))
-    page.wait_for_function("document.querySelector('[data-compare=loss]').data.some(({x}) => x.at(-1) >= 130)")
+    page.wait_for_function(
+        "document.querySelector('[data-compare=loss]').data.some(({x}) => x.at(-1) >= 130)"
+    )
     assert page.evaluate(COMPARED) == [pytest.approx(zoomed, abs=0.01)] * 3
     page.get_by_role("button", name="Show everything").click()
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
@@ -123,7 +134,9 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     page.wait_for_function(f"{COMPARED}.every(([from, to]) => to > 100)")
     expect(page.get_by_role("button", name="Show everything")).to_be_hidden()
     page.get_by_role("button", name="Time", exact=True).click()
-    page.wait_for_function("document.querySelector('[data-compare=loss]').layout.xaxis.type === 'date'")
+    page.wait_for_function(
+        "document.querySelector('[data-compare=loss]').layout.xaxis.type === 'date'"
+    )
 
     # The address shows it to somebody else; a deleted run leaves it.
     assert f"{one.id}" in page.url and f"{two.id}" in page.url
@@ -136,12 +149,16 @@ def test_runs_are_compared_side_by_side(blank, server, long_run):
     expect(page.locator(".rs-compare")).to_be_hidden()
     assert "compare=" not in page.url
     page.goto(f"{server.address}/?compare={one.id},nothing-there")
-    expect(page.locator("[data-field=compare-problem]")).to_contain_text("There is no run nothing-there")
+    expect(page.locator("[data-field=compare-problem]")).to_contain_text(
+        "There is no run nothing-there"
+    )
 
 
 @pytest.fixture
 def own(browser, tmp_path):
-    """A server that a test may end and start again, and a page of it with the form ready; no process outlives them."""
+    """A server that a test may end and start again, and a page of it with the form ready; no
+    process outlives them.
+    """
     server = Server(tmp_path, free_port())
     server.start()
     context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -166,7 +183,9 @@ def add_to_queue(page, *names):
         fill(page, "name", name)
         page.wait_for_timeout(500)
         page.locator("#add-to-queue").click()
-        expect(page.locator(".rs-queued")).to_have_text(f"Number {number} in the queue now; Runs shows it.")
+        expect(page.locator(".rs-queued")).to_have_text(
+            f"Number {number} in the queue now; Runs shows it."
+        )
     open_tab(page, "runs")
 
 
@@ -182,7 +201,9 @@ def test_a_queued_run_starts_when_the_one_before_ends_and_waits_after_a_restart(
     queued.filter(has_text="Third").get_by_role("button", name="Remove").click()
     expect(queued).to_have_count(2)
     press(page, "stop")
-    expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Second")).to_contain_text(re.compile("Preparing|Running"))
+    expect(page.locator(".rs-runs [data-part=rows] tr", has_text="Second")).to_contain_text(
+        re.compile("Preparing|Running")
+    )
     expect(queued).to_have_count(1)
 
     # Ctrl-C stops what runs and starts nothing; nor does the next server.
@@ -204,13 +225,18 @@ def end_process(path):
 
 def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own):
     server, page = own
-    rows, queued = page.locator(".rs-runs [data-part=rows] tr"), page.locator("[data-part=queue-rows] li")
+    rows, queued = (
+        page.locator(".rs-runs [data-part=rows] tr"),
+        page.locator("[data-part=queue-rows] li"),
+    )
     start_short_run(page, "First", steps=5000)
     add_to_queue(page, "Away", "After it", "Last")
     for name in ("Away", "Last"):
         with page.expect_response("**/detached"):
             queued.filter(has_text=name).get_by_role("checkbox", name="Run detached").check()
-    expect(queued.filter(has_text="After it").get_by_role("checkbox", name="Run detached")).not_to_be_checked()
+    expect(
+        queued.filter(has_text="After it").get_by_role("checkbox", name="Run detached")
+    ).not_to_be_checked()
     press(page, "stop")
     expect(rows.filter(has_text="Away")).to_contain_text("Running")
     expect(queued).to_have_count(2)
@@ -231,7 +257,10 @@ def test_a_queued_run_in_a_process_of_its_own_holds_its_place_over_a_restart(own
 
 
 def test_the_comparison_and_the_details_are_readable_at_both_widths(blank, server):
-    one, two = recorded_run(server, 60, "One"), recorded_run(server, 90, "A rather long name for a run that nobody remembers")
+    one, two = (
+        recorded_run(server, 60, "One"),
+        recorded_run(server, 90, "A rather long name for a run that nobody remembers"),
+    )
     blank.goto(f"{server.address}/?tab=runs&compare={one.id},{two.id}")
     blank.locator("[data-compare=memory]").scroll_into_view_if_needed()
     blank.wait_for_selector("[data-compare=memory] .main-svg")

@@ -1,4 +1,6 @@
-"""The Talk tab and the answers to sample prompts, in Chromium, against the real server and a run that it can talk to."""
+"""The Talk tab and the answers to sample prompts, in Chromium, against the real server and a run
+that it can talk to.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,27 @@ from tests.support.folders import make_config
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\">"
+HOSTILE = '<img src=x onerror="window.hacked=1">'
 
 
 @pytest.fixture(scope="module")
 def run_id(server):
-    """A finished run with two checkpoints and the answers to two prompts, one of which would be markup."""
-    run = start_run(make_config(server.folder, **{
-        "train.steps": 30, "output.checkpoint_every": 15, "output.eval_every": 10, "output.sample_tokens": 4,
-        "output.sample_prompts": ["say after two", f"say {HOSTILE}"]}), server.runs)
+    """A finished run with two checkpoints and the answers to two prompts, one of which would be
+    markup.
+    """
+    run = start_run(
+        make_config(
+            server.folder,
+            **{
+                "train.steps": 30,
+                "output.checkpoint_every": 15,
+                "output.eval_every": 10,
+                "output.sample_tokens": 4,
+                "output.sample_prompts": ["say after two", f"say {HOSTILE}"],
+            },
+        ),
+        server.runs,
+    )
     assert run.execute().state == "finished"
     return run.id
 
@@ -29,7 +43,9 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
     page.goto(f"{server.address}/?tab=talk&run={run_id}")
     about = page.locator(".rs-talk [data-field=about]")
     expect(about).to_contain_text("the model’s own chat template")
-    expect(page.locator(".rs-talk").get_by_label("Weights").locator("option")).to_have_text(["Step 30, the newest", "Step 15"])
+    expect(page.locator(".rs-talk").get_by_label("Weights").locator("option")).to_have_text(
+        ["Step 30, the newest", "Step 15"]
+    )
     page.get_by_text("How answers are drawn").click()
     page.locator(".rs-talk").get_by_label("Tokens at most").fill("8")
     page.locator(".rs-talk").get_by_label("System message").fill("say one")
@@ -43,7 +59,9 @@ def test_the_base_and_the_tuned_model_answer_side_by_side(context, server, run_i
         expect(turns.last.locator("[data-state=done]")).to_have_count(2)
         expect(turns.last.locator(".rs-talk-message")).to_contain_text(text)
     expect(turns.first.locator("[data-side=base] strong")).to_contain_text("Before training: ")
-    expect(turns.first.locator("[data-side=tuned] strong")).to_have_text("Tiny, step 30, the newest")
+    expect(turns.first.locator("[data-side=tuned] strong")).to_have_text(
+        "Tiny, step 30, the newest"
+    )
     expect(turns.first.locator("[data-side=tuned]")).to_contain_text("token")
     assert page.locator(".rs-talk img").count() == 0 and page.evaluate("window.hacked") is None
 

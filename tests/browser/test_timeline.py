@@ -20,7 +20,7 @@ from tests.support.synthetic_run import records, run_events, step_finished, time
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
-HOSTILE = "<img src=x onerror=\"window.hacked=1\">"
+HOSTILE = '<img src=x onerror="window.hacked=1">'
 NODE = "document.querySelector('[data-figure=timeline]')"
 RANGE = f"{NODE}.layout.xaxis.range"
 BARS = "document.querySelector('.rs-lanes canvas').dataset"
@@ -39,7 +39,10 @@ def run(server):
         if isinstance(event, StepFinished) and event.step % 5 == 0:
             events.append(measured(plan, event.step))
             events[-1].spans[0]["unit"] = HOSTILE
-    folder = create_run(server.runs, TrainConfig(name="Timed", model=ModelConfig(source="m"), data=DataConfig(source="d")))
+    folder = create_run(
+        server.runs,
+        TrainConfig(name="Timed", model=ModelConfig(source="m"), data=DataConfig(source="d")),
+    )
     write_events(folder.events_path, records(events, folder.id))
     return folder
 
@@ -60,11 +63,15 @@ def number(page):
 def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
     page = opened(context, server, run)
     expect(number(page)).to_have_text("Step 40")
-    expect(page.get_by_role("button", name="Follow the latest")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Follow the latest")).to_have_attribute(
+        "aria-pressed", "true"
+    )
     said = page.locator("[data-said=timeline]")
     expect(said).to_contain_text(re.compile(r"^step 40, .*compute busy \d+ %, waiting "))
     expect(page.locator(".rs-phases")).to_contain_text("Forward 1/2")
-    expect(page.locator(".rs-timeline .rs-legend")).to_contain_text("Compute waits for the optimizer")
+    expect(page.locator(".rs-timeline .rs-legend")).to_contain_text(
+        "Compute waits for the optimizer"
+    )
 
     # By the buttons and by the slider's keys; the address follows.
     page.get_by_role("button", name="Earlier sampled step").click()
@@ -84,14 +91,18 @@ def test_any_sampled_step_is_opened_and_has_an_address(context, server, run):
 
     # A point of a curve opens the sampled step next to it.
     page.wait_for_selector("[data-figure=loss] .main-svg")
-    page.evaluate("document.querySelector('[data-figure=loss]').emit('plotly_click', {points: [{x: 11}]})")
+    page.evaluate(
+        "document.querySelector('[data-figure=loss]').emit('plotly_click', {points: [{x: 11}]})"
+    )
     expect(number(page)).to_have_text("Step 10")
 
     # Back to the latest, which then follows the run.
     page.get_by_role("button", name="Follow the latest").click()
     expect(said).to_contain_text("step 40,")
     page.wait_for_function("!location.search.includes('step=')")
-    later = [step_finished(step, 100) for step in range(41, 46)] + [measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)]
+    later = [step_finished(step, 100) for step in range(41, 46)] + [
+        measured(plan_of(blocks=6, micro_batches=4, rounds=2), 45)
+    ]
     write_events(run.events_path, records(later, run.id, first_seq=999))
     expect(number(page)).to_have_text("Step 45")
     assert page.locator("img[src=x]").count() == 0 and page.evaluate("window.hacked") is None
@@ -124,7 +135,8 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     whole = page.evaluate(f"{NODE}.layout.xaxis.range")
     assert whole[0] < zoomed[0] and whole[1] > zoomed[1]
 
-    # Bar by bar: what is chosen is told, the one before and after it, and the one beside it in another lane.
+    # Bar by bar: what is chosen is told, the one before and after it, and the one beside it in
+    # another lane.
     bar, tip = page.locator(".rs-lanes [role=status]"), page.locator(".rs-timeline .rs-tip")
     figure.focus()
     told = []
@@ -142,7 +154,9 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     # By the mouse: a drag zooms, a double click goes back.
     box = figure.bounding_box()
     page.mouse.move(box["x"] + 200, box["y"] + 66)
-    expect(page.locator(".rs-timeline .rs-tip")).to_contain_text(re.compile(r"^block \d+: \w+.*ms, from [\d.]+ ms$"))
+    expect(page.locator(".rs-timeline .rs-tip")).to_contain_text(
+        re.compile(r"^block \d+: \w+.*ms, from [\d.]+ ms$")
+    )
     page.mouse.move(box["x"] + 200, box["y"] + 80)
     page.mouse.down()
     page.mouse.move(box["x"] + 500, box["y"] + 80, steps=5)
@@ -162,32 +176,52 @@ def test_zoom_and_prediction_stay_over_steps_and_the_trace_is_the_step(context, 
     with open(download.value.path(), encoding="utf-8") as file:
         trace = json.load(file)
     spans = measured(plan_of(blocks=6, micro_batches=4, rounds=2), 20).spans
-    ops = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 1 and event["cat"] != "wait"]
+    ops = [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and event["pid"] == 1 and event["cat"] != "wait"
+    ]
     assert len(ops) == len(spans)
 
     for width in (390, 800, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         figure.scroll_into_view_if_needed()
-        page.wait_for_function(f"{NODE}.querySelector('.main-svg').clientWidth === {NODE}.clientWidth")
-        assert page.evaluate("document.querySelector('.rs-timeline').scrollWidth"
-                             " <= document.querySelector('.rs-timeline').clientWidth")
+        page.wait_for_function(
+            f"{NODE}.querySelector('.main-svg').clientWidth === {NODE}.clientWidth"
+        )
+        assert page.evaluate(
+            "document.querySelector('.rs-timeline').scrollWidth"
+            " <= document.querySelector('.rs-timeline').clientWidth"
+        )
 
 
 def test_a_step_of_ten_thousand_spans_is_shown_in_full_where_it_is_zoomed_into(context, server):
-    folder = create_run(server.runs, TrainConfig(name="Many", model=ModelConfig(source="m"), data=DataConfig(source="d")))
+    folder = create_run(
+        server.runs,
+        TrainConfig(name="Many", model=ModelConfig(source="m"), data=DataConfig(source="d")),
+    )
     steps = [timeline(step, blocks=400, micro_batches=7) for step in (10, 20)]
-    many = [event for event in run_events(40, total=100, ended=None) if not isinstance(event, StepTimeline)] + steps
+    many = [
+        event
+        for event in run_events(40, total=100, ended=None)
+        if not isinstance(event, StepTimeline)
+    ] + steps
     write_events(folder.events_path, records(many, folder.id))
     spans = steps[0].spans
     page = opened(context, server, folder)
     count = page.locator("[data-timeline=count]")
-    expect(count).to_have_text(re.compile(rf"Showing 1?,?\d+ of {len(spans):,} spans; zoom in for all\."))
+    expect(count).to_have_text(
+        re.compile(rf"Showing 1?,?\d+ of {len(spans):,} spans; zoom in for all\.")
+    )
     overview = count.inner_text()
     assert int(page.evaluate(f"{BARS}.bars")) <= 1502
 
     def zoom(start, end):
-        page.evaluate("([start, end]) => Plotly.relayout(document.querySelector('[data-figure=timeline]'),"
-                      " {'xaxis.range[0]': start, 'xaxis.range[1]': end})", [start, end])
+        page.evaluate(
+            "([start, end]) => Plotly.relayout(document.querySelector('[data-figure=timeline]'),"
+            " {'xaxis.range[0]': start, 'xaxis.range[1]': end})",
+            [start, end],
+        )
 
     # The answers to two zooms come in the wrong order: the second one's stays.
     held = []
@@ -206,7 +240,10 @@ def test_a_step_of_ten_thousand_spans_is_shown_in_full_where_it_is_zoomed_into(c
     assert page.evaluate(RANGE) == [3000, 3200]
 
     # A step that is sampled meanwhile comes into the same zoom, in full.
-    write_events(folder.events_path, records([timeline(30, blocks=400, micro_batches=7)], folder.id, first_seq=99_000))
+    write_events(
+        folder.events_path,
+        records([timeline(30, blocks=400, micro_batches=7)], folder.id, first_seq=99_000),
+    )
     expect(number(page)).to_have_text("Step 30")
     expect(count).to_have_text(f"Showing all {len(inside):,} spans of this stretch.")
     assert page.evaluate(RANGE) == [3000, 3200]
@@ -226,7 +263,10 @@ def wait_until(page, condition):
 def test_what_is_not_there_is_told_in_a_sentence(context, server, run):
     page = context.new_page()
     page.goto(server.address)
-    for path, sentence in ((f"{run.id}/timeline?step=7", "the nearest one that has is step 5"),
-                           (f"{run.id}/trace?step=x", "is not the number"), ("nothing/timeline", "nothing")):
+    for path, sentence in (
+        (f"{run.id}/timeline?step=7", "the nearest one that has is step 5"),
+        (f"{run.id}/trace?step=x", "is not the number"),
+        ("nothing/timeline", "nothing"),
+    ):
         answer = page.request.get(f"{server.address}/api/runs/{path}")
         assert answer.status == 404 and sentence in answer.json()["error"]

@@ -7,14 +7,17 @@ import pytest
 from engine.errors import first_line
 
 
-@pytest.mark.parametrize("error, said", [
-    (ValueError("No such thing. \nAdvice on debugging."), "No such thing"),
-    (ValueError("\n  one line  \n"), "one line"),
-    (KeyError("name"), "'name'"),
-    (AssertionError(), "AssertionError"),
-    (OSError(" . "), "OSError"),
-    (ValueError("x" * 200), "x" * 200),
-    (ValueError("x" * 201), "x" * 197 + "..."),
-])
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (ValueError("No such thing. \nAdvice on debugging."), "No such thing"),
+        (ValueError("\n  one line  \n"), "one line"),
+        (KeyError("name"), "'name'"),
+        (AssertionError(), "AssertionError"),
+        (OSError(" . "), "OSError"),
+        (ValueError("x" * 200), "x" * 200),
+        (ValueError("x" * 201), "x" * 197 + "..."),
+    ],
+)
 def test_the_first_line_of_an_error(error, said):
     assert first_line(error) == said

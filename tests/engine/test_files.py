@@ -1,4 +1,6 @@
-"""Files that are written whole: in which order the system is asked, and what is left when it refuses."""
+"""Files that are written whole: in which order the system is asked, and what is left when it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ from tests.support.run_folders import CONFIG, named
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the system is asked to do with files, in order: (fsync, name, bytes there by then) and (rename, from, to)."""
+    """What the system is asked to do with files, in order: (fsync, name, bytes there by then) and
+    (rename, from, to).
+    """
     calls = []
     fsync, replace = os.fsync, os.replace
 
     def noting_sync(descriptor):
         place = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        calls.append(("fsync", place.name, None if place.is_dir() else os.fstat(descriptor).st_size))
+        calls.append(
+            ("fsync", place.name, None if place.is_dir() else os.fstat(descriptor).st_size)
+        )
         fsync(descriptor)
 
     def noting_rename(old, new):

@@ -34,7 +34,9 @@ def test_it_answers_in_lines_and_is_gone_when_it_is_closed(capfd):
 
 
 def test_its_end_is_an_empty_line(capfd):
-    with contextlib.closing(HelperProcess("import sys; sys.stderr.write('secret'); sys.exit(3)", {}, quiet=True)) as helper:
+    with contextlib.closing(
+        HelperProcess("import sys; sys.stderr.write('secret'); sys.exit(3)", {}, quiet=True)
+    ) as helper:
         assert helper.next_line(60) == {} and ending(helper.wait()) == "exit code 3"
         with pytest.raises(OSError):
             helper.send(b"x" * 100_000)
@@ -45,16 +47,21 @@ def test_it_finds_the_program_and_its_variables_from_any_folder(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
-    program = "import os, json; print(json.dumps([os.environ['WORD'], os.environ['PYTHONPATH']]), flush=True)"
+    program = (
+        "import os, json; print(json.dumps([os.environ['WORD'], os.environ['PYTHONPATH']]), "
+        "flush=True)"
+    )
     with contextlib.closing(HelperProcess(program, {"WORD": "said"})) as helper:
         word, path = helper.next_line(60)
     assert word == "said" and path.endswith(f"{os.pathsep}elsewhere")
 
 
 def test_a_helper_reads_the_end_of_its_input_when_its_owner_is_killed():
-    owner = ("import os; from engine.helper_process import HelperProcess\n"
-             "helper = HelperProcess('import sys; sys.stdin.read()', {})\n"
-             "print(helper._process.pid, flush=True); os.kill(os.getpid(), 9)")
+    owner = (
+        "import os; from engine.helper_process import HelperProcess\n"
+        "helper = HelperProcess('import sys; sys.stdin.read()', {})\n"
+        "print(helper._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
     with contextlib.closing(HelperProcess(owner, {})) as started:
         pid = started.next_line(60)
         assert started.wait() == -9
@@ -64,6 +71,8 @@ def test_a_helper_reads_the_end_of_its_input_when_its_owner_is_killed():
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("code, words", [(0, "exit code 0"), (3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")])
+@pytest.mark.parametrize(
+    "code, words", [(0, "exit code 0"), (3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")]
+)
 def test_how_it_ended_in_words(code, words):
     assert ending(code) == words

@@ -18,23 +18,42 @@ from engine.runtime.streaming_engine import StreamingEngine
 
 def qwen_7b():
     """The shape of Qwen2.5 7B: 7.6 billion parameters, untied, biases on query, key and value."""
-    return CONFIG_MAPPING["qwen2"](vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                                   num_attention_heads=28, num_key_value_heads=4, max_position_embeddings=32768,
-                                   tie_word_embeddings=False)
+    return CONFIG_MAPPING["qwen2"](
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        max_position_embeddings=32768,
+        tie_word_embeddings=False,
+    )
 
 
 def llama(depth: int, width: int, vocabulary: int = 512):
     """A llama of any depth, all of whose other sizes follow from its width."""
-    return CONFIG_MAPPING["llama"](vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
-                                   num_hidden_layers=depth, num_attention_heads=width // 64,
-                                   num_key_value_heads=width // 64, max_position_embeddings=4096,
-                                   tie_word_embeddings=False)
+    return CONFIG_MAPPING["llama"](
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 64,
+        num_key_value_heads=width // 64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
 
 
-def synchronizations(engine: StreamingEngine, number: int, batches: Sequence[MicroBatch], rate: float,
-                     on_applied=None) -> Counter[str]:
-    """Where calls of one step, and of `on_applied` after it, made the host wait for the device: CUDA's own debug mode
-    tells. Every step must be applied."""
+def synchronizations(
+    engine: StreamingEngine,
+    number: int,
+    batches: Sequence[MicroBatch],
+    rate: float,
+    on_applied=None,
+) -> Counter[str]:
+    """Where calls of one step, and of `on_applied` after it, made the host wait for the device:
+    CUDA's own debug mode tells. Every step must be applied.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -43,16 +62,23 @@ def synchronizations(engine: StreamingEngine, number: int, batches: Sequence[Mic
             engine.drain()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return Counter(f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}" for w in caught
-                   if "synchroniz" in str(w.message).lower())
+    return Counter(
+        f"{w.filename.rsplit('/', 1)[-1]}:{w.lineno}"
+        for w in caught
+        if "synchroniz" in str(w.message).lower()
+    )
 
 
-def peak_at_depth(backend: Backend, depth: int, width: int, rows: int = 4, length: int = 512) -> tuple[int, int]:
+def peak_at_depth(
+    backend: Backend, depth: int, width: int, rows: int = 4, length: int = 512
+) -> tuple[int, int]:
     """(peak device bytes, host parameters) of two steps with boundaries on the host."""
     planes = Planes.open(llama(depth, width), backend)
     try:
         batches = random_rows([rows, rows], length, 512)
-        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), batches, 2, 1e-4)
+        figures = run_steps(
+            planes, PlanChoices(micro_batches=2, host_boundaries=True), batches, 2, 1e-4
+        )
         return figures.peak, planes.model.parameter_count
     finally:
         planes.close()

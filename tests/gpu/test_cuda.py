@@ -1,5 +1,6 @@
-"""The engine on a CUDA GPU: against the CPU, against plain transformers, and laws 1, 2, 4 and 8 as they hold there.
-Law 3 is in test_lanes.py."""
+"""The engine on a CUDA GPU: against the CPU, against plain transformers, and laws 1, 2, 4 and 8 as
+they hold there. Law 3 is in test_lanes.py.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ def plain_float32():
 
 # ---------------------------------------------------------------------- against the CPU, in float32
 
+
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt2", "phi3", "qwen3_moe"])
 def test_cuda_equals_cpu_in_float32(family, tied):
@@ -56,32 +58,50 @@ def test_cuda_equals_cpu_in_float32(family, tied):
         assert homes[1].grad_norm == pytest.approx(homes[0].grad_norm, rel=1e-4)
         for unit in cpu.model.units:
             difference = gpu.store.tensor(unit.name, "grad") - cpu.store.tensor(unit.name, "grad")
-            # After the first step the two sets of weights differ by rounding, which training amplifies.
+            # After the first step the two sets of weights differ by rounding, which training
+            # amplifies.
             bound = 2e-6 if step == 1 else 5e-5
-            assert difference.norm() / homes[0].grad_norm < bound, f"step {step}: gradient of {unit.name}"
+            assert difference.norm() / homes[0].grad_norm < bound, (
+                f"step {step}: gradient of {unit.name}"
+            )
     for unit in cpu.model.units:
         for spec in unit.layout.parameters:
-            torch.testing.assert_close(gpu.store.master(unit.name, spec.name), cpu.store.master(unit.name, spec.name),
-                                       rtol=1e-4, atol=2e-5, msg=lambda m: f"{spec.full_name}: {m}")
+            torch.testing.assert_close(
+                gpu.store.master(unit.name, spec.name),
+                cpu.store.master(unit.name, spec.name),
+                rtol=1e-4,
+                atol=2e-5,
+                msg=lambda m: f"{spec.full_name}: {m}",
+            )
     batches = random_batches(2, seed=99)
     assert gpu.engine.evaluate(batches) == pytest.approx(cpu.engine.evaluate(batches), rel=1e-4)
     rows = [[5, 6, 7], [8, 9]]
-    torch.testing.assert_close(gpu.engine.last_logits(rows), cpu.engine.last_logits(rows), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        gpu.engine.last_logits(rows), cpu.engine.last_logits(rows), rtol=1e-3, atol=1e-3
+    )
     cpu.close()
     gpu.close()
 
 
-# ---------------------------------------------------------------------- against plain transformers, in bf16
+# ---------------------------------------------------------------------- against plain transformers,
 
-def plain_gradients(model: torch.nn.Module, batches, forward=torch.nn.Module.__call__,
-                    ) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of plain transformers on the device; gradients of micro-batches are summed in float32."""
+
+def plain_gradients(
+    model: torch.nn.Module,
+    batches,
+    forward=torch.nn.Module.__call__,
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and gradients of plain transformers on the device; gradients of micro-batches are summed
+    in float32.
+    """
     total, loss = sum(b.loss_tokens for b in batches), 0.0
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
     device = next(model.parameters()).device
     for batch in batches:
         with sdpa_kernel(KERNELS, set_priority=True):  # the same attention as the engine's
-            logits = forward(model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False).logits.float()
+            logits = forward(
+                model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False
+            ).logits.float()
         labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
         part = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
         part.backward()
@@ -100,13 +120,22 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 
 def decoupled_adamw(model: torch.nn.Module, places: dict) -> torch.optim.AdamW:
     """torch's AdamW with weight decay where the engine's is."""
-    groups = [{"params": [p for n, p in model.named_parameters() if places[n][1].decay == decay], "weight_decay": rate}
-              for decay, rate in ((True, 0.1), (False, 0.0))]
+    groups = [
+        {
+            "params": [p for n, p in model.named_parameters() if places[n][1].decay == decay],
+            "weight_decay": rate,
+        }
+        for decay, rate in ((True, 0.1), (False, 0.0))
+    ]
     return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-5)
 
 
-def apply(optimizer: torch.optim.AdamW, model: torch.nn.Module, gradients: dict[str, torch.Tensor],
-          rounded: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def apply(
+    optimizer: torch.optim.AdamW,
+    model: torch.nn.Module,
+    gradients: dict[str, torch.Tensor],
+    rounded: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     """One step on `gradients`, clipped by their global norm."""
     scale = min(1.0, 1.0 / (norm_of(gradients) + 1e-6))
     for name, parameter in model.named_parameters():
@@ -119,23 +148,42 @@ def norm_of(gradients: dict[str, torch.Tensor]) -> float:
 
 
 def streamed_against_resident(backend, **changes) -> None:
-    """One step's gradients, and what five steps with fp32 masters change, are no further from training in float32 than
-    plain bf16 transformers is, and losses agree to 0.2 %. Run as it is, the same kernels round in the same places: gradients
-    differ from plain transformers' by 0.5 % of the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and updates
-    by 3 % of theirs. Fused kernels round less often, so that only float32 can judge them."""
-    config = tiny_config("qwen2", hidden_size=256, intermediate_size=512, num_hidden_layers=4,
-                         max_position_embeddings=256)
+    """One step's gradients, and what five steps with fp32 masters change, are no further from
+    training in float32 than plain bf16 transformers is, and losses agree to 0.2 %. Run as it is,
+    the same kernels round in the same places: gradients differ from plain transformers' by 0.5 % of
+    the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and updates by 3 % of theirs.
+    Fused kernels round less often, so that only float32 can judge them.
+    """
+    config = tiny_config(
+        "qwen2",
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        max_position_embeddings=256,
+    )
     masters = plain_model(config)
     with torch.no_grad():
         for parameter in masters.parameters():
             parameter.copy_(parameter.bfloat16())
     start = copy.deepcopy(masters)
     device = backend.device
-    run = streamed(masters, PlanChoices(micro_batches=2, **changes), backend=backend, dtype="bfloat16", tokens=512,
-                   loss_chunk=100)
-    places = {s.full_name: (u, s, o) for u in run.model.units for s, o in zip(u.layout.parameters, u.layout.offsets)}
+    run = streamed(
+        masters,
+        PlanChoices(micro_batches=2, **changes),
+        backend=backend,
+        dtype="bfloat16",
+        tokens=512,
+        loss_chunk=100,
+    )
+    places = {
+        s.full_name: (u, s, o)
+        for u in run.model.units
+        for s, o in zip(u.layout.parameters, u.layout.offsets)
+    }
     masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
-    resident = plain_model(config, torch.bfloat16).to(device)  # not `.bfloat16()`, which rounds rotary frequencies too
+    resident = plain_model(config, torch.bfloat16).to(
+        device
+    )  # not `.bfloat16()`, which rounds rotary frequencies too
     resident.load_state_dict(masters.state_dict())
     optimizer, exact_optimizer = decoupled_adamw(masters, places), decoupled_adamw(truth, places)
     same_kernels = not changes.get("compiled")
@@ -145,8 +193,10 @@ def streamed_against_resident(backend, **changes) -> None:
         run.engine.drain()
         loss, gradients = plain_gradients(resident, batches)
         _, exact = plain_gradients(truth, batches)
-        ours = {n: run.store.tensor(u.name, "grad")[o:o + s.numel].view(s.shape).to(device)
-                for n, (u, s, o) in places.items()}
+        ours = {
+            n: run.store.tensor(u.name, "grad")[o : o + s.numel].view(s.shape).to(device)
+            for n, (u, s, o) in places.items()
+        }
         assert homes[0].loss == pytest.approx(loss, rel=2e-3)
         assert homes[0].grad_norm == pytest.approx(norm_of(gradients), rel=1e-2)
         if step == 1:
@@ -159,8 +209,14 @@ def streamed_against_resident(backend, **changes) -> None:
             for mine, master in zip(resident.parameters(), masters.parameters()):
                 mine.copy_(master)
     before = {n: p.detach().to(device) for n, p in start.named_parameters()}
-    theirs, right = ({n: p.detach() - before[n] for n, p in model.named_parameters()} for model in (masters, truth))
-    mine = {n: run.store.master(u.name, s.name).to(device) - before[n] for n, (u, s, _) in places.items()}
+    theirs, right = (
+        {n: p.detach() - before[n] for n, p in model.named_parameters()}
+        for model in (masters, truth)
+    )
+    mine = {
+        n: run.store.master(u.name, s.name).to(device) - before[n]
+        for n, (u, s, _) in places.items()
+    }
     assert distance(mine, right) < 1.1 * distance(theirs, right)
     if same_kernels:
         assert distance(mine, theirs) < 3e-2
@@ -179,17 +235,29 @@ def test_compiled_equals_resident_in_bf16():
 def test_compiled_gives_the_same_bits_in_any_plan(deterministic, dtype):
     base = dataclasses.replace(BASE, compiled=True)
     expected = planes_after(base, CudaBackend(), dtype=dtype)
-    for changes in (dict(kept_blocks=3), dict(kept_blocks=2, slots=3, prefetch_depth=2), dict(host_boundaries=True, slots=1),
-                    dict(rounds=2, gradient_sum="device", kept_blocks=3)):
-        assert_same_bits(planes_after(dataclasses.replace(base, **changes), CudaBackend(), dtype=dtype), expected)
+    for changes in (
+        dict(kept_blocks=3),
+        dict(kept_blocks=2, slots=3, prefetch_depth=2),
+        dict(host_boundaries=True, slots=1),
+        dict(rounds=2, gradient_sum="device", kept_blocks=3),
+    ):
+        assert_same_bits(
+            planes_after(dataclasses.replace(base, **changes), CudaBackend(), dtype=dtype), expected
+        )
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, compiled):
-    base = dataclasses.replace(BASE, rounds=2, gradient_sum="device", kept_blocks=3, compiled=compiled)
-    homes = dataclasses.replace(base, device_homes=("embed", "block 0", "block 1", "head"), update_buffers=2)
+    base = dataclasses.replace(
+        BASE, rounds=2, gradient_sum="device", kept_blocks=3, compiled=compiled
+    )
+    homes = dataclasses.replace(
+        base, device_homes=("embed", "block 0", "block 1", "head"), update_buffers=2
+    )
     spare = dataclasses.replace(homes, update_buffers=4, spare_buffers=2, spare_blocks=2)
-    host, device, spares = (planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, homes, spare))
+    host, device, spares = (
+        planes_after(choices, CudaBackend(), dtype="float32") for choices in (base, homes, spare)
+    )
     for k, (ours, theirs) in enumerate(zip(device, host)):
         if k % 4 != 3:  # gradients that are updated where they are do not come to the host
             assert float((ours - theirs).abs().max()) <= 2e-5 * float(theirs.abs().max())
@@ -198,11 +266,15 @@ def test_optimizers_on_the_device_round_as_those_on_the_host(deterministic, comp
 
 # ---------------------------------------------------------------------- law 2
 
+
 @pytest.fixture(scope="module")
 def reference():
     torch.use_deterministic_algorithms(True)
-    planes = {(dtype, tied): planes_after(BASE, CudaBackend(), dtype=dtype, tied=tied)
-              for dtype in ("float32", "bfloat16") for tied in (False, True)}
+    planes = {
+        (dtype, tied): planes_after(BASE, CudaBackend(), dtype=dtype, tied=tied)
+        for dtype in ("float32", "bfloat16")
+        for tied in (False, True)
+    }
     torch.use_deterministic_algorithms(False)
     return planes
 
@@ -212,12 +284,16 @@ def reference():
 @pytest.mark.parametrize("name", ["the same plan", *SAME_BITS])
 def test_any_plan_gives_the_same_bits(deterministic, reference, name, dtype, tied):
     choices = dataclasses.replace(BASE, **SAME_BITS.get(name, {}))
-    assert_same_bits(planes_after(choices, CudaBackend(), dtype=dtype, tied=tied), reference[dtype, tied])
+    assert_same_bits(
+        planes_after(choices, CudaBackend(), dtype=dtype, tied=tied), reference[dtype, tied]
+    )
 
 
 def test_fp32_sums_over_rounds_keep_their_bits(deterministic, reference):
     choices = dataclasses.replace(BASE, rounds=2, gradient_sum="device")
-    assert_same_bits(planes_after(choices, CudaBackend(), dtype="bfloat16"), reference["bfloat16", False])
+    assert_same_bits(
+        planes_after(choices, CudaBackend(), dtype="bfloat16"), reference["bfloat16", False]
+    )
 
 
 def test_dropout_draws_the_same_numbers_in_the_recompute(deterministic):
@@ -226,14 +302,20 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(deterministic):
     assert_same_bits(planes_after(kept, CudaBackend(), family="gpt2", dropout=0.2), recomputed)
 
 
-# ---------------------------------------------------------------------- what runs at once, and what it takes
+# ---------------------------------------------------------------------- what runs at once, and what
+
 
 def test_transfers_run_under_compute():
     planes, backend = None, CudaBackend()
     try:
         planes = Planes.open(llama(8, 1024), backend)
-        figures = run_steps(planes, PlanChoices(micro_batches=2, host_boundaries=True), random_rows([4, 4], 512, 512),
-                            3, 1e-4)
+        figures = run_steps(
+            planes,
+            PlanChoices(micro_batches=2, host_boundaries=True),
+            random_rows([4, 4], 512, 512),
+            3,
+            1e-4,
+        )
     finally:
         if planes is not None:
             planes.close()
@@ -258,7 +340,9 @@ def test_peak_memory_does_not_grow_with_depth():
 
 def test_watching_a_step_adds_no_synchronization():
     """Law 8."""
-    run = streamed(plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=CudaBackend())
+    run = streamed(
+        plain_model(tiny_config("qwen2")), PlanChoices(micro_batches=2), backend=CudaBackend()
+    )
     batches = random_batches(2, seed=1)
     run.engine.train_step(1, batches, RATE)
     run.engine.drain()
@@ -266,7 +350,9 @@ def test_watching_a_step_adds_no_synchronization():
     homes = []
 
     def watch(home):
-        homes.append((seconds_by_cause(waits_of(home.spans, None, inline=False)), run.backend.memory()))
+        homes.append(
+            (seconds_by_cause(waits_of(home.spans, None, inline=False)), run.backend.memory())
+        )
 
     added = synchronizations(run.engine, 3, batches, RATE, watch) - bare
     run.close()
@@ -274,6 +360,7 @@ def test_watching_a_step_adds_no_synchronization():
 
 
 # ---------------------------------------------------------------------- errors
+
 
 def test_running_out_of_device_memory_is_told_plainly():
     backend = CudaBackend()

@@ -1,4 +1,6 @@
-"""The verdict at the edge on a GPU: with just enough memory a run completes, with a little less it is refused."""
+"""The verdict at the edge on a GPU: with just enough memory a run completes, with a little less it
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,41 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("family", ["qwen2", "mixtral", "gemma3_text"])
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
-def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebibyte_less(tmp_path, monkeypatch, family,
-                                                                                         kernels):
-    make_model(tmp_path / "model", family, torch.bfloat16, hidden_size=1024, intermediate_size=2048, num_hidden_layers=6)
+def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebibyte_less(
+    tmp_path, monkeypatch, family, kernels
+):
+    make_model(
+        tmp_path / "model",
+        family,
+        torch.bfloat16,
+        hidden_size=1024,
+        intermediate_size=2048,
+        num_hidden_layers=6,
+    )
     make_data(tmp_path / "data.jsonl", 4000)
-    config = make_config(tmp_path, **{"train.steps": 3, "train.warmup_steps": 1, "train.batch_size": 64,
-                                      "train.micro_batch_size": "auto", "data.max_seq_len": 256, "model.dtype": "bfloat16",
-                                      "engine.device": "cuda", "engine.kernels": kernels})
+    config = make_config(
+        tmp_path,
+        **{
+            "train.steps": 3,
+            "train.warmup_steps": 1,
+            "train.batch_size": 64,
+            "train.micro_batch_size": "auto",
+            "data.max_seq_len": 256,
+            "model.dtype": "bfloat16",
+            "engine.device": "cuda",
+            "engine.kernels": kernels,
+        },
+    )
     asked: list[tuple] = []
     estimate = prepare.estimate
-    monkeypatch.setattr(prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments))
+    monkeypatch.setattr(
+        prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
+    )
 
     def run(mebibytes: int):
-        return start_run(config.with_values({"engine.gpu_memory_gib": mebibytes * MIB / GIB}), tmp_path / "runs").execute()
+        return start_run(
+            config.with_values({"engine.gpu_memory_gib": mebibytes * MIB / GIB}), tmp_path / "runs"
+        ).execute()
 
     try:
         assert run(16 * 1024).state == "finished"

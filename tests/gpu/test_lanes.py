@@ -1,7 +1,8 @@
 """Lanes that run at once: law 3, and errors in any lane.
 
-Each test runs on a CUDA GPU and, so that it also runs without one, on the same backend over streams that do their work
-as it is launched: its lane threads, tickets and waits are the real ones, the device is the CPU.
+Each test runs on a CUDA GPU and, so that it also runs without one, on the same backend over streams
+that do their work as it is launched: its lane threads, tickets and waits are the real ones, the
+device is the CPU.
 """
 
 from __future__ import annotations
@@ -29,10 +30,17 @@ PLANS = ("base", "host boundaries", "host boundaries, one ring", "deep prefetch"
 
 
 class Lanes(cuda_backend.CudaBackend):
-    """Ops of `slow` lanes are late by about a millisecond, ops of `careless` lanes wait for nothing but their lane, and
-    the nth op of the lane `broken` raises."""
+    """Ops of `slow` lanes are late by about a millisecond, ops of `careless` lanes wait for nothing
+    but their lane, and the nth op of the lane `broken` raises.
+    """
 
-    def __init__(self, slow: tuple[str, ...] = (), careless: tuple[str, ...] = (), broken: str = "", nth: int = 1):
+    def __init__(
+        self,
+        slow: tuple[str, ...] = (),
+        careless: tuple[str, ...] = (),
+        broken: str = "",
+        nth: int = 1,
+    ):
         super().__init__()
         self._slow, self._careless, self._breaking, self._left = slow, careless, broken, nth
 
@@ -78,10 +86,17 @@ class _ImmediateStreams:
     def __init__(self):
         stream = SimpleNamespace(wait_event=_Event.synchronize)
         self.cuda = SimpleNamespace(
-            Event=_Event, Stream=lambda _: stream, default_stream=lambda _: stream, set_device=lambda _: None,
-            current_stream=lambda _: stream, stream=lambda _: contextlib.nullcontext(), synchronize=lambda _: None,
-            empty_cache=lambda: None, get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
-            _sleep=lambda cycles: time.sleep(cycles / 2e9))
+            Event=_Event,
+            Stream=lambda _: stream,
+            default_stream=lambda _: stream,
+            set_device=lambda _: None,
+            current_stream=lambda _: stream,
+            stream=lambda _: contextlib.nullcontext(),
+            synchronize=lambda _: None,
+            empty_cache=lambda: None,
+            get_device_properties=lambda _: SimpleNamespace(total_memory=1 << 40),
+            _sleep=lambda cycles: time.sleep(cycles / 2e9),
+        )
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -109,33 +124,56 @@ def lanes(request, monkeypatch):
 
 # ---------------------------------------------------------------------- law 3
 
+
 @pytest.mark.parametrize("name", PLANS)
 def test_delays_in_any_lane_change_nothing(lanes, name):
     choices = dataclasses.replace(BASE, **({"base": {}} | SAME_BITS)[name])
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
-    for slow in ((Lane.H2D,), (Lane.COMPUTE,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST),
-                 (Lane.H2D, Lane.HOST)):
+    for slow in (
+        (Lane.H2D,),
+        (Lane.COMPUTE,),
+        (Lane.D2H,),
+        (Lane.HOST,),
+        (Lane.H2D, Lane.D2H),
+        (Lane.D2H, Lane.HOST),
+        (Lane.H2D, Lane.HOST),
+    ):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
 SPARE = dict(kept_blocks=3, update_buffers=4, spare_buffers=2, spare_blocks=2)
 
 
-@pytest.mark.parametrize("changes", [dict(), dict(rounds=2, gradient_sum="device", kept_blocks=3), SPARE,
-                                     SPARE | dict(rounds=2, gradient_sum="device")],
-                         ids=["vertical", "device", "vertical, spare", "device, spare"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(rounds=2, gradient_sum="device", kept_blocks=3),
+        SPARE,
+        SPARE | dict(rounds=2, gradient_sum="device"),
+    ],
+    ids=["vertical", "device", "vertical, spare", "device, spare"],
+)
 def test_delays_change_nothing_where_optimizers_run_on_the_device(lanes, changes):
-    """States travel through two buffers; summed over rounds, they lie where sums of blocks were. Spare ones lie where
-    activations were."""
+    """States travel through two buffers; summed over rounds, they lie where sums of blocks were.
+    Spare ones lie where activations were.
+    """
     homes = dict(device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2)
     choices = dataclasses.replace(BASE, **homes | changes)
     expected = planes_after(choices, lanes(), dtype="bfloat16")
-    for slow in (*((lane,) for lane in Lane), UPDATE_LANES, (Lane.H2D, Lane.STATES_OUT), (Lane.D2H, Lane.STATES_IN)):
+    for slow in (
+        *((lane,) for lane in Lane),
+        UPDATE_LANES,
+        (Lane.H2D, Lane.STATES_OUT),
+        (Lane.D2H, Lane.STATES_IN),
+    ):
         assert_same_bits(planes_after(choices, lanes(slow), dtype="bfloat16"), expected)
 
 
 def find_missing_waits(lanes, careless: str, *slow: str) -> None:
-    """The delays have teeth: without the waits of one lane they change the numbers, or break the run."""
+    """The delays have teeth: without the waits of one lane they change the numbers, or break the
+    run.
+    """
     expected = planes_after(BASE, lanes(), dtype="bfloat16")
     try:
         planes = planes_after(BASE, lanes(slow, (careless,)), dtype="bfloat16")
@@ -145,14 +183,20 @@ def find_missing_waits(lanes, careless: str, *slow: str) -> None:
         # Autograd itself noticed that saved weights were written over.
         assert "modified by an inplace operation" in str(error)
         return
-    assert any(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected))
+    assert any(
+        not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(planes, expected)
+    )
 
 
-@pytest.mark.parametrize("careless, slow", [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)),
-                                            (Lane.HOST, (Lane.D2H,))],
-                         ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane))
+@pytest.mark.parametrize(
+    "careless, slow",
+    [(Lane.H2D, (Lane.COMPUTE, Lane.HOST)), (Lane.COMPUTE, (Lane.H2D,)), (Lane.HOST, (Lane.D2H,))],
+    ids=lambda lane: lane if isinstance(lane, str) else "+".join(lane),
+)
 def test_a_lane_that_does_not_wait_is_found(lanes, careless, slow):
-    """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is found there."""
+    """Without a GPU, COMPUTE is never behind the thread that prefetches: only a late update is
+    found there.
+    """
     find_missing_waits(lanes, careless, *slow)
 
 
@@ -164,9 +208,14 @@ def test_an_offload_that_does_not_wait_is_found(lanes):
 
 # ---------------------------------------------------------------------- errors
 
+
 def all_planes(run) -> list[torch.Tensor]:
-    return [run.store.tensor(unit.name, plane).clone() for unit in run.model.units for plane in run.store.planes
-            if plane != "grad"]
+    return [
+        run.store.tensor(unit.name, plane).clone()
+        for unit in run.model.units
+        for plane in run.store.planes
+        if plane != "grad"
+    ]
 
 
 def error_of(work) -> BaseException | None:
@@ -188,7 +237,9 @@ def error_of(work) -> BaseException | None:
 
 def train(run, steps, homes=None, drain=True) -> None:
     for step in steps:
-        run.engine.train_step(step, random_batches(2, seed=step), RATE, None if homes is None else homes.append)
+        run.engine.train_step(
+            step, random_batches(2, seed=step), RATE, None if homes is None else homes.append
+        )
     if drain:
         run.engine.drain()
 
@@ -227,7 +278,9 @@ def test_a_step_is_home_although_the_next_one_breaks(lanes):
     sound = streamed(plain, CHOICES, backend=lanes())
     train(sound, [1])
     computes = sum(op.lane == Lane.COMPUTE for op in sound.engine.plan.ops)
-    broken = streamed(plain, CHOICES, backend=lanes(slow=(Lane.HOST,), broken=Lane.COMPUTE, nth=computes + 1))
+    broken = streamed(
+        plain, CHOICES, backend=lanes(slow=(Lane.HOST,), broken=Lane.COMPUTE, nth=computes + 1)
+    )
     homes = []
     assert str(error_of(lambda: train(broken, [1, 2], homes, drain=False))) == "COMPUTE broke"
     error_of(broken.engine.drain)

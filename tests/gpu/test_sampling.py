@@ -1,4 +1,6 @@
-"""Sampling on a GPU: answers with a key-value cache are those without one, also where the cache does not fit."""
+"""Sampling on a GPU: answers with a key-value cache are those without one, also where the cache
+does not fit.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_conf
 
 pytestmark = pytest.mark.gpu
 
-PROMPTS = [[5, 9, 11], [7, 3, 8, 20, 33, 4, 50], [12, 60, 4, 90, 41, 6, 77], [6, 7, 8, 9, 10, 21, 22, 23, 24, 25, 26]]
+PROMPTS = [
+    [5, 9, 11],
+    [7, 3, 8, 20, 33, 4, 50],
+    [12, 60, 4, 90, 41, 6, 77],
+    [6, 7, 8, 9, 10, 21, 22, 23, 24, 25, 26],
+]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -27,16 +34,29 @@ def test_cached_answers_equal_those_without_a_cache(family, monkeypatch):
 
 
 def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
-    """64 blocks' caches of 2,000 tokens take 2 x 64 x 2,000 x 512 floats, 500 MiB; a pass without them takes less."""
-    plain = plain_model(tiny_config("qwen3", hidden_size=256, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
-                                    num_hidden_layers=64, max_position_embeddings=4096)).eval()
+    """64 blocks' caches of 2,000 tokens take 2 x 64 x 2,000 x 512 floats, 500 MiB; a pass without
+    them takes less.
+    """
+    plain = plain_model(
+        tiny_config(
+            "qwen3",
+            hidden_size=256,
+            num_attention_heads=8,
+            num_key_value_heads=8,
+            head_dim=64,
+            num_hidden_layers=64,
+            max_position_embeddings=4096,
+        )
+    ).eval()
     prompt = np.random.default_rng(0).integers(3, VOCAB, 2000).tolist()
     backend = CudaBackend()
     run = streamed(plain, PlanChoices(), backend=backend)
     expected = run.sampler.generate([prompt], 3, set())
     needs = {}
-    for name, job in {"pass": lambda: run.engine.last_logits([prompt + [3, 3]]),
-                      "cache": lambda: run.engine.cached_logits([np.array([prompt])], [None])}.items():
+    for name, job in {
+        "pass": lambda: run.engine.last_logits([prompt + [3, 3]]),
+        "cache": lambda: run.engine.cached_logits([np.array([prompt])], [None]),
+    }.items():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         job()
@@ -44,11 +64,18 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     torch.cuda.empty_cache()
     assert needs["cache"] > needs["pass"] + (100 << 20), needs
     shapes, call = [], BlockArguments.call
-    monkeypatch.setattr(BlockArguments, "call",
-                        lambda arguments, block, hidden: (shapes.append(hidden.shape[1]), call(arguments, block, hidden))[1])
+    monkeypatch.setattr(
+        BlockArguments,
+        "call",
+        lambda arguments, block, hidden: (
+            shapes.append(hidden.shape[1]),
+            call(arguments, block, hidden),
+        )[1],
+    )
     backend.limit_memory(needs["pass"] + (64 << 20))
     try:
-        # What the free memory allows is heeded; and where it promised too much, the rows go on without a cache.
+        # What the free memory allows is heeded; and where it promised too much, the rows go on
+        # without a cache.
         assert run.sampler.generate([prompt], 3, set()) == expected and min(shapes) == 2000
         shapes.clear()
         monkeypatch.setattr(backend, "free_memory", lambda: 1 << 40)

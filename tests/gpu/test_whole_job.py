@@ -1,4 +1,6 @@
-"""A run from its configuration to its export on a GPU, through the same calls as the app and the command line."""
+"""A run from its configuration to its export on a GPU, through the same calls as the app and the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,13 @@ pytestmark = pytest.mark.gpu
 
 
 def gpu_config(tmp_path, dtype: str, **values):
-    make_model(tmp_path / "model", "qwen2", getattr(torch, dtype), hidden_size=256, intermediate_size=512)
-    return make_config(tmp_path, **{"engine.device": "cuda", "model.dtype": dtype, "train.learning_rate": 1e-3} | values)
+    make_model(
+        tmp_path / "model", "qwen2", getattr(torch, dtype), hidden_size=256, intermediate_size=512
+    )
+    return make_config(
+        tmp_path,
+        **{"engine.device": "cuda", "model.dtype": dtype, "train.learning_rate": 1e-3} | values,
+    )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -29,10 +36,12 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
     config = gpu_config(tmp_path, dtype)
     whole = start_run(config, tmp_path / "runs")
     assert execute(whole).state == "finished", whole.recorder.snapshot.reason
-    started, = events_of(whole, RunStarted)
+    (started,) = events_of(whole, RunStarted)
     assert started.device == "cuda"
     memory = events_of(whole, MemorySampled)[-1]
-    assert memory.host_pinned > 0 and 0 < memory.gpu_allocated <= memory.gpu_peak <= memory.gpu_driver
+    assert (
+        memory.host_pinned > 0 and 0 < memory.gpu_allocated <= memory.gpu_peak <= memory.gpu_driver
+    )
     for step in events_of(whole, StepFinished)[1:]:
         assert sum(step.exposed.values()) <= step.seconds + 1e-5
     part = start_run(config, tmp_path / "runs")
@@ -45,7 +54,9 @@ def test_stop_save_and_resume_equal_the_undisturbed_run_to_the_bit(deterministic
 
 
 @pytest.mark.parametrize("kernels", ["eager", "compiled"])
-def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_path, monkeypatch, kernels):
+def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(
+    deterministic, tmp_path, monkeypatch, kernels
+):
     config = gpu_config(tmp_path, "bfloat16", **{"engine.kernels": kernels, "train.steps": 12})
     dry = start_run(config, tmp_path / "runs")
     assert execute(dry).state == "finished", dry.recorder.snapshot.reason
@@ -53,8 +64,8 @@ def test_a_run_with_a_dry_run_equals_one_without_to_the_bit(deterministic, tmp_p
     assert (first.moment, last.moment) == ("dry_run", "end")
     peak = first.quantities["gpu_peak_bytes"]
     measured = last.quantities["gpu_peak_bytes"]["measured"]
-    # The optimizer, which the dry run leaves out, is all that may take more: on a stream of its own the allocator keeps its own
-    # segments, of 20 MiB each (two of them and a small one on an H200).
+    # The optimizer, which the dry run leaves out, is all that may take more: on a stream of its own
+    # the allocator keeps its own segments, of 20 MiB each (two of them and a small one on an H200).
     assert measured - 3 * 20 * MIB <= peak["measured"] <= measured <= peak["predicted"]
     assert last.quantities["step_seconds"]["measured"] > 0
     monkeypatch.setattr("engine.train.trainer.LEAST_STEPS", 13)
@@ -72,14 +83,28 @@ def test_a_card_that_is_too_small_ends_the_run_in_its_dry_run_by_item(tmp_path, 
         real(self, *arguments)
 
     monkeypatch.setattr(StreamingEngine, "dry_run", dry_run)
-    run = start_run(gpu_config(tmp_path, "float32", **{"train.steps": 12, "data.max_seq_len": 256, "train.batch_size": 256,
-                                                       "train.micro_batch_size": 256}), tmp_path / "runs")
+    run = start_run(
+        gpu_config(
+            tmp_path,
+            "float32",
+            **{
+                "train.steps": 12,
+                "data.max_seq_len": 256,
+                "train.batch_size": 256,
+                "train.micro_batch_size": 256,
+            },
+        ),
+        tmp_path / "runs",
+    )
     try:
         ended = execute(run)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert ended.error_type == "GpuMemoryError" and not events_of(run, StepFinished)
-    assert "activations and the working set " in ended.reason and "other programs on the card " in ended.reason
+    assert (
+        "activations and the working set " in ended.reason
+        and "other programs on the card " in ended.reason
+    )
 
 
 def test_the_exported_folder_answers_as_our_own_sampling(tmp_path):
@@ -91,8 +116,12 @@ def test_the_exported_folder_answers_as_our_own_sampling(tmp_path):
     tokenizer = make_tokenizer()
     for word in range(5):
         prompt = f"say after {WORDS[word]}"
-        ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True,
-                                            return_dict=True, return_tensors="pt")["input_ids"].cuda()
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )["input_ids"].cuda()
         out = loaded.generate(ids, max_new_tokens=6, do_sample=False)
-        theirs = tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True).strip()
+        theirs = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
         assert ask_run(tmp_path / "runs", run.id, prompt, max_new_tokens=6) == theirs

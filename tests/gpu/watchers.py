@@ -1,9 +1,9 @@
 """What watching costs a run: `python -m tests.gpu.watchers [MODEL ROWS TOKENS PAIRS SECONDS]`.
 
-One run in the app's own process, as Start starts it, and beside it a process with ten watchers, each of which asks the
-server for what a page with the Live tab open asks for, as often as a page does. Periods with the watchers and without
-them take turns (which comes first takes turns too); prints steps/s of each pair, and the mean difference with its 95 %
-interval over the pairs.
+One run in the app's own process, as Start starts it, and beside it a process with ten watchers,
+each of which asks the server for what a page with the Live tab open asks for, as often as a page
+does. Periods with the watchers and without them take turns (which comes first takes turns too);
+prints steps/s of each pair, and the mean difference with its 95 % interval over the pairs.
 """
 
 from __future__ import annotations
@@ -76,9 +76,17 @@ def start_app(runs: Path, port: int):
 
     session = Session(runs)
     checker = Checker(session)
-    app = build_app(session, checker, build_page(session, checker), GuardPolicy.for_bind("127.0.0.1", None),
-                    theme=make_theme(), css=css_variables())
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False))
+    app = build_app(
+        session,
+        checker,
+        build_page(session, checker),
+        GuardPolicy.for_bind("127.0.0.1", None),
+        theme=make_theme(),
+        css=css_variables(),
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+    )
     threading.Thread(target=server.run, daemon=True).start()
     return session
 
@@ -87,11 +95,22 @@ def start_run(session, model: str, rows: int, tokens: int, place: Path) -> str:
     line = (PROGRAM_ROOT / "assets" / "starter.jsonl").read_text().splitlines()[0]
     data = place / "data.jsonl"
     data.write_text(f"{line}\n" * 100 * rows)  # all alike, so that every step is the same work
-    return session.start(TrainConfig.from_dict({
-        "name": "Watched", "model": {"source": str(folder_of(model, place / "model")), "init": "random"},
-        "data": {"source": str(data), "max_seq_len": tokens, "eval_fraction": 0.0},
-        "train": {"steps": 10**6, "batch_size": rows, "learning_rate": 1e-6},
-        "output": {"export": False, "eval_every": 0, "checkpoint_every": 0, "exact_match_samples": 0}}))
+    return session.start(
+        TrainConfig.from_dict(
+            {
+                "name": "Watched",
+                "model": {"source": str(folder_of(model, place / "model")), "init": "random"},
+                "data": {"source": str(data), "max_seq_len": tokens, "eval_fraction": 0.0},
+                "train": {"steps": 10**6, "batch_size": rows, "learning_rate": 1e-6},
+                "output": {
+                    "export": False,
+                    "eval_every": 0,
+                    "checkpoint_every": 0,
+                    "exact_match_samples": 0,
+                },
+            }
+        )
+    )
 
 
 def wait_for_step(session, run_id: str, step: int) -> None:
@@ -109,7 +128,7 @@ def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tupl
     found = []
     for number in range(pairs):
         pair = {}
-        for watched in ((False, True) if number % 2 == 0 else (True, False)):
+        for watched in (False, True) if number % 2 == 0 else (True, False):
             watchers.stdin.write("on\n" if watched else "off\n")
             watchers.stdin.flush()
             time.sleep(SETTLE_SECONDS)
@@ -121,7 +140,9 @@ def measure(watchers: subprocess.Popen, pairs: int, seconds: float) -> list[tupl
 
 
 def rate(times: list[float], period: Period) -> float | None:
-    """Steps/s between the first and the last step that ended within the period; None where fewer than two did."""
+    """Steps/s between the first and the last step that ended within the period; None where fewer
+    than two did.
+    """
     within = [moment for moment in times if period.start <= moment <= period.end]
     return (len(within) - 1) / (within[-1] - within[0]) if len(within) > 1 else None
 
@@ -130,8 +151,10 @@ def main(asked: list[str]) -> None:
     if asked[:1] == ["--watch"]:
         return watch(asked[1])
     model = asked[0] if asked else "Qwen/Qwen2.5-0.5B"
-    rows, tokens, pairs = (int(asked[index]) if len(asked) > index else default
-                           for index, default in ((1, 16), (2, 512), (3, 24)))
+    rows, tokens, pairs = (
+        int(asked[index]) if len(asked) > index else default
+        for index, default in ((1, 16), (2, 512), (3, 24))
+    )
     seconds = float(asked[4]) if len(asked) > 4 else 5.0
     place = Path(tempfile.mkdtemp())
     port = free_port()
@@ -139,8 +162,17 @@ def main(asked: list[str]) -> None:
     run_id = start_run(session, model, rows, tokens, place)
     wait_for_step(session, run_id, 1)
     time.sleep(WARM_UP_SECONDS)
-    watchers = subprocess.Popen([sys.executable, "-m", "tests.gpu.watchers", "--watch",
-                                 f"http://127.0.0.1:{port}/api/live/{run_id}"], stdin=subprocess.PIPE, text=True)
+    watchers = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.gpu.watchers",
+            "--watch",
+            f"http://127.0.0.1:{port}/api/live/{run_id}",
+        ],
+        stdin=subprocess.PIPE,
+        text=True,
+    )
     try:
         periods = measure(watchers, pairs, seconds)
     finally:
@@ -149,19 +181,33 @@ def main(asked: list[str]) -> None:
     session.request(run_id, "discard")
     while session.active_id is not None:
         time.sleep(0.2)
-    times = [record.time for record in replay(folder.events_path) if isinstance(record.event, StepFinished)]
+    times = [
+        record.time
+        for record in replay(folder.events_path)
+        if isinstance(record.event, StepFinished)
+    ]
     found = [(rate(times, without), rate(times, watched)) for without, watched in periods]
     rates = [pair for pair in found if None not in pair]
     if len(rates) < len(periods):
-        print(f"{len(periods) - len(rates)} pairs are left out: fewer than two steps ended in one of their periods")
+        print(
+            f"{len(periods) - len(rates)} pairs are left out: fewer than two steps ended in one of "
+            "their periods"
+        )
     rmtree(place)
     print(f"{model}, {rows} x {tokens}: steps/s without and with {WATCHERS} watchers")
     for without, watched in rates:
         print(f"  {without:8.4f} {watched:8.4f}  {100 * (watched / without - 1):+6.2f} %")
     differences = [100 * (watched / without - 1) for without, watched in rates]
-    spread = statistics.stdev(differences) / len(differences) ** 0.5 * STUDENT_T.get(len(differences) - 1, 2.1)
-    print(f"mean difference {statistics.mean(differences):+.2f} % +- {spread:.2f} % (95 %), over {len(rates)} pairs of "
-          f"{seconds:g} s", flush=True)
+    spread = (
+        statistics.stdev(differences)
+        / len(differences) ** 0.5
+        * STUDENT_T.get(len(differences) - 1, 2.1)
+    )
+    print(
+        f"mean difference {statistics.mean(differences):+.2f} % +- {spread:.2f} % (95 %), over "
+        f"{len(rates)} pairs of {seconds:g} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

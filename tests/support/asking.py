@@ -10,10 +10,17 @@ from engine.talk.conversation import Sampling, checkpoint_of
 from engine.talk.talkers import load
 
 
-def ask_run(runs_dir: Path, run_id: str, prompt: str, max_new_tokens: int = 64,
-            on_text: Callable[[str], None] = lambda text: None) -> str:
+def ask_run(
+    runs_dir: Path,
+    run_id: str,
+    prompt: str,
+    max_new_tokens: int = 64,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> str:
     """The greedy answer; `on_text` gets what there is of it, token by token."""
-    talker = load(checkpoint_of(runs_dir, run_id, open_run(runs_dir, run_id).config, None, "newest"))
+    talker = load(
+        checkpoint_of(runs_dir, run_id, open_run(runs_dir, run_id).config, None, "newest")
+    )
     try:
         ids: list[int] = []
         for token in talker.answer([{"role": "user", "content": prompt}], Sampling(max_new_tokens)):

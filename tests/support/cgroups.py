@@ -1,4 +1,6 @@
-"""A memory limit of the kernel for programs that a test starts: a cgroup of version 1 or 2 below this process's own."""
+"""A memory limit of the kernel for programs that a test starts: a cgroup of version 1 or 2 below
+this process's own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from engine.machine.cgroups import _cgroup_folders
 
 @contextlib.contextmanager
 def memory_limit(nbytes: int) -> Iterator[Path]:
-    """The folder of a cgroup whose processes may have `nbytes` of memory together. Skips the test where none can be made."""
+    """The folder of a cgroup whose processes may have `nbytes` of memory together. Skips the test
+    where none can be made.
+    """
     for parent in _cgroup_folders(Path("/"), "memory"):
         folder = parent / f"ramstream-test-{os.getpid()}"
         try:
@@ -28,7 +32,9 @@ def memory_limit(nbytes: int) -> Iterator[Path]:
                 return
         finally:
             folder.rmdir()
-    pytest.skip("no memory cgroup can be made here: that takes the right to write to /sys/fs/cgroup")
+    pytest.skip(
+        "no memory cgroup can be made here: that takes the right to write to /sys/fs/cgroup"
+    )
 
 
 def _limited(folder: Path, nbytes: int) -> bool:
@@ -41,7 +47,9 @@ def _limited(folder: Path, nbytes: int) -> bool:
     return False
 
 
-def run_within(folder: Path, command: Sequence[str], **keywords) -> subprocess.CompletedProcess[str]:
+def run_within(
+    folder: Path, command: Sequence[str], **keywords
+) -> subprocess.CompletedProcess[str]:
     """`subprocess.run` of a command that enters the cgroup before it starts."""
     enter = ["/bin/sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
     return subprocess.run([*enter, *command], text=True, capture_output=True, **keywords)

@@ -1,5 +1,6 @@
-"""What must hold after every bad input and every fault: an exit code, one sentence, nothing half-written. And the runs
-that are broken."""
+"""What must hold after every bad input and every fault: an exit code, one sentence, nothing
+half-written. And the runs that are broken.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from engine.train.run import start_run
 from tests.engine.train.test_trainer import execute, planes_on_disk
 from tests.support.folders import make_config
 
-RUN_FILES = {"config.yaml", "events.jsonl", "events.torn", "session.json", "lock", "control.jsonl", "checkpoints", "export"}
+RUN_FILES = {
+    "config.yaml",
+    "events.jsonl",
+    "events.torn",
+    "session.json",
+    "lock",
+    "control.jsonl",
+    "checkpoints",
+    "export",
+}
 
 
 def command(capsys, *arguments) -> tuple[int, str, str]:
@@ -50,7 +60,9 @@ def refused(capsys, runs: Path, *arguments) -> str:
 
 
 def failed(capsys, runs: Path, *arguments, code: int) -> str:
-    """A run that must fail with this exit code and leave a whole record that tells the cause; its sentence."""
+    """A run that must fail with this exit code and leave a whole record that tells the cause; its
+    sentence.
+    """
     there = {run.id for run in list_runs(runs)} if "--resume" not in arguments else set()
     ended, _, sentence = command(capsys, "--runs-dir", runs, "train", *arguments)
     assert ended == code and sentence.endswith("."), (ended, sentence)
@@ -85,6 +97,7 @@ def whole_checkpoints(path: Path) -> int | None:
 
 
 # ---------------------------------------------------------------------- runs to break
+
 
 @pytest.fixture
 def runs(tmp_path):
@@ -127,6 +140,7 @@ def equals(folder: RunFolder, whole) -> list[Record]:
 
 
 # ---------------------------------------------------------------------- full disks
+
 
 def fill(place: Path, leave: int = 0) -> Path:
     """Write a file that leaves so many bytes of a disk free."""

@@ -1,4 +1,6 @@
-"""A Hugging Face hub on 127.0.0.1 that serves model folders as the real one does, slowly and breaking off where asked."""
+"""A Hugging Face hub on 127.0.0.1 that serves model folders as the real one does, slowly and
+breaking off where asked.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,20 @@ from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE = 1 << 16
-_API, _FILE = re.compile(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?"), re.compile(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)")
+_API, _FILE = (
+    re.compile(r"/api/models/([^/]+/[^/]+)(/revision/[^/]+)?"),
+    re.compile(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)"),
+)
 
 
 @dataclass
 class FakeHub:
-    """`models`: folders by id. `gated`: ids whose files nobody may have. `pause`: seconds before each piece of weights.
-    `silent`: ids about which it says nothing at all.
-    `breaks_after`: bytes of weights in all after which connections break and no new one answers; None for never.
-    `claimed`: sizes that the listing claims of files, in place of the real ones. `ignores_ranges`: whole files are sent."""
+    """`models`: folders by id. `gated`: ids whose files nobody may have. `pause`: seconds before
+    each piece of weights. `silent`: ids about which it says nothing at all. `breaks_after`: bytes
+    of weights in all after which connections break and no new one answers; None for never.
+    `claimed`: sizes that the listing claims of files, in place of the real ones. `ignores_ranges`:
+    whole files are sent.
+    """
 
     models: dict[str, Path]
     gated: set[str] = field(default_factory=set)
@@ -39,12 +46,22 @@ class FakeHub:
 
     def variables(self, cache: Path) -> dict[str, str]:
         """The environment in which this is the hub."""
-        return {"HF_ENDPOINT": f"http://127.0.0.1:{self.port}", "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0",
-                "HF_TOKEN": "", "no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}
+        return {
+            "HF_ENDPOINT": f"http://127.0.0.1:{self.port}",
+            "HF_HUB_CACHE": str(cache),
+            "HF_HUB_OFFLINE": "0",
+            "HF_TOKEN": "",
+            "no_proxy": "127.0.0.1",
+            "NO_PROXY": "127.0.0.1",
+        }
 
     def weights_asked(self) -> list[str]:
         """The ranges in which weights were downloaded, "" where it was a whole file."""
-        return [asked for method, path, asked in self.requests if method == "GET" and path.endswith(".safetensors")]
+        return [
+            asked
+            for method, path, asked in self.requests
+            if method == "GET" and path.endswith(".safetensors")
+        ]
 
     @property
     def is_broken(self) -> bool:
@@ -115,10 +132,27 @@ class _Handler(BaseHTTPRequestHandler):
         files = []
         for path in sorted(folder.iterdir()):
             size, name = self.hub.claimed.get(path.name, path.stat().st_size), content_name(path)
-            files.append({"rfilename": path.name, "size": size, "blobId": name[:40]}
-                         | ({"lfs": {"size": size, "sha256": name, "pointerSize": 135}} if len(name) == 64 else {}))
-        body = json.dumps({"_id": "0", "id": model, "modelId": model, "sha": COMMIT, "private": False, "tags": [],
-                           "downloads": 0, "likes": 0, "siblings": files}).encode()
+            files.append(
+                {"rfilename": path.name, "size": size, "blobId": name[:40]}
+                | (
+                    {"lfs": {"size": size, "sha256": name, "pointerSize": 135}}
+                    if len(name) == 64
+                    else {}
+                )
+            )
+        body = json.dumps(
+            {
+                "_id": "0",
+                "id": model,
+                "modelId": model,
+                "sha": COMMIT,
+                "private": False,
+                "tags": [],
+                "downloads": 0,
+                "likes": 0,
+                "siblings": files,
+            }
+        ).encode()
         self._head(200, len(body), {"Content-Type": "application/json"})
         self.wfile.write(body)
 
@@ -142,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, content: bytes, is_weights: bool):
         for start in range(0, len(content), PIECE):
-            piece = content[start:start + PIECE]
+            piece = content[start : start + PIECE]
             if is_weights:
                 time.sleep(self.hub.pause)
                 self.hub.sent += len(piece)
@@ -160,6 +194,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _head(self, status: int, length: int, headers: dict[str, str]):
         self.send_response(status)
-        for name, value in {"X-Repo-Commit": COMMIT, "Content-Length": str(length), **headers}.items():
+        for name, value in {
+            "X-Repo-Commit": COMMIT,
+            "Content-Length": str(length),
+            **headers,
+        }.items():
             self.send_header(name, value)
         self.end_headers()

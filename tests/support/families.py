@@ -18,24 +18,46 @@ VOCAB = 97
 LAYERS = 4
 README_WIDTH = 124
 
-DEPTH = r"num_hidden_layers|n_layers?|num_layers|num_blocks|(en|de)coder_layers|num_(en|de)coder_layers"
+DEPTH = (
+    r"num_hidden_layers|n_layers?|num_layers|num_blocks|(en|de)coder_layers|num_(en|de)coder_layers"
+)
 SIZES = (
-    (r"((un)?padded_)?vocab_size|decoder_vocab_size|.*_vocab_size|type_vocab_size|vocab_size_per_layer_input", VOCAB),
-    (r"pad_token_id", 0), (r"bos_token_id", 1), (r"eos_token_id|sep_token_id", 2),
+    (
+        r"((un)?padded_)?vocab_size|decoder_vocab_size|.*_vocab_size|type_vocab_size|vocab_size_per_layer_input",
+        VOCAB,
+    ),
+    (r"pad_token_id", 0),
+    (r"bos_token_id", 1),
+    (r"eos_token_id|sep_token_id", 2),
     (r".*_token_(id|index)|unk_index|mask_index|lang_id", 3),
-    (r"max_(source_|target_)?position(s|_embeddings)|n_positions|n_ctx|max_seq_len|model_max_length|context_length|"
-     r"original_max_position_embeddings", 64),
+    (
+        r"max_(source_|target_)?position(s|_embeddings)|n_positions|n_ctx|max_seq_len|model_max_length|context_length|"
+        r"original_max_position_embeddings",
+        64,
+    ),
     (DEPTH, LAYERS),
-    (r"hidden_size|d_model|n_embd|embedding_(size|dim)|emb_dim|dim|word_embed_proj_dim|lru_width|attention_hidden_size|"
-     r"(input|output)_embedding_size|backbone_hidden_size|dim_model_base|hidden_dim", 32),
-    (r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|dff|dim_ff|d_ff|"
-     r"(.*_)?expert_intermediate_size", 48),
+    (
+        r"hidden_size|d_model|n_embd|embedding_(size|dim)|emb_dim|dim|word_embed_proj_dim|lru_width|attention_hidden_size|"
+        r"(input|output)_embedding_size|backbone_hidden_size|dim_model_base|hidden_dim",
+        32,
+    ),
+    (
+        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|dff|dim_ff|d_ff|"
+        r"(.*_)?expert_intermediate_size",
+        48,
+    ),
     (r"n_heads?|num_heads|(.*_)?attention_heads|index_n_heads|num_query_groups", 4),
     (r"(.*_)?num_(key_value|kv)_heads", 2),
-    (r"(?!qk_rope)(.*_)?head_dim|attention_head_(dim|size)|dim_head|d_head|kv_channels|query_pre_attn_scalar", 8),
+    (
+        r"(?!qk_rope)(.*_)?head_dim|attention_head_(dim|size)|dim_head|d_head|kv_channels|query_pre_attn_scalar",
+        8,
+    ),
     (r"qk_rope_head_dim|rotary_dim", 4),
-    (r"sliding_window(_size)?|window_size|attention_(chunk_size|window_size)|local_attention|keep_window_size|"
-     r"index_topk|rel_extent", 8),
+    (
+        r"sliding_window(_size)?|window_size|attention_(chunk_size|window_size)|local_attention|keep_window_size|"
+        r"index_topk|rel_extent",
+        8,
+    ),
     (r"num_(local_)?experts|n_routed_experts|moe_num_experts|zero_expert_num", 4),
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts", 2),
     (r"n_shared_experts|num_shared_experts|moe_num_shared_experts", 1),
@@ -44,62 +66,124 @@ SIZES = (
     (r"(.*_)?d_state|(ssm_)?state_size", 8),
     (r"(.*_)?chunk_size", 8),
 )
-"""(pattern of an integer's name, its size here), the first that matches; a size is never made larger."""
+"""(pattern of an integer's name, its size here), the first that matches; a size is never made
+larger.
+"""
 
-DROPOUT = re.compile(r".*(dropout|pdrop|drop_rate|layerdrop|dropout_rate|dropout_prob|_drop)|.*jitter.*")
+DROPOUT = re.compile(
+    r".*(dropout|pdrop|drop_rate|layerdrop|dropout_rate|dropout_prob|_drop)|.*jitter.*"
+)
 
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": MAMBA | {"attn_layer_indices": [2]},
-    "cohere_compass_text": {"layer_types": ["sliding_attention", "full_attention"] * 2,
-                            "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0}
-                                                for kind in ("sliding_attention", "full_attention")}},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-             "ffn_config": {"ffn_hidden_size": 48, "hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2}},
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {
+            "ffn_hidden_size": 48,
+            "hidden_size": 32,
+            "moe_num_experts": 4,
+            "moe_top_k": 2,
+        },
+    },
     "deepseek_v2": {"first_k_dense_replace": 1, "num_experts_per_tok": 2},
     "deepseek_v3": {"first_k_dense_replace": 1},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
     "dots3_note_audio_encoder": {"adapter_input_size": 32, "adapter_out_dim": 32},
     "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
-    "dots3_note_text": {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 8,
-                        "swa_kv_lora_rank": 8, "swa_head_dim": 12, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8},
+    "dots3_note_text": {
+        "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4,
+        "swa_q_lora_rank": 8,
+        "swa_kv_lora_rank": 8,
+        "swa_head_dim": 12,
+        "swa_qk_nope_head_dim": 8,
+        "swa_v_head_dim": 8,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "granitemoehybrid": MAMBA | {"layer_types": ["linear_attention", "linear_attention", "full_attention",
-                                                 "linear_attention"]},
+    "granitemoehybrid": MAMBA
+    | {
+        "layer_types": [
+            "linear_attention",
+            "linear_attention",
+            "full_attention",
+            "linear_attention",
+        ]
+    },
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
-    "fuyu": {"text_config": {"model_type": "persimmon", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
-                             "num_hidden_layers": 2, "num_attention_heads": 4}},
+    "fuyu": {
+        "text_config": {
+            "model_type": "persimmon",
+            "vocab_size": VOCAB,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+    },
     "falcon_h1": {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
     "longcat_flash": {"head_dim": 4},
     "mamba2": {"num_heads": 8, "n_groups": 2},
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
-    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
     "moshi": {"audio_vocab_size": VOCAB},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
-    "qwen4_exp_text": {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
-                       "indexer_compress_ratio": 4},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+    },
     "xmod": {"default_language": "en_XX"},
-    "zamba2": {"layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-               "n_mamba_heads": 2},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "n_mamba_heads": 2,
+    },
 }
 """What the sizes above leave inconsistent, and what a default configuration leaves out."""
 
 COMPLETED: dict[str, dict[str, Any]] = {
-    family: {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
-                             "num_kv_shared_layers": 4, "num_hidden_layers": 4}}
+    family: {
+        "text_config": {
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "num_kv_shared_layers": 4,
+            "num_hidden_layers": 4,
+        }
+    }
     for family in ("gemma4_assistant", "gemma4_unified_assistant")
 }
 """What a default configuration cannot even be made without."""
 
 
-def tiny_family_config(family: str, tied: bool | None = None, dropout: float = 0.0, **changes: Any) -> Any:
-    """A configuration of `family` with a few narrow blocks, each kind that its default has among them.
+def tiny_family_config(
+    family: str, tied: bool | None = None, dropout: float = 0.0, **changes: Any
+) -> Any:
+    """A configuration of `family` with a few narrow blocks, each kind that its default has among
+    them.
 
-    `tied`: whether the head uses the embedding's weights (None: as the family does). `dropout`: of every kind it knows.
+    `tied`: whether the head uses the embedding's weights (None: as the family does). `dropout`: of
+    every kind it knows.
     """
     kind = CONFIG_MAPPING[family]
     config = kind(**(shrunk(kind, dropout) | OVERRIDES.get(family, {}) | changes))
@@ -126,21 +210,28 @@ def shrunk(kind: type, dropout: float = 0.0) -> dict[str, Any]:
         elif isinstance(value, (list, tuple)) and len(value) in depths and len(value) > LAYERS:
             kinds = list(dict.fromkeys(map(repr, value)))
             chosen = [next(v for v in value if repr(v) == kind) for kind in kinds][:LAYERS]
-            values[name] = type(value)([*value[:LAYERS - len(chosen)], *chosen])
-    if "num_attention_heads" in values and default.get("num_key_value_heads") == default["num_attention_heads"]:
+            values[name] = type(value)([*value[: LAYERS - len(chosen)], *chosen])
+    if (
+        "num_attention_heads" in values
+        and default.get("num_key_value_heads") == default["num_attention_heads"]
+    ):
         values["num_key_value_heads"] = values["num_attention_heads"]
     if "qk_rope_head_dim" in default:  # these follow from the others
         values.pop("head_dim", None)
         values.pop("qk_head_dim", None)
     for name, part in (getattr(kind, "sub_configs", None) or {}).items():
         if getattr(part, "model_type", None):
-            values[name] = shrunk(part, dropout) | OVERRIDES.get(part.model_type, {}) | completed.get(name, {})
+            values[name] = (
+                shrunk(part, dropout) | OVERRIDES.get(part.model_type, {}) | completed.get(name, {})
+            )
     return values
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What Ramstream says of a family: why it is refused (empty when it trains), and why its rows are not packed."""
+    """What Ramstream says of a family: why it is refused (empty when it trains), and why its rows
+    are not packed.
+    """
 
     refused: str = ""
     unpacked: str = ""
@@ -160,14 +251,34 @@ def table(found: dict[str, Verdict]) -> str:
     training = {family: told for family, told in sorted(found.items()) if not told.refused}
     packing = [family for family, told in training.items() if not told.unpacked]
     alone = _reasons({family: told.unpacked for family, told in training.items() if told.unpacked})
-    refused = _reasons({family: told.refused.split(" ", 1)[1] for family, told in sorted(found.items()) if told.refused})
-    trained = (f"**{len(training)} families train.** {len(packing)} of them with several documents in a row, "
-               f"none of which sees another: {', '.join(packing)}.")
-    return "\n".join([textwrap.fill(trained, README_WIDTH, break_on_hyphens=False), "",
-                      f"The other {len(training) - len(packing)} train one document a row:", "",
-                      "| family | why |", "|---|---|", *alone, "",
-                      f"**{len(found) - len(training)} are refused by name:**", "", "| family | why: it |", "|---|---|",
-                      *refused])
+    refused = _reasons(
+        {
+            family: told.refused.split(" ", 1)[1]
+            for family, told in sorted(found.items())
+            if told.refused
+        }
+    )
+    trained = (
+        f"**{len(training)} families train.** {len(packing)} of them with several documents in a "
+        f"row, none of which sees another: {', '.join(packing)}."
+    )
+    return "\n".join(
+        [
+            textwrap.fill(trained, README_WIDTH, break_on_hyphens=False),
+            "",
+            f"The other {len(training) - len(packing)} train one document a row:",
+            "",
+            "| family | why |",
+            "|---|---|",
+            *alone,
+            "",
+            f"**{len(found) - len(training)} are refused by name:**",
+            "",
+            "| family | why: it |",
+            "|---|---|",
+            *refused,
+        ]
+    )
 
 
 def _reasons(found: dict[str, str]) -> list[str]:
@@ -175,7 +286,10 @@ def _reasons(found: dict[str, str]) -> list[str]:
     families: dict[str, list[str]] = {}
     for family, why in found.items():
         families.setdefault(why, []).append(family)
-    return [f"| {', '.join(same)} | {why} |" for why, same in sorted(families.items(), key=lambda r: r[1])]
+    return [
+        f"| {', '.join(same)} | {why} |"
+        for why, same in sorted(families.items(), key=lambda r: r[1])
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Model folders and data sets that tests make: a word-level tokenizer with a chat template and a tiny random model."""
+"""Model folders and data sets that tests make: a word-level tokenizer with a chat template and a
+tiny random model.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ from engine.model.library import no_progress_bars
 from tests.support.tiny import tiny_config
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "say", "after"]
-TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
-            "{% if add_generation_prompt %}<assistant> {% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -23,13 +27,21 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary = {word: k for k, word in enumerate([*special, *WORDS])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="<end>",
-                                   unk_token="<unk>", additional_special_tokens=["<user>", "<assistant>", "<system>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="<end>",
+        unk_token="<unk>",
+        additional_special_tokens=["<user>", "<assistant>", "<system>"],
+    )
     fast.chat_template = TEMPLATE
     return fast
 
 
-def make_model(folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32, **changes) -> Path:
+def make_model(
+    folder: Path, family: str = "llama", dtype: torch.dtype = torch.float32, **changes
+) -> Path:
     """A saved tiny model with its tokenizer."""
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=dtype)
@@ -44,8 +56,16 @@ def make_data(path: Path, rows: int = 40) -> Path:
     lines = []
     for k in range(rows):
         word = k % 7
-        lines.append(json.dumps({"messages": [{"role": "user", "content": f"say after {WORDS[word]}"},
-                                              {"role": "assistant", "content": WORDS[word + 1]}]}))
+        lines.append(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": f"say after {WORDS[word]}"},
+                        {"role": "assistant", "content": WORDS[word + 1]},
+                    ]
+                }
+            )
+        )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
@@ -58,9 +78,20 @@ def make_config(tmp_path: Path, **values) -> TrainConfig:
     data = tmp_path / "data.jsonl"
     if not data.exists():
         make_data(data)
-    config = TrainConfig.from_dict({
-        "name": "Tiny", "model": {"source": str(model), "dtype": "float32"},
-        "data": {"source": str(data), "max_seq_len": 32, "eval_fraction": 0.1},
-        "train": {"steps": 8, "batch_size": 4, "micro_batch_size": 2, "learning_rate": 1e-2, "warmup_steps": 2},
-        "engine": {"device": "cpu"}, "output": {"checkpoint_every": 3, "eval_every": 4, "export": False}})
+    config = TrainConfig.from_dict(
+        {
+            "name": "Tiny",
+            "model": {"source": str(model), "dtype": "float32"},
+            "data": {"source": str(data), "max_seq_len": 32, "eval_fraction": 0.1},
+            "train": {
+                "steps": 8,
+                "batch_size": 4,
+                "micro_batch_size": 2,
+                "learning_rate": 1e-2,
+                "warmup_steps": 2,
+            },
+            "engine": {"device": "cpu"},
+            "output": {"checkpoint_every": 3, "eval_every": 4, "export": False},
+        }
+    )
     return config.with_values(values) if values else config

@@ -1,4 +1,6 @@
-"""Timelines as a run on a GPU records them: a plan's ops, simulated, each a little longer or shorter than predicted."""
+"""Timelines as a run on a GPU records them: a plan's ops, simulated, each a little longer or
+shorter than predicted.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,43 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import Buffer, BufferKind
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import (DeviceUpdate, FetchStates, GradientSum, Lane, Offload, OffloadStates, Op, Prefetch, Span,
-                             StepPlan, Summary, Update)
+from engine.plan.ops import (
+    DeviceUpdate,
+    FetchStates,
+    GradientSum,
+    Lane,
+    Offload,
+    OffloadStates,
+    Op,
+    Prefetch,
+    Span,
+    StepPlan,
+    Summary,
+    Update,
+)
 from engine.plan.simulate import Simulated, simulate
 from engine.plan.waits import as_records, waits_as_records, waits_of
 from engine.runs.events import PlanSimulated, StepTimeline
 
 
 def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPlan:
-    choices = PlanChoices(micro_batches=micro_batches, rounds=rounds, 
-                          gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE)
+    choices = PlanChoices(
+        micro_batches=micro_batches,
+        rounds=rounds,
+        gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE,
+    )
     names = [f"block {k}" for k in range(blocks)]
-    return build_step_plan(names, False, choices, dict.fromkeys(["embed", *names, "head"], 1_000_000))
+    return build_step_plan(
+        names, False, choices, dict.fromkeys(["embed", *names, "head"], 1_000_000)
+    )
 
 
 def seconds_of(op: Op) -> float:
     """A block takes 2 ms forward and 5 ms backward, and its transfer 3 ms."""
     if op.lane == Lane.COMPUTE:
-        return {"forward": 0.002, "backward": 0.005, "loss": 0.004, "reduce": 0.0006}.get(op.kind, 0.0005)
+        return {"forward": 0.002, "backward": 0.005, "loss": 0.004, "reduce": 0.0006}.get(
+            op.kind, 0.0005
+        )
     return {Lane.H2D: 0.003, Lane.D2H: 0.003}.get(op.lane, 0.004 if op.kind == "update" else 0.0)
 
 
@@ -41,7 +62,9 @@ def measured(plan: StepPlan, step: int) -> StepTimeline:
     found = simulate(plan, lambda op: lengths[op.index])
     spans = _spans(plan, found)
     before = [Span(span.op, span.start - found.seconds, span.end - found.seconds) for span in spans]
-    return StepTimeline(step, as_records(spans), waits_as_records(waits_of(spans, before, inline=False), spans))
+    return StepTimeline(
+        step, as_records(spans), waits_as_records(waits_of(spans, before, inline=False), spans)
+    )
 
 
 def _spans(plan: StepPlan, found: Simulated) -> list[Span]:
@@ -50,10 +73,17 @@ def _spans(plan: StepPlan, found: Simulated) -> list[Span]:
 
 def op_on(lane: Lane, index: int = 0, unit: str = "block 0", **waits: tuple[int, ...]) -> Op:
     """Some op of a lane, for what looks at lanes, times and waits alone."""
-    fields = {Lane.H2D: (Prefetch, {"slot": slot_of(unit)}), Lane.COMPUTE: (Summary, {}), Lane.HOST: (Update, {}),
-              Lane.D2H: (Offload, {"staging": Buffer(BufferKind.STAGING, number=0)})}
+    fields = {
+        Lane.H2D: (Prefetch, {"slot": slot_of(unit)}),
+        Lane.COMPUTE: (Summary, {}),
+        Lane.HOST: (Update, {}),
+        Lane.D2H: (Offload, {"staging": Buffer(BufferKind.STAGING, number=0)}),
+    }
     of_piece = {"piece": (0, 1), "buffer": Buffer(BufferKind.UPDATE, number=0)}
-    fields |= {Lane.STATES_IN: (FetchStates, of_piece), Lane.UPDATE: (DeviceUpdate, of_piece),
-               Lane.STATES_OUT: (OffloadStates, of_piece)}
+    fields |= {
+        Lane.STATES_IN: (FetchStates, of_piece),
+        Lane.UPDATE: (DeviceUpdate, of_piece),
+        Lane.STATES_OUT: (OffloadStates, of_piece),
+    }
     type_, own = fields[lane]
     return type_(index, unit, **waits, **own)

@@ -1,4 +1,6 @@
-"""What routes answer, asked without a server and without the guard; and waiting for what threads do."""
+"""What routes answer, asked without a server and without the guard; and waiting for what threads
+do.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,13 @@ from starlette.routing import BaseRoute
 
 def send_all(routes: Sequence[BaseRoute], *requests: tuple[str, str, Any]) -> list[httpx.Response]:
     """The answers to (method, path, json) requests, sent one after the other in one event loop."""
+
     async def go() -> list[httpx.Response]:
         transport = httpx.ASGITransport(Starlette(routes=routes))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return [await client.request(method, path, json=body) for method, path, body in requests]
+            return [
+                await client.request(method, path, json=body) for method, path, body in requests
+            ]
 
     return asyncio.run(go())
 

@@ -7,7 +7,9 @@ from engine.runs.folder import RunFolder
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
 
-CONFIG = TrainConfig.from_dict({"name": "My Run!", "model": {"source": "models/m"}, "data": {"source": "d.jsonl"}})
+CONFIG = TrainConfig.from_dict(
+    {"name": "My Run!", "model": {"source": "models/m"}, "data": {"source": "d.jsonl"}}
+)
 
 
 def named(name: str) -> TrainConfig:

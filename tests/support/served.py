@@ -29,5 +29,14 @@ def served(runs: Path, login: Login | None = None, **limits: Any) -> Served:
     checker = Checker(session)
     hosts = GuardPolicy.for_bind("127.0.0.1", login).hosts
     policy = GuardPolicy(hosts, login=login, **limits)
-    return Served(build_app(session, checker, build_page(session, checker), policy, theme=make_theme(), css=css_variables()),
-                  session)
+    return Served(
+        build_app(
+            session,
+            checker,
+            build_page(session, checker),
+            policy,
+            theme=make_theme(),
+            css=css_variables(),
+        ),
+        session,
+    )

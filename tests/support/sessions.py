@@ -45,7 +45,9 @@ class FakeRun:
                     step += 1
                     recorder.emit(step_finished(step, 10))
             for command in self.commands:
-                recorder.emit(ControlReceived(command=command if isinstance(command, str) else "change"))
+                recorder.emit(
+                    ControlReceived(command=command if isinstance(command, str) else "change")
+                )
             recorder.emit(RunEnded(state="stopped" if self.asked.is_set() else "finished"))
             recorder.close()
 
@@ -66,9 +68,11 @@ class FakeEngine:
         self.asked: list[tuple] = []
 
     def calls(self):
-        return EngineCalls(start_run=lambda config, runs_dir: self.make(create_run(runs_dir, config)),
-                           resume_run=lambda runs_dir, run_id: self.make(open_run(runs_dir, run_id)),
-                           export_run=self.export)
+        return EngineCalls(
+            start_run=lambda config, runs_dir: self.make(create_run(runs_dir, config)),
+            resume_run=lambda runs_dir, run_id: self.make(open_run(runs_dir, run_id)),
+            export_run=self.export,
+        )
 
     def make(self, folder):
         self.runs.append(FakeRun(folder))
@@ -95,7 +99,9 @@ def session(tmp_path, engine):
 
 
 def call(session, *requests):
-    """Answers of (method, path, json) requests to the session's routes, one after the other in one event loop."""
+    """Answers of (method, path, json) requests to the session's routes, one after the other in one
+    event loop.
+    """
     return send_all(run_routes(session) + job_routes(session.jobs), *requests)
 
 

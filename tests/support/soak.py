@@ -1,8 +1,8 @@
 """A long run in one process: `python -m tests.support.soak --minutes 120`.
 
-Trains a tiny model on the CPU for that long, with evaluations and checkpoints, and samples this process meanwhile. At
-its end host memory must be flat within 1 % after the warm-up, open files and threads constant, and the record, replayed
-in full, equal to the live snapshot.
+Trains a tiny model on the CPU for that long, with evaluations and checkpoints, and samples this
+process meanwhile. At its end host memory must be flat within 1 % after the warm-up, open files and
+threads constant, and the record, replayed in full, equal to the live snapshot.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from tests.support.folders import make_config
 
 STEADY_SHARE = 0.01
 WARM_UP = 0.25
-"""Share of the time in which caches fill, allocators grow to their size and the snapshot's tables get full."""
+"""Share of the time in which caches fill, allocators grow to their size and the snapshot's tables
+get full.
+"""
 EDGE = 0.1
 """Share of the samples after the warm-up that the first and the last level are medians of."""
 
@@ -56,21 +58,38 @@ class Watcher(threading.Thread):
             seconds = time.monotonic() - began
             steps = self._run.recorder.snapshot.steps
             if len(steps):
-                self.samples.append(Sample(seconds, steps.step[-1], process.memory_info().rss, process.num_fds(),
-                                           process.num_threads()))
+                self.samples.append(
+                    Sample(
+                        seconds,
+                        steps.step[-1],
+                        process.memory_info().rss,
+                        process.num_fds(),
+                        process.num_threads(),
+                    )
+                )
             if seconds >= self._end:
                 self._run.request("stop")
                 return
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=120)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        config = make_config(root, **{"train.steps": 10**8, "train.schedule": "constant", "train.learning_rate": 1e-3,
-                                      "output.checkpoint_every": 1000, "output.eval_every": 500})
+        config = make_config(
+            root,
+            **{
+                "train.steps": 10**8,
+                "train.schedule": "constant",
+                "train.learning_rate": 1e-3,
+                "output.checkpoint_every": 1000,
+                "output.eval_every": 500,
+            },
+        )
         run = start_run(config, root / "runs")
         watcher = Watcher(run, arguments.minutes)
         watcher.start()
@@ -86,7 +105,9 @@ def main() -> int:
             if isinstance(entry.event, StepFinished):
                 steps.append(entry.event.step)
         took = time.monotonic() - began
-        print(f"Record: {replayed.last_seq:,} lines, {size / 2**20:.1f} MiB, replayed in {took:.1f} s")
+        print(
+            f"Record: {replayed.last_seq:,} lines, {size / 2**20:.1f} MiB, replayed in {took:.1f} s"
+        )
         problems = [] if ended.state == "stopped" else [f"the run ended as {ended.state}"]
         if replayed != run.recorder.snapshot:
             problems.append("the record, replayed, is not the live snapshot")
@@ -100,29 +121,50 @@ def main() -> int:
 def judge(samples: list[Sample]) -> list[str]:
     """Print the table; what does not hold, a sentence each."""
     print(f"{'minute':>8}{'step':>10}{'RSS MiB':>10}{'files':>7}{'threads':>9}")
-    for s in samples[::max(1, len(samples) // 20)]:
-        print(f"{s.seconds / 60:>8.1f}{s.step:>10,}{s.rss / 2**20:>10.2f}{s.files:>7}{s.threads:>9}")
+    for s in samples[:: max(1, len(samples) // 20)]:
+        print(
+            f"{s.seconds / 60:>8.1f}{s.step:>10,}{s.rss / 2**20:>10.2f}{s.files:>7}{s.threads:>9}"
+        )
     kept = [sample for sample in samples if sample.seconds >= WARM_UP * samples[-1].seconds]
     if len(kept) < 20:
         return [f"there are only {len(kept)} samples after the warm-up; run for longer"]
     edge = max(3, round(EDGE * len(kept)))
     first, last = kept[:edge], kept[-edge:]
-    level, growth = (statistics.median(s.rss for s in first),
-                     statistics.median(s.rss for s in last) - statistics.median(s.rss for s in first))
+    level, growth = (
+        statistics.median(s.rss for s in first),
+        statistics.median(s.rss for s in last) - statistics.median(s.rss for s in first),
+    )
     steps = statistics.median(s.step for s in last) - statistics.median(s.step for s in first)
-    print(f"RSS after the warm-up: {level / 2**20:.2f} MiB, then {growth / 2**20:+.2f} MiB over {steps:,.0f} steps "
-          f"({growth / max(1, steps):.0f} bytes a step, {100 * growth / level:.2f} %)")
+    print(
+        f"RSS after the warm-up: {level / 2**20:.2f} MiB, then {growth / 2**20:+.2f} MiB over "
+        f"{steps:,.0f} steps ({growth / max(1, steps):.0f} bytes a step, "
+        f"{100 * growth / level:.2f} %)"
+    )
     problems = []
     if abs(growth) > STEADY_SHARE * level:
-        problems.append(f"host memory is not flat within {STEADY_SHARE:.0%}: it went from {level / 2**20:.2f} by "
-                        f"{growth / 2**20:+.2f} MiB")
-    for name, values in (("open files", [s.files for s in kept]), ("threads", [s.threads for s in kept])):
+        problems.append(
+            f"host memory is not flat within {STEADY_SHARE:.0%}: it went from {level / 2**20:.2f} "
+            f"by {growth / 2**20:+.2f} MiB"
+        )
+    for name, values in (
+        ("open files", [s.files for s in kept]),
+        ("threads", [s.threads for s in kept]),
+    ):
         usual = statistics.mode(values)
-        # A checkpoint has files and writer threads of its own while it is written, and gives them back.
+        # A checkpoint has files and writer threads of its own while it is written, and gives them
+        # back.
         stray = sum(value != usual for value in values)
-        ends = {statistics.mode(v) for v in ([getattr(s, name.split()[-1]) for s in first],
-                                             [getattr(s, name.split()[-1]) for s in last])}
-        print(f"{name.capitalize()}: {usual} ({stray} of {len(values)} samples were taken within a checkpoint)")
+        ends = {
+            statistics.mode(v)
+            for v in (
+                [getattr(s, name.split()[-1]) for s in first],
+                [getattr(s, name.split()[-1]) for s in last],
+            )
+        }
+        print(
+            f"{name.capitalize()}: {usual} ({stray} of {len(values)} samples were taken within a "
+            "checkpoint)"
+        )
         if len(ends) > 1 or stray > len(values) / 10:
             problems.append(f"{name} are not constant: {sorted(set(values))}")
     return problems

@@ -1,4 +1,6 @@
-"""Tiny random models of every family under test, and the plain torch training they are compared with."""
+"""Tiny random models of every family under test, and the plain torch training they are compared
+with.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,49 @@ from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import StreamingEngine
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "gpt2", "olmo2", "mixtral",
-            "qwen3_moe")
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt2",
+    "olmo2",
+    "mixtral",
+    "qwen3_moe",
+)
 VOCAB = 97
 
 
 def tiny_config(family: str, **changes):
     """A configuration with three blocks of width 32."""
-    values = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-                  num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    values = dict(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     if family == "gpt2":
-        values = dict(vocab_size=VOCAB, n_embd=32, n_layer=3, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2,
-                      resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        values = dict(
+            vocab_size=VOCAB,
+            n_embd=32,
+            n_layer=3,
+            n_head=4,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
     if family in ("gemma2", "gemma3_text", "qwen3", "qwen3_moe"):
         values["head_dim"] = 8
     if family in ("gemma2", "gemma3_text"):
@@ -56,7 +89,9 @@ class Batch:
     loss_tokens: int
 
 
-def random_batches(count: int, rows: int = 2, length: int = 12, seed: int = 0, masked: float = 0.3) -> list[Batch]:
+def random_batches(
+    count: int, rows: int = 2, length: int = 12, seed: int = 0, masked: float = 0.3
+) -> list[Batch]:
     """Micro-batches of random tokens; labels are the next token, some of them without loss."""
     generator = np.random.default_rng(seed)
     batches = []
@@ -82,10 +117,19 @@ def plain_loss(model: torch.nn.Module, batches: list[Batch]) -> torch.Tensor:
     total = sum(b.loss_tokens for b in batches)
     loss = torch.zeros(())
     for batch in batches:
-        positions = {} if batch.position_ids is None else {"position_ids": torch.from_numpy(batch.position_ids)}
-        logits = model(input_ids=torch.from_numpy(batch.input_ids), use_cache=False, **positions).logits.float()
+        positions = (
+            {}
+            if batch.position_ids is None
+            else {"position_ids": torch.from_numpy(batch.position_ids)}
+        )
+        logits = model(
+            input_ids=torch.from_numpy(batch.input_ids), use_cache=False, **positions
+        ).logits.float()
         labels = torch.from_numpy(batch.labels).reshape(-1)
-        loss = loss + F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
+        loss = (
+            loss
+            + F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
+        )
     return loss
 
 
@@ -118,18 +162,36 @@ class Streamed:
         self.backend.close()
 
 
-def streamed(plain: torch.nn.Module, choices: PlanChoices, *, backend: Backend | None = None, dtype: str = "float32",
-             tokens: int = 24, eps: float = 1e-5, weight_decay: float = 0.1, loss_chunk: int = 7,
-             max_grad_norm: float | None = 1.0, seed: int = 0, config=None) -> Streamed:
+def streamed(
+    plain: torch.nn.Module,
+    choices: PlanChoices,
+    *,
+    backend: Backend | None = None,
+    dtype: str = "float32",
+    tokens: int = 24,
+    eps: float = 1e-5,
+    weight_decay: float = 0.1,
+    loss_chunk: int = 7,
+    max_grad_norm: float | None = 1.0,
+    seed: int = 0,
+    config=None,
+) -> Streamed:
     """The same model, streamed. `config`: where the model was made from a part of it."""
     backend = backend or CpuBackend()
     model = build_model(config or plain.config, ModelConfig(source="tiny", dtype=dtype))
     on_device = backend.device.type != "cpu"
-    store = HostStore(model.layouts, dtype, backend.register if on_device else None,
-                      backend.unregister if on_device else None, threads=2)
+    store = HostStore(
+        model.layouts,
+        dtype,
+        backend.register if on_device else None,
+        backend.unregister if on_device else None,
+        threads=2,
+    )
     store.allocate_weights()
     pour(plain, model, store)
     store.allocate_states()
     adamw = HostAdamW(store, 0.9, 0.999, eps, weight_decay, threads=2)
-    engine = StreamingEngine(model, store, backend, choices, tokens, adamw, loss_chunk, max_grad_norm, seed)
+    engine = StreamingEngine(
+        model, store, backend, choices, tokens, adamw, loss_chunk, max_grad_norm, seed
+    )
     return Streamed(model, store, engine, backend, adamw)

@@ -1,186 +1,258 @@
-// Drawing with Plotly in place, and charts that share their x axis: a zoom or a pointer in one is one in all of them.
+// Drawing with Plotly in place, and charts that share their x axis: a zoom or a pointer in one is
+// one in all of them.
 
-import {el, isShown} from '../common/dom.js';
-import {drawLater} from './drawing.js';
-import {patience} from './patience.js';
+import { el, isShown } from "../common/dom.js";
+import { drawLater } from "./drawing.js";
+import { patience } from "./patience.js";
 
-export const CONFIG = {responsive: false, displaylogo: false, showSendToCloud: false, displayModeBar: false,
-  doubleClick: false};
-const NARROW = 480;  // px of a chart below which its legend is set smaller
-const BESIDE = 200;  // px beside what is seen in which charts are drawn already
+export const CONFIG = {
+    responsive: false,
+    displaylogo: false,
+    showSendToCloud: false,
+    displayModeBar: false,
+    doubleClick: false,
+};
+const NARROW = 480; // px of a chart below which its legend is set smaller
+const BESIDE = 200; // px beside what is seen in which charts are drawn already
 
 let plotly;
 export function loadPlotly() {
-  plotly ??= new Promise((resolve, reject) => {
-    const address = document.querySelector('meta[name="ramstream-plotly"]').content;
-    const script = el('script', {src: address, load: () => resolve(window.Plotly), error: () => {
-      plotly = undefined;  // lost on its way: whoever draws next asks again
-      script.remove();
-      reject(new Error('The charts could not be loaded: the server does not answer.'));
-    }});
-    document.head.append(script);
-  });
-  return plotly;
+    plotly ??= new Promise((resolve, reject) => {
+        const address = document.querySelector('meta[name="ramstream-plotly"]').content;
+        const script = el("script", {
+            src: address,
+            load: () => resolve(window.Plotly),
+            error: () => {
+                plotly = undefined; // lost on its way: whoever draws next asks again
+                script.remove();
+                reject(new Error("The charts could not be loaded: the server does not answer."));
+            },
+        });
+        document.head.append(script);
+    });
+    return plotly;
 }
 
 // The colours of the page for a figure as the server made it, in the size of its place.
 export function themed(layout, node) {
-  const style = getComputedStyle(document.body), colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
-  const drawn = {...layout, width: node.clientWidth, height: node.clientHeight, paper_bgcolor: 'rgba(0,0,0,0)',
-    plot_bgcolor: 'rgba(0,0,0,0)', font: {family: getComputedStyle(node).fontFamily, size: 12, color: colour('text')},
-    hoverlabel: {bgcolor: colour('card'), bordercolor: colour('field-line'), font: {color: colour('text')}}};
-  for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-    const muted = colour('muted'), axis = layout[name];
-    drawn[name] = {gridcolor: colour('line'), linecolor: colour('line'), spikecolor: muted, ...axis,
-      tickfont: {color: muted, size: 11}, title: {...axis.title, font: {color: muted, size: 11}}};
-    // Plotly would measure every label; beside a chart, none can reach past its edge.
-    if (name.startsWith('y')) drawn[name].ticklabeloverflow = 'allow';
-  }
-  return drawn;
+    const style = getComputedStyle(document.body),
+        colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
+    const drawn = {
+        ...layout,
+        width: node.clientWidth,
+        height: node.clientHeight,
+        paper_bgcolor: "rgba(0,0,0,0)",
+        plot_bgcolor: "rgba(0,0,0,0)",
+        font: { family: getComputedStyle(node).fontFamily, size: 12, color: colour("text") },
+        hoverlabel: {
+            bgcolor: colour("card"),
+            bordercolor: colour("field-line"),
+            font: { color: colour("text") },
+        },
+    };
+    for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
+        const muted = colour("muted"),
+            axis = layout[name];
+        drawn[name] = {
+            gridcolor: colour("line"),
+            linecolor: colour("line"),
+            spikecolor: muted,
+            ...axis,
+            tickfont: { color: muted, size: 11 },
+            title: { ...axis.title, font: { color: muted, size: 11 } },
+        };
+        // Plotly would measure every label; beside a chart, none can reach past its edge.
+        if (name.startsWith("y")) drawn[name].ticklabeloverflow = "allow";
+    }
+    return drawn;
 }
 
 // Each chart's drawings, as the browser's performance panel shows them.
 export function markDrawn(name) {
-  performance.clearMarks(`drawn ${name}`);  // the latest alone: a page that is watched for a week draws a million times
-  performance.mark(`drawn ${name}`);
+    performance.clearMarks(`drawn ${name}`); // the latest alone: a page that is watched for a week draws a million times
+    performance.mark(`drawn ${name}`);
 }
 
 export function onScreen(node) {
-  if (!isShown(node) || !node.clientWidth) return false;
-  const box = node.getBoundingClientRect();
-  return box.bottom > -BESIDE && box.top < window.innerHeight + BESIDE;
+    if (!isShown(node) || !node.clientWidth) return false;
+    const box = node.getBoundingClientRect();
+    return box.bottom > -BESIDE && box.top < window.innerHeight + BESIDE;
 }
 
 export class LinkedCharts {
-  // nodes: where each is drawn, by name; maps: names of those without a curve that a line through x could be read at;
-  // adapt(layout, figure): the last word on a layout; zoomed(whether something of them is not shown now); clicked(x).
-  constructor(nodes, {maps = [], adapt = () => {}, zoomed = () => {}, clicked = () => {}} = {}) {
-    Object.assign(this, {maps, adapt, zoomed, clicked, range: null, hasOwnZoom: false, zooms: 0, resets: 0, pointed: null});
-    this.plots = new Map(Object.entries(nodes).map(([name, node]) => [name, this.plot(name, node)]));
-    const byNode = new Map([...this.plots.values()].map((plot) => [plot.node, plot]));
-    const sizes = new ResizeObserver((entries) => {
-      for (const {target} of entries) byNode.get(target).dirty = true;
-      this.schedule();
-    });
-    for (const node of byNode.keys()) sizes.observe(node);
-    new MutationObserver(() => this.redrawAll()).observe(document.body, {attributeFilter: ['class']});
-    for (const event of ['scroll', 'resize']) window.addEventListener(event, () => this.schedule(), {passive: true});
-  }
-
-  plot(name, node) {
-    const plot = {name, node, figure: null, text: '', dirty: false, drawn: null, timer: null};
-    plot.draw = () => this.draw(plot);
-    plot.follow = () => this.follow(plot);
-    return plot;
-  }
-
-  node(name) { return this.plots.get(name).node; }
-
-  // Drawn soon, unless it is what is there already; later, where nobody would see the difference.
-  set(name, figure) {
-    const plot = this.plots.get(name), text = JSON.stringify([figure.data, figure.layout]);
-    if (plot.figure && text === plot.text) return;
-    const waits = plot.figure && plot.drawn && !plot.dirty ? patience(plot.drawn, figure, ...seen(plot.node)) : 0;
-    Object.assign(plot, {figure, text});
-    if (!waits) this.spoil(plot);
-    else plot.timer ??= setTimeout(() => this.spoil(plot), waits);
-  }
-
-  clear() {
-    this.zoom(null);
-    for (const plot of this.plots.values()) plot.figure = null;
-  }
-
-  spoil(plot) {
-    plot.dirty = true;
-    this.schedule();
-  }
-
-  redrawAll() {
-    for (const plot of this.plots.values()) plot.dirty = true;
-    this.schedule();
-  }
-
-  // What nobody can see is drawn when it is scrolled to.
-  schedule() {
-    for (const plot of this.plots.values()) if (plot.dirty && plot.figure && onScreen(plot.node)) drawLater(plot.draw);
-  }
-
-  async draw(plot) {
-    const Plotly = await loadPlotly(), {node, figure} = plot;
-    if (!plot.dirty || !figure || !onScreen(node)) return;
-    plot.dirty = false;
-    clearTimeout(plot.timer);
-    plot.timer = null;
-    await Plotly.react(node, figure.data, this.layout(figure, node), CONFIG);
-    if (!plot.drawn) this.link(plot);
-    plot.drawn = figure;
-    markDrawn(plot.name);
-  }
-
-  layout(figure, node) {
-    const drawn = themed(figure.layout, node);
-    if (drawn.width < NARROW) drawn.legend = {...drawn.legend, font: {size: 10}};
-    for (const name of Object.keys(drawn).filter((key) => key.startsWith('yaxis'))) {
-      drawn[name].uirevision = `reset ${this.resets}`;  // its own zoom is kept until everything is shown again
+    // nodes: where each is drawn, by name; maps: names of those without a curve that a line through
+    // x could be read at; adapt(layout, figure): the last word on a layout; zoomed(whether
+    // something of them is not shown now); clicked(x).
+    constructor(
+        nodes,
+        { maps = [], adapt = () => {}, zoomed = () => {}, clicked = () => {} } = {},
+    ) {
+        Object.assign(this, {
+            maps,
+            adapt,
+            zoomed,
+            clicked,
+            range: null,
+            hasOwnZoom: false,
+            zooms: 0,
+            resets: 0,
+            pointed: null,
+        });
+        this.plots = new Map(
+            Object.entries(nodes).map(([name, node]) => [name, this.plot(name, node)]),
+        );
+        const byNode = new Map([...this.plots.values()].map((plot) => [plot.node, plot]));
+        const sizes = new ResizeObserver((entries) => {
+            for (const { target } of entries) byNode.get(target).dirty = true;
+            this.schedule();
+        });
+        for (const node of byNode.keys()) sizes.observe(node);
+        new MutationObserver(() => this.redrawAll()).observe(document.body, {
+            attributeFilter: ["class"],
+        });
+        for (const event of ["scroll", "resize"])
+            window.addEventListener(event, () => this.schedule(), { passive: true });
     }
-    Object.assign(drawn.xaxis, this.range ? {range: [...this.range], autorange: false} : {autorange: true},
-      {uirevision: `zoom ${this.zooms}`});
-    this.adapt(drawn, figure);
-    return drawn;
-  }
 
-  link(plot) {
-    const {node} = plot, isMap = this.maps.includes(plot.name);
-    node.on('plotly_relayout', (change) => {
-      if (Object.keys(change).some((key) => key.startsWith('yaxis'))) {
-        this.hasOwnZoom = true;
-        this.zoomed(true);
-      }
-      if (change['xaxis.range[0]'] !== undefined) this.zoom([change['xaxis.range[0]'], change['xaxis.range[1]']]);
-      else if (change['xaxis.range']) this.zoom(change['xaxis.range']);
-    });
-    node.on('plotly_doubleclick', () => this.zoom(null));
-    // Only of a pointer: where the others follow it, they say so too.
-    node.on('plotly_hover', ({event, xvals, points}) => {
-      if (event instanceof Event) this.point(plot, isMap ? place(points[0]) : xvals?.[0]);
-    });
-    node.on('plotly_unhover', () => { if (this.pointed?.plot === plot) this.point(plot, undefined); });
-    node.on('plotly_click', ({points}) => { if (points?.length) this.clicked(points[0].x); });
-  }
-
-  // Shows a stretch of x in all of them, everything for null.
-  zoom(range) {
-    if (!range && !this.range && !this.hasOwnZoom) return;
-    this.range = range;
-    this.zooms += 1;
-    if (!range) {
-      this.resets += 1;
-      this.hasOwnZoom = false;
+    plot(name, node) {
+        const plot = { name, node, figure: null, text: "", dirty: false, drawn: null, timer: null };
+        plot.draw = () => this.draw(plot);
+        plot.follow = () => this.follow(plot);
+        return plot;
     }
-    this.zoomed(Boolean(range));
-    this.redrawAll();
-  }
 
-  point(plot, x) {
-    this.pointed = {plot, x};
-    for (const other of this.plots.values()) {
-      if (other !== plot && other.drawn && !this.maps.includes(other.name) && onScreen(other.node)) drawLater(other.follow);
+    node(name) {
+        return this.plots.get(name).node;
     }
-  }
 
-  follow({node}) {
-    const {x} = this.pointed;
-    if (x === undefined) window.Plotly.Fx.unhover(node);
-    else window.Plotly.Fx.hover(node, {xval: x}, Object.keys(node._fullLayout._plots));
-  }
+    // Drawn soon, unless it is what is there already; later, where nobody would see the difference.
+    set(name, figure) {
+        const plot = this.plots.get(name),
+            text = JSON.stringify([figure.data, figure.layout]);
+        if (plot.figure && text === plot.text) return;
+        const waits =
+            plot.figure && plot.drawn && !plot.dirty
+                ? patience(plot.drawn, figure, ...seen(plot.node))
+                : 0;
+        Object.assign(plot, { figure, text });
+        if (!waits) this.spoil(plot);
+        else plot.timer ??= setTimeout(() => this.spoil(plot), waits);
+    }
+
+    clear() {
+        this.zoom(null);
+        for (const plot of this.plots.values()) plot.figure = null;
+    }
+
+    spoil(plot) {
+        plot.dirty = true;
+        this.schedule();
+    }
+
+    redrawAll() {
+        for (const plot of this.plots.values()) plot.dirty = true;
+        this.schedule();
+    }
+
+    // What nobody can see is drawn when it is scrolled to.
+    schedule() {
+        for (const plot of this.plots.values())
+            if (plot.dirty && plot.figure && onScreen(plot.node)) drawLater(plot.draw);
+    }
+
+    async draw(plot) {
+        const Plotly = await loadPlotly(),
+            { node, figure } = plot;
+        if (!plot.dirty || !figure || !onScreen(node)) return;
+        plot.dirty = false;
+        clearTimeout(plot.timer);
+        plot.timer = null;
+        await Plotly.react(node, figure.data, this.layout(figure, node), CONFIG);
+        if (!plot.drawn) this.link(plot);
+        plot.drawn = figure;
+        markDrawn(plot.name);
+    }
+
+    layout(figure, node) {
+        const drawn = themed(figure.layout, node);
+        if (drawn.width < NARROW) drawn.legend = { ...drawn.legend, font: { size: 10 } };
+        for (const name of Object.keys(drawn).filter((key) => key.startsWith("yaxis"))) {
+            drawn[name].uirevision = `reset ${this.resets}`; // its own zoom is kept until everything is shown again
+        }
+        Object.assign(
+            drawn.xaxis,
+            this.range ? { range: [...this.range], autorange: false } : { autorange: true },
+            { uirevision: `zoom ${this.zooms}` },
+        );
+        this.adapt(drawn, figure);
+        return drawn;
+    }
+
+    link(plot) {
+        const { node } = plot,
+            isMap = this.maps.includes(plot.name);
+        node.on("plotly_relayout", (change) => {
+            if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
+                this.hasOwnZoom = true;
+                this.zoomed(true);
+            }
+            if (change["xaxis.range[0]"] !== undefined)
+                this.zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
+            else if (change["xaxis.range"]) this.zoom(change["xaxis.range"]);
+        });
+        node.on("plotly_doubleclick", () => this.zoom(null));
+        // Only of a pointer: where the others follow it, they say so too.
+        node.on("plotly_hover", ({ event, xvals, points }) => {
+            if (event instanceof Event) this.point(plot, isMap ? place(points[0]) : xvals?.[0]);
+        });
+        node.on("plotly_unhover", () => {
+            if (this.pointed?.plot === plot) this.point(plot, undefined);
+        });
+        node.on("plotly_click", ({ points }) => {
+            if (points?.length) this.clicked(points[0].x);
+        });
+    }
+
+    // Shows a stretch of x in all of them, everything for null.
+    zoom(range) {
+        if (!range && !this.range && !this.hasOwnZoom) return;
+        this.range = range;
+        this.zooms += 1;
+        if (!range) {
+            this.resets += 1;
+            this.hasOwnZoom = false;
+        }
+        this.zoomed(Boolean(range));
+        this.redrawAll();
+    }
+
+    point(plot, x) {
+        this.pointed = { plot, x };
+        for (const other of this.plots.values()) {
+            if (
+                other !== plot &&
+                other.drawn &&
+                !this.maps.includes(other.name) &&
+                onScreen(other.node)
+            )
+                drawLater(other.follow);
+        }
+    }
+
+    follow({ node }) {
+        const { x } = this.pointed;
+        if (x === undefined) window.Plotly.Fx.unhover(node);
+        else window.Plotly.Fx.hover(node, { xval: x }, Object.keys(node._fullLayout._plots));
+    }
 }
 
 // The ends of a drawn x axis as numbers, and its pixels.
 function seen(node) {
-  const {xaxis} = node._fullLayout;
-  return [xaxis.range.map((end) => xaxis.d2c(end)), xaxis._length];
+    const { xaxis } = node._fullLayout;
+    return [xaxis.range.map((end) => xaxis.d2c(end)), xaxis._length];
 }
 
 // Of a point on its x axis, as a number: on a time axis its x is text.
-function place({x, xaxis}) { return xaxis.type === 'date' ? xaxis.d2c(x) : x; }
+function place({ x, xaxis }) {
+    return xaxis.type === "date" ? xaxis.d2c(x) : x;
+}

@@ -1,142 +1,173 @@
-// Long work of the server: how far it is, how long it will take, and a way to end it. It goes on without any page.
+// Long work of the server: how far it is, how long it will take, and a way to end it. It goes on
+// without any page.
 
-import {el, isShown, send, setText} from './dom.js';
+import { el, isShown, send, setText } from "./dom.js";
 
-const FOLLOW_WAIT = 400, LOOK_WAIT = 5000, SHOWN_AFTER = 15000;
+const FOLLOW_WAIT = 400,
+    LOOK_WAIT = 5000,
+    SHOWN_AFTER = 15000;
 const strips = new Set();
 
 export class JobView {
-  // Draws one job into `root`, which it hides while there is none.
-  constructor(root) {
-    this.root = root;
-    this.title = el('strong');
-    this.said = el('span', {class: 'rs-job-said'});
-    this.button = el('button', {type: 'button', click: () => this.cancel()}, 'Cancel');
-    this.fill = el('i');
-    this.bar = el('div', {class: 'rs-job-bar', role: 'progressbar', 'aria-valuemin': 0, 'aria-valuemax': 100}, this.fill);
-    this.over = el('p', {class: 'rs-job-over', role: 'status'});
-    root.classList.add('rs-job');
-    root.replaceChildren(el('div', {class: 'rs-job-row'}, el('p', {}, this.title, this.said), this.button), this.bar,
-      this.over);
-    root.hidden = true;
-  }
-
-  // job: as the server tells it, or null.
-  show(job) {
-    this.job = job;
-    this.root.hidden = !job;
-    if (!job) { delete this.root.dataset.job; return; }
-    const works = job.state === 'working', share = job.total ? Math.min(1, job.done / job.total) : null;
-    this.root.dataset.job = job.id;
-    this.root.dataset.state = job.state;
-    this.root.classList.toggle('rs-job-unknown', works && share === null);
-    setText(this.title, job.title);
-    const said = job.cancelling ? ['Cancelling', job.words] : [job.text, job.words, job.left];
-    setText(this.said, works ? said.filter(Boolean).join(' · ') : '');
-    this.bar.hidden = this.button.hidden = !works;
-    this.button.disabled = job.cancelling;
-    this.button.setAttribute('aria-label', `Cancel: ${job.title}`);
-    this.bar.setAttribute('aria-label', `Progress: ${job.title}`);
-    this.bar.setAttribute('aria-valuetext', this.said.textContent || 'under way');
-    if (share === null) this.bar.removeAttribute('aria-valuenow');
-    else this.bar.setAttribute('aria-valuenow', Math.round(100 * share));
-    this.fill.style.width = share === null ? '' : `${100 * share}%`;
-    this.over.classList.toggle('rs-error', job.state === 'failed');
-    setText(this.over, job.error || job.result);
-  }
-
-  async cancel() {
-    if (!this.job) return;
-    this.button.disabled = true;
-    try {
-      this.show({...await send(`/api/jobs/${this.job.id}/cancel`, {})});
-    } catch (error) {
-      setText(this.over, error.message);
-      this.button.disabled = false;
+    // Draws one job into `root`, which it hides while there is none.
+    constructor(root) {
+        this.root = root;
+        this.title = el("strong");
+        this.said = el("span", { class: "rs-job-said" });
+        this.button = el("button", { type: "button", click: () => this.cancel() }, "Cancel");
+        this.fill = el("i");
+        this.bar = el(
+            "div",
+            { class: "rs-job-bar", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100 },
+            this.fill,
+        );
+        this.over = el("p", { class: "rs-job-over", role: "status" });
+        root.classList.add("rs-job");
+        root.replaceChildren(
+            el("div", { class: "rs-job-row" }, el("p", {}, this.title, this.said), this.button),
+            this.bar,
+            this.over,
+        );
+        root.hidden = true;
     }
-  }
 
-  // Shows the job until it is over, and returns it then. A server that does not answer is asked again, though less often,
-  // as it is while nobody sees the page.
-  async follow(job) {
-    let isLost = false;
-    while (job.state === 'working') {
-      this.show(job);
-      await pause(isLost || document.hidden ? LOOK_WAIT : FOLLOW_WAIT);
-      try {
-        job = await send(`/api/jobs/${job.id}`);
-        isLost = false;
-      } catch (error) {
-        if (!error.unreachable) throw error;
-        isLost = true;
-      }
+    // job: as the server tells it, or null.
+    show(job) {
+        this.job = job;
+        this.root.hidden = !job;
+        if (!job) {
+            delete this.root.dataset.job;
+            return;
+        }
+        const works = job.state === "working",
+            share = job.total ? Math.min(1, job.done / job.total) : null;
+        this.root.dataset.job = job.id;
+        this.root.dataset.state = job.state;
+        this.root.classList.toggle("rs-job-unknown", works && share === null);
+        setText(this.title, job.title);
+        const said = job.cancelling ? ["Cancelling", job.words] : [job.text, job.words, job.left];
+        setText(this.said, works ? said.filter(Boolean).join(" · ") : "");
+        this.bar.hidden = this.button.hidden = !works;
+        this.button.disabled = job.cancelling;
+        this.button.setAttribute("aria-label", `Cancel: ${job.title}`);
+        this.bar.setAttribute("aria-label", `Progress: ${job.title}`);
+        this.bar.setAttribute("aria-valuetext", this.said.textContent || "under way");
+        if (share === null) this.bar.removeAttribute("aria-valuenow");
+        else this.bar.setAttribute("aria-valuenow", Math.round(100 * share));
+        this.fill.style.width = share === null ? "" : `${100 * share}%`;
+        this.over.classList.toggle("rs-error", job.state === "failed");
+        setText(this.over, job.error || job.result);
     }
-    this.show(job);
-    return job;
-  }
+
+    async cancel() {
+        if (!this.job) return;
+        this.button.disabled = true;
+        try {
+            this.show({ ...(await send(`/api/jobs/${this.job.id}/cancel`, {})) });
+        } catch (error) {
+            setText(this.over, error.message);
+            this.button.disabled = false;
+        }
+    }
+
+    // Shows the job until it is over, and returns it then. A server that does not answer is asked
+    // again, though less often, as it is while nobody sees the page.
+    async follow(job) {
+        let isLost = false;
+        while (job.state === "working") {
+            this.show(job);
+            await pause(isLost || document.hidden ? LOOK_WAIT : FOLLOW_WAIT);
+            try {
+                job = await send(`/api/jobs/${job.id}`);
+                isLost = false;
+            } catch (error) {
+                if (!error.unreachable) throw error;
+                isLost = true;
+            }
+        }
+        this.show(job);
+        return job;
+    }
 }
 
 export class JobStrip {
-  // Above all tabs: what is under way and has no place of its own in sight. A page that is opened later shows it too.
-  constructor(root) {
-    this.list = root.querySelector('.rs-jobs');
-    this.views = new Map();
-    strips.add(this);
-    document.addEventListener('visibilitychange', () => this.look());
-    this.look();
-  }
+    // Above all tabs: what is under way and has no place of its own in sight. A page that is opened
+    // later shows it too.
+    constructor(root) {
+        this.list = root.querySelector(".rs-jobs");
+        this.views = new Map();
+        strips.add(this);
+        document.addEventListener("visibilitychange", () => this.look());
+        this.look();
+    }
 
-  async look() {
-    clearTimeout(this.timer);
-    try {
-      if (!document.hidden) for (const job of (await send('/api/jobs')).jobs) this.take(job);
-    } catch { /* the run bar says that the server does not answer */ }
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.look(), LOOK_WAIT);
-  }
+    async look() {
+        clearTimeout(this.timer);
+        try {
+            if (!document.hidden) for (const job of (await send("/api/jobs")).jobs) this.take(job);
+        } catch {
+            /* the run bar says that the server does not answer */
+        }
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.look(), LOOK_WAIT);
+    }
 
-  async take(job) {
-    if (this.views.has(job.id)) return;
-    const node = el('li'), view = new JobView(node);
-    this.views.set(job.id, view);
-    this.list.append(node);
-    const watched = setInterval(() => this.place(job.id, node), FOLLOW_WAIT);
-    this.place(job.id, node);
-    let over = null;
-    try {
-      over = await view.follow(job);
-    } catch { /* the server was restarted and knows nothing of it */ }
-    // Who saw it end elsewhere on the page knows; a failure stays until it is read.
-    const seen = this.isElsewhere(job.id);
-    clearInterval(watched);
-    node.classList.remove('rs-job-elsewhere');
-    const leave = () => { node.remove(); this.views.delete(job.id); };
-    if (!over || seen || !(over.error || over.result)) leave();
-    else if (over.state === 'failed') node.append(el('button', {type: 'button', class: 'rs-job-close', click: leave}, 'Close'));
-    else setTimeout(leave, SHOWN_AFTER);
-  }
+    async take(job) {
+        if (this.views.has(job.id)) return;
+        const node = el("li"),
+            view = new JobView(node);
+        this.views.set(job.id, view);
+        this.list.append(node);
+        const watched = setInterval(() => this.place(job.id, node), FOLLOW_WAIT);
+        this.place(job.id, node);
+        let over = null;
+        try {
+            over = await view.follow(job);
+        } catch {
+            /* the server was restarted and knows nothing of it */
+        }
+        // Who saw it end elsewhere on the page knows; a failure stays until it is read.
+        const seen = this.isElsewhere(job.id);
+        clearInterval(watched);
+        node.classList.remove("rs-job-elsewhere");
+        const leave = () => {
+            node.remove();
+            this.views.delete(job.id);
+        };
+        if (!over || seen || !(over.error || over.result)) leave();
+        else if (over.state === "failed")
+            node.append(
+                el("button", { type: "button", class: "rs-job-close", click: leave }, "Close"),
+            );
+        else setTimeout(leave, SHOWN_AFTER);
+    }
 
-  place(id, node) { node.classList.toggle('rs-job-elsewhere', this.isElsewhere(id)); }
+    place(id, node) {
+        node.classList.toggle("rs-job-elsewhere", this.isElsewhere(id));
+    }
 
-  isElsewhere(id) {
-    return [...document.querySelectorAll(`[data-job="${id}"]`)].some((node) => !this.list.contains(node) && isShown(node));
-  }
+    isElsewhere(id) {
+        return [...document.querySelectorAll(`[data-job="${id}"]`)].some(
+            (node) => !this.list.contains(node) && isShown(node),
+        );
+    }
 }
 
 // Something was just started: it is shown at once.
 export function noticeJobs() {
-  for (const strip of strips) strip.look();
+    for (const strip of strips) strip.look();
 }
 
-// Ends early when the page is shown or hidden: who comes back to it sees at once how far the job is.
+// Ends early when the page is shown or hidden: who comes back to it sees at once how far the job
+// is.
 function pause(milliseconds) {
-  return new Promise((resolve) => {
-    const end = () => {
-      clearTimeout(timer);
-      document.removeEventListener('visibilitychange', end);
-      resolve();
-    };
-    const timer = setTimeout(end, milliseconds);
-    document.addEventListener('visibilitychange', end);
-  });
+    return new Promise((resolve) => {
+        const end = () => {
+            clearTimeout(timer);
+            document.removeEventListener("visibilitychange", end);
+            resolve();
+        };
+        const timer = setTimeout(end, milliseconds);
+        document.addEventListener("visibilitychange", end);
+    });
 }

@@ -1,7 +1,7 @@
-// A notification of the browser when a run that this page watches ends, or waits for room on the disk, while nobody looks at
-// the page.
+// A notification of the browser when a run that this page watches ends, or waits for room on the
+// disk, while nobody looks at the page.
 
-const KEPT = 'ramstream-notify';
+const KEPT = "ramstream-notify";
 
 let before = null;
 
@@ -9,52 +9,63 @@ let before = null;
 let chosen = null;
 
 function wanted() {
-  try {
-    return (chosen ?? localStorage.getItem(KEPT)) === 'on';
-  } catch {
-    return false;
-  }
+    try {
+        return (chosen ?? localStorage.getItem(KEPT)) === "on";
+    } catch {
+        return false;
+    }
 }
 
 function choose(how) {
-  chosen = how;
-  try {
-    localStorage.setItem(KEPT, how);
-  } catch { /* for as long as the page is open */ }
+    chosen = how;
+    try {
+        localStorage.setItem(KEPT, how);
+    } catch {
+        /* for as long as the page is open */
+    }
 }
 
 // Called with every run bar that arrives.
 export function announce(bar) {
-  const rests = before?.run_id === bar.run_id && before.tone === 'busy' && bar.tone !== 'busy';
-  before = {run_id: bar.run_id, tone: bar.tone};
-  const isTold = rests && (bar.state !== 'paused' || bar.waits);
-  if (!isTold || !wanted() || !document.hidden || window.Notification?.permission !== 'granted') return;
-  const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {body: bar.sentence, tag: bar.run_id});
-  shown.addEventListener('click', () => { window.focus(); shown.close(); });
+    const rests = before?.run_id === bar.run_id && before.tone === "busy" && bar.tone !== "busy";
+    before = { run_id: bar.run_id, tone: bar.tone };
+    const isTold = rests && (bar.state !== "paused" || bar.waits);
+    if (!isTold || !wanted() || !document.hidden || window.Notification?.permission !== "granted")
+        return;
+    const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {
+        body: bar.sentence,
+        tag: bar.run_id,
+    });
+    shown.addEventListener("click", () => {
+        window.focus();
+        shown.close();
+    });
 }
 
 // Asks for the permission when it is switched on; not there where the browser has no notifications.
 export class NotifySwitch {
-  constructor(button) {
-    this.button = button;
-    if (!('Notification' in window)) return;
-    button.hidden = false;
-    button.title = 'A notification of the browser when the run ends or waits for room on the disk, ' +
-      'while this page is in the background';
-    button.addEventListener('click', () => this.toggle());
-    this.show();
-  }
+    constructor(button) {
+        this.button = button;
+        if (!("Notification" in window)) return;
+        button.hidden = false;
+        button.title =
+            "A notification of the browser when the run ends or waits for room on the disk, " +
+            "while this page is in the background";
+        button.addEventListener("click", () => this.toggle());
+        this.show();
+    }
 
-  async toggle() {
-    const on = !wanted() && await Notification.requestPermission() === 'granted';
-    choose(on ? 'on' : 'off');
-    this.show();
-    if (Notification.permission === 'denied') this.button.title = 'The browser does not allow notifications of this page.';
-  }
+    async toggle() {
+        const on = !wanted() && (await Notification.requestPermission()) === "granted";
+        choose(on ? "on" : "off");
+        this.show();
+        if (Notification.permission === "denied")
+            this.button.title = "The browser does not allow notifications of this page.";
+    }
 
-  show() {
-    const on = wanted() && Notification.permission === 'granted';
-    this.button.setAttribute('aria-pressed', String(on));
-    this.button.textContent = on ? 'Will notify' : 'Notify me';
-  }
+    show() {
+        const on = wanted() && Notification.permission === "granted";
+        this.button.setAttribute("aria-pressed", String(on));
+        this.button.textContent = on ? "Will notify" : "Notify me";
+    }
 }

@@ -1,40 +1,45 @@
 // How a run does, in words, with a change of its settings that can be opened in the Train form.
 
-import {send, setText} from '../common/dom.js';
+import { send, setText } from "../common/dom.js";
 
 export class Diagnosis {
-  constructor(part) {
-    this.part = part;
-    this.run = null;
-    this.offer = null;
-    part('offer-button').addEventListener('click', () => this.open());
-  }
-
-  show(diagnosis, run) {
-    const {part} = this, {text, tone, advice, offer} = diagnosis;
-    if (run !== this.run) part('offer-error').hidden = true;
-    Object.assign(this, {run, offer});
-    part('diagnosis').hidden = false;
-    part('diagnosis').dataset.tone = tone;
-    setText(part('diagnosis-text'), text);
-    setText(part('diagnosis-advice'), advice);
-    part('offer').hidden = !offer;
-    setText(part('offer-label'), offer?.label ?? '');
-  }
-
-  // The page is loaded anew, as a new tab would be: the server fills its form with the draft that it keeps.
-  async open() {
-    const button = this.part('offer-button'), error = this.part('offer-error');
-    button.disabled = true;
-    error.hidden = true;
-    try {
-      await send(`/api/runs/${encodeURIComponent(this.run)}/draft`, {changes: this.offer.changes});
-      location.assign(`${location.pathname}?tab=train`);
-    } catch (failure) {
-      setText(error, failure.message);
-      error.hidden = false;
-    } finally {
-      button.disabled = false;
+    constructor(part) {
+        this.part = part;
+        this.run = null;
+        this.offer = null;
+        part("offer-button").addEventListener("click", () => this.open());
     }
-  }
+
+    show(diagnosis, run) {
+        const { part } = this,
+            { text, tone, advice, offer } = diagnosis;
+        if (run !== this.run) part("offer-error").hidden = true;
+        Object.assign(this, { run, offer });
+        part("diagnosis").hidden = false;
+        part("diagnosis").dataset.tone = tone;
+        setText(part("diagnosis-text"), text);
+        setText(part("diagnosis-advice"), advice);
+        part("offer").hidden = !offer;
+        setText(part("offer-label"), offer?.label ?? "");
+    }
+
+    // The page is loaded anew, as a new tab would be: the server fills its form with the draft that
+    // it keeps.
+    async open() {
+        const button = this.part("offer-button"),
+            error = this.part("offer-error");
+        button.disabled = true;
+        error.hidden = true;
+        try {
+            await send(`/api/runs/${encodeURIComponent(this.run)}/draft`, {
+                changes: this.offer.changes,
+            });
+            location.assign(`${location.pathname}?tab=train`);
+        } catch (failure) {
+            setText(error, failure.message);
+            error.hidden = false;
+        } finally {
+            button.disabled = false;
+        }
+    }
 }

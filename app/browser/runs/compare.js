@@ -1,140 +1,198 @@
-// Several runs side by side: their curves on shared axes, key figures, and the settings in which they differ.
+// Several runs side by side: their curves on shared axes, key figures, and the settings in which
+// they differ.
 
-import {el, field, send} from '../common/dom.js';
-import {LinkedCharts} from '../charts/plots.js';
+import { el, field, send } from "../common/dom.js";
+import { LinkedCharts } from "../charts/plots.js";
 
-export const LEAST = 2, MOST = 6;
+export const LEAST = 2,
+    MOST = 6;
 const AGAIN = 4000;
 
 export class Comparison {
-  constructor(root, card, changed) {
-    this.root = root;
-    this.card = card;
-    this.changed = changed;
-    this.ids = [];
-    this.axis = 'step';
-    this.turn = 0;
-    this.readAt = 0;
-    const nodes = [...card.querySelectorAll('[data-compare]')];
-    this.charts = new LinkedCharts(Object.fromEntries(nodes.map((node) => [node.dataset.compare, node])), {
-      adapt: (layout) => { layout.hoverlabel = {...layout.hoverlabel, namelength: -1}; },
-      zoomed: (isZoomed) => { this.part('compare-reset').hidden = !isZoomed; }});
-    this.part('compare-reset').addEventListener('click', () => this.charts.zoom(null));
-    for (const button of card.querySelectorAll('button[data-axis]')) {
-      button.addEventListener('click', () => this.chooseAxis(button.dataset.axis));
+    constructor(root, card, changed) {
+        this.root = root;
+        this.card = card;
+        this.changed = changed;
+        this.ids = [];
+        this.axis = "step";
+        this.turn = 0;
+        this.readAt = 0;
+        const nodes = [...card.querySelectorAll("[data-compare]")];
+        this.charts = new LinkedCharts(
+            Object.fromEntries(nodes.map((node) => [node.dataset.compare, node])),
+            {
+                adapt: (layout) => {
+                    layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 };
+                },
+                zoomed: (isZoomed) => {
+                    this.part("compare-reset").hidden = !isZoomed;
+                },
+            },
+        );
+        this.part("compare-reset").addEventListener("click", () => this.charts.zoom(null));
+        for (const button of card.querySelectorAll("button[data-axis]")) {
+            button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
+        }
+        this.part("compare-close").addEventListener("click", () => this.close());
     }
-    this.part('compare-close').addEventListener('click', () => this.close());
-  }
 
-  part(name) { return this.card.querySelector(`[data-part="${name}"]`); }
-
-  // -------------------------------------------------------------- which runs
-
-  openAddress() {
-    const asked = (new URLSearchParams(location.search).get('compare') ?? '').split(',').filter(Boolean);
-    if (asked.length) this.open([...new Set(asked)], false);
-  }
-
-  open(ids, scrolls) {
-    this.ids = ids;
-    this.charts.clear();
-    this.card.hidden = false;
-    this.part('compare-body').hidden = true;
-    this.part('compare-runs').replaceChildren();
-    this.writeAddress();
-    this.changed(ids);
-    if (scrolls) {
-      this.card.scrollIntoView({block: 'start'});
-      this.card.querySelector('h3').focus({preventScroll: true});
+    part(name) {
+        return this.card.querySelector(`[data-part="${name}"]`);
     }
-    this.read();
-  }
 
-  close() {
-    this.ids = [];
-    this.turn += 1;
-    const hadFocus = this.card.contains(document.activeElement);
-    this.card.hidden = true;
-    this.writeAddress();
-    this.changed([]);
-    if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
-  }
+    // -------------------------------------------------------------- which runs
 
-  without(id) {
-    if (!this.ids.includes(id)) return;
-    const left = this.ids.filter((other) => other !== id);
-    if (left.length >= LEAST) this.open(left, false);
-    else this.close();
-  }
-
-  writeAddress() {
-    const query = new URLSearchParams(location.search);
-    query.delete('compare');
-    const rest = query.toString(), own = this.ids.length ? `compare=${this.ids.map(encodeURIComponent).join(',')}` : '';
-    history.replaceState(null, '', `${location.pathname}?${[rest, own].filter(Boolean).join('&')}`);
-  }
-
-  chooseAxis(axis) {
-    this.axis = axis;
-    this.charts.zoom(null);
-    for (const button of this.card.querySelectorAll('button[data-axis]')) {
-      button.setAttribute('aria-pressed', String(button.dataset.axis === axis));
+    openAddress() {
+        const asked = (new URLSearchParams(location.search).get("compare") ?? "")
+            .split(",")
+            .filter(Boolean);
+        if (asked.length) this.open([...new Set(asked)], false);
     }
-    this.read();
-  }
 
-  // -------------------------------------------------------------- reading and showing
-
-  refresh() {
-    if (this.ids.length && this.goingOn && Date.now() - this.readAt >= AGAIN) this.read();
-  }
-
-  async read() {
-    const turn = ++this.turn;
-    this.readAt = Date.now();
-    let answer;
-    try {
-      answer = await send(`/api/compare?runs=${this.ids.map(encodeURIComponent).join(',')}&axis=${this.axis}`);
-    } catch (error) {
-      if (turn !== this.turn) return;
-      field(this.card, 'compare-problem').textContent = error.message;
-      this.goingOn = Boolean(error.unreachable);
-      return;
+    open(ids, scrolls) {
+        this.ids = ids;
+        this.charts.clear();
+        this.card.hidden = false;
+        this.part("compare-body").hidden = true;
+        this.part("compare-runs").replaceChildren();
+        this.writeAddress();
+        this.changed(ids);
+        if (scrolls) {
+            this.card.scrollIntoView({ block: "start" });
+            this.card.querySelector("h3").focus({ preventScroll: true });
+        }
+        this.read();
     }
-    if (turn !== this.turn) return;
-    this.goingOn = answer.going_on;
-    field(this.card, 'compare-problem').textContent = answer.unread.length
-      ? `The settings of ${answer.unread.join(', ')} cannot be read, so they are left out of the difference.` : '';
-    this.part('compare-body').hidden = false;
-    this.showRuns(answer.runs);
-    this.showTable('compare-figures', answer.runs, answer.rows);
-    this.showTable('compare-settings', answer.runs, answer.settings);
-    this.part('compare-settings').hidden = !answer.settings.length;
-    field(this.card, 'compare-same').textContent = answer.settings.length ? 'All other settings are the same.'
-      : 'None: all settings of these runs are the same.';
-    for (const [name, figure] of Object.entries(answer.figures)) {
-      this.charts.set(name, figure);
-      this.charts.node(name).setAttribute('aria-label', answer.said[name]);
+
+    close() {
+        this.ids = [];
+        this.turn += 1;
+        const hadFocus = this.card.contains(document.activeElement);
+        this.card.hidden = true;
+        this.writeAddress();
+        this.changed([]);
+        if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
     }
-  }
 
-  showRuns(runs) {
-    this.part('compare-runs').replaceChildren(...runs.map((run) => el('li', {}, swatch(run.colour),
-      el('span', {}, run.name), el('span', {class: 'rs-state', 'data-tone': run.tone}, run.word))));
-  }
+    without(id) {
+        if (!this.ids.includes(id)) return;
+        const left = this.ids.filter((other) => other !== id);
+        if (left.length >= LEAST) this.open(left, false);
+        else this.close();
+    }
 
-  showTable(name, runs, rows) {
-    const table = this.part(name);
-    table.querySelector('thead').replaceChildren(el('tr', {}, el('td'),
-      ...runs.map((run) => el('th', {scope: 'col'}, swatch(run.colour), run.name))));
-    table.querySelector('tbody').replaceChildren(...rows.map((row) => el('tr', {}, el('th', {scope: 'row'}, row.name),
-      ...row.texts.map((text, index) => el('td', {class: row.best?.includes(index) ? 'rs-best' : null}, text,
-        row.best?.includes(index) ? el('span', {class: 'rs-hidden'}, ' (best)') : null)))));
-  }
+    writeAddress() {
+        const query = new URLSearchParams(location.search);
+        query.delete("compare");
+        const rest = query.toString(),
+            own = this.ids.length ? `compare=${this.ids.map(encodeURIComponent).join(",")}` : "";
+        history.replaceState(
+            null,
+            "",
+            `${location.pathname}?${[rest, own].filter(Boolean).join("&")}`,
+        );
+    }
+
+    chooseAxis(axis) {
+        this.axis = axis;
+        this.charts.zoom(null);
+        for (const button of this.card.querySelectorAll("button[data-axis]")) {
+            button.setAttribute("aria-pressed", String(button.dataset.axis === axis));
+        }
+        this.read();
+    }
+
+    // -------------------------------------------------------------- reading and showing
+
+    refresh() {
+        if (this.ids.length && this.goingOn && Date.now() - this.readAt >= AGAIN) this.read();
+    }
+
+    async read() {
+        const turn = ++this.turn;
+        this.readAt = Date.now();
+        let answer;
+        try {
+            answer = await send(
+                `/api/compare?runs=${this.ids.map(encodeURIComponent).join(",")}&axis=${this.axis}`,
+            );
+        } catch (error) {
+            if (turn !== this.turn) return;
+            field(this.card, "compare-problem").textContent = error.message;
+            this.goingOn = Boolean(error.unreachable);
+            return;
+        }
+        if (turn !== this.turn) return;
+        this.goingOn = answer.going_on;
+        field(this.card, "compare-problem").textContent = answer.unread.length
+            ? `The settings of ${answer.unread.join(", ")} cannot be read, so they are left out of the difference.`
+            : "";
+        this.part("compare-body").hidden = false;
+        this.showRuns(answer.runs);
+        this.showTable("compare-figures", answer.runs, answer.rows);
+        this.showTable("compare-settings", answer.runs, answer.settings);
+        this.part("compare-settings").hidden = !answer.settings.length;
+        field(this.card, "compare-same").textContent = answer.settings.length
+            ? "All other settings are the same."
+            : "None: all settings of these runs are the same.";
+        for (const [name, figure] of Object.entries(answer.figures)) {
+            this.charts.set(name, figure);
+            this.charts.node(name).setAttribute("aria-label", answer.said[name]);
+        }
+    }
+
+    showRuns(runs) {
+        this.part("compare-runs").replaceChildren(
+            ...runs.map((run) =>
+                el(
+                    "li",
+                    {},
+                    swatch(run.colour),
+                    el("span", {}, run.name),
+                    el("span", { class: "rs-state", "data-tone": run.tone }, run.word),
+                ),
+            ),
+        );
+    }
+
+    showTable(name, runs, rows) {
+        const table = this.part(name);
+        table
+            .querySelector("thead")
+            .replaceChildren(
+                el(
+                    "tr",
+                    {},
+                    el("td"),
+                    ...runs.map((run) => el("th", { scope: "col" }, swatch(run.colour), run.name)),
+                ),
+            );
+        table
+            .querySelector("tbody")
+            .replaceChildren(
+                ...rows.map((row) =>
+                    el(
+                        "tr",
+                        {},
+                        el("th", { scope: "row" }, row.name),
+                        ...row.texts.map((text, index) =>
+                            el(
+                                "td",
+                                { class: row.best?.includes(index) ? "rs-best" : null },
+                                text,
+                                row.best?.includes(index)
+                                    ? el("span", { class: "rs-hidden" }, " (best)")
+                                    : null,
+                            ),
+                        ),
+                    ),
+                ),
+            );
+    }
 }
 
 function swatch(colour) {
-  const node = el('i', {class: 'rs-swatch', 'aria-hidden': 'true'});
-  node.style.background = colour;
-  return node;
+    const node = el("i", { class: "rs-swatch", "aria-hidden": "true" });
+    node.style.background = colour;
+    return node;
 }

@@ -1,247 +1,373 @@
 // The Runs tab: the queue, every run, and what can be done with one.
 
-import {Comparison, MOST, LEAST} from './compare.js';
-import {el, field, send} from '../common/dom.js';
-import {JobView, noticeJobs} from '../common/jobs.js';
-import {RunDetails} from './run_details.js';
+import { Comparison, MOST, LEAST } from "./compare.js";
+import { el, field, send } from "../common/dom.js";
+import { JobView, noticeJobs } from "../common/jobs.js";
+import { RunDetails } from "./run_details.js";
 
 const LIST_WAIT = 2000;
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-  constructor(element, {openRun, closeRun, talkTo}) {
-    Object.assign(this, {root: element, openRun, closeRun, talkTo});
-    this.rows = new Map();
-    this.ticked = new Set();
-    this.readAt = 0;
-    this.run = null;
-    this.details = new RunDetails(this.part('details'), () => this.refresh(true), (id) => this.focus(id, 'details'));
-    this.comparison = new Comparison(element, this.part('compare'), (ids) => this.compared(ids));
-    this.part('compare-open').addEventListener('click', () => this.comparison.open([...this.ticked], true));
-    this.part('queue-continue').addEventListener('click', ({target}) => this.changeQueue(target, 'continue'));
-    const card = this.part('export');
-    this.exporting = new JobView(this.part('exporting'));
-    card.querySelector('[data-part="close"]').addEventListener('click', () => {
-      card.hidden = true;
-      this.focus(this.run.id, 'export');
-    });
-    card.querySelector('form').addEventListener('submit', (event) => {
-      event.preventDefault();
-      this.export(new FormData(event.target));
-    });
-    this.comparison.openAddress();
-  }
-
-  part(name) { return this.root.querySelector(`[data-part="${name}"]`); }
-
-  async refresh(force = false) {
-    if (!force && Date.now() - this.readAt < LIST_WAIT) return;
-    this.readAt = Date.now();
-    const {runs, queue} = await send('/api/runs');
-    this.part('empty').hidden = runs.length > 0;
-    this.part('list').hidden = this.part('bar').hidden = runs.length === 0;
-    this.showQueue(queue);
-    this.showRuns(runs);
-    this.comparison.refresh();
-  }
-
-  // A row stays as it is while what it says does: the focus and an open menu are not lost to the next step of another run.
-  showRuns(runs) {
-    const known = new Map();
-    for (const run of runs) {
-      const text = JSON.stringify(run), before = this.rows.get(run.id);
-      if (before?.text === text) { known.set(run.id, before); continue; }
-      const focused = before?.node.contains(document.activeElement) ? document.activeElement.dataset.act : null;
-      const node = this.row(run);
-      before?.node.replaceWith(node);
-      if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
-      known.set(run.id, {text, node});
+    constructor(element, { openRun, closeRun, talkTo }) {
+        Object.assign(this, { root: element, openRun, closeRun, talkTo });
+        this.rows = new Map();
+        this.ticked = new Set();
+        this.readAt = 0;
+        this.run = null;
+        this.details = new RunDetails(
+            this.part("details"),
+            () => this.refresh(true),
+            (id) => this.focus(id, "details"),
+        );
+        this.comparison = new Comparison(element, this.part("compare"), (ids) =>
+            this.compared(ids),
+        );
+        this.part("compare-open").addEventListener("click", () =>
+            this.comparison.open([...this.ticked], true),
+        );
+        this.part("queue-continue").addEventListener("click", ({ target }) =>
+            this.changeQueue(target, "continue"),
+        );
+        const card = this.part("export");
+        this.exporting = new JobView(this.part("exporting"));
+        card.querySelector('[data-part="close"]').addEventListener("click", () => {
+            card.hidden = true;
+            this.focus(this.run.id, "export");
+        });
+        card.querySelector("form").addEventListener("submit", (event) => {
+            event.preventDefault();
+            this.export(new FormData(event.target));
+        });
+        this.comparison.openAddress();
     }
-    this.rows = known;
-    const body = this.part('rows'), nodes = [...known.values()].map(({node}) => node);
-    if (nodes.length !== body.children.length || nodes.some((node, index) => node !== body.children[index])) {
-      body.replaceChildren(...nodes);
+
+    part(name) {
+        return this.root.querySelector(`[data-part="${name}"]`);
     }
-    for (const id of this.ticked) if (!known.has(id)) this.ticked.delete(id);
-    this.showTicked();
-  }
 
-  row(run) {
-    const button = (act, label, work) => run.actions.includes(act) ? el('button', {type: 'button', class: 'rs-small',
-      'data-act': act, 'aria-label': `${label}: ${run.name}`, click: work}, label) : null;
-    return el('tr', {'data-run': run.id},
-      el('td', {class: 'rs-pick'}, run.actions.includes('compare') ? this.tick(run) : null,
-        el('span', {class: 'rs-state', 'data-tone': run.tone, title: run.reason}, run.word)),
-      el('td', {}, el('strong', {}, run.name), run.note ? el('p', {class: 'rs-note'}, run.note) : null,
-        el('small', {}, run.id), run.reason && run.tone === 'bad' ? el('small', {class: 'rs-error'}, run.reason) : null),
-      el('td', {class: 'rs-number'}, run.steps), el('td', {class: 'rs-number'}, run.loss),
-      el('td', {}, run.model, el('small', {}, run.data)),
-      el('td', {}, started(run.created), el('small', {}, `at work for ${run.at_work}`)),
-      el('td', {class: 'rs-row-actions'}, el('div', {},
-        button('open', 'Open', () => this.openRun(run.id, 'live')),
-        button('resume', 'Resume', (event) => this.resume(run, event.target)),
-        button('talk', 'Talk', () => this.talkTo(run.id)),
-        button('details', 'Details', () => this.details.open(run)),
-        button('draft', 'New run from this one', (event) => this.draft(run, event.target)),
-        button('export', 'Export', () => this.openExport(run)),
-        button('delete', 'Delete', (event) => this.delete(run, event.target)))));
-  }
-
-  // Of a run's row; of the first row where that is gone.
-  focus(id, act) {
-    const row = this.rows.get(id)?.node ?? this.part('rows').firstElementChild;
-    (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector('button'))?.focus();
-  }
-
-  // -------------------------------------------------------------- comparing
-
-  tick(run) {
-    const box = el('input', {type: 'checkbox', 'data-act': 'compare', 'aria-label': `Compare: ${run.name}`, change: () => {
-      if (box.checked) this.ticked.add(run.id);
-      else this.ticked.delete(run.id);
-      this.showTicked();
-    }});
-    box.checked = this.ticked.has(run.id);
-    return box;
-  }
-
-  showTicked() {
-    const count = this.ticked.size, fits = count >= LEAST && count <= MOST;
-    const button = this.part('compare-open');
-    button.disabled = !fits;
-    button.classList.toggle('rs-primary', fits);
-    button.textContent = count ? `Compare ${count}` : 'Compare';
-    field(this.root, 'ticked').textContent = count > MOST ? `At most ${MOST} runs are compared: untick ${count - MOST}.`
-      : count === 1 ? 'Tick one more run.' : count ? '' : 'Tick two to six runs to see them side by side.';
-  }
-
-  compared(ids) {
-    if (ids.length) this.ticked = new Set(ids);
-    for (const box of this.root.querySelectorAll('[data-act="compare"]')) {
-      box.checked = this.ticked.has(box.closest('tr').dataset.run);
+    async refresh(force = false) {
+        if (!force && Date.now() - this.readAt < LIST_WAIT) return;
+        this.readAt = Date.now();
+        const { runs, queue } = await send("/api/runs");
+        this.part("empty").hidden = runs.length > 0;
+        this.part("list").hidden = this.part("bar").hidden = runs.length === 0;
+        this.showQueue(queue);
+        this.showRuns(runs);
+        this.comparison.refresh();
     }
-    this.showTicked();
-  }
 
-  // -------------------------------------------------------------- the queue
-
-  showQueue(queue) {
-    const text = JSON.stringify(queue);
-    if (text === this.queueShown) return;
-    const focused = this.part('queue-rows').contains(document.activeElement) ? document.activeElement.dataset.queued : null;
-    this.queueShown = text;
-    this.part('queue').hidden = !queue.rows.length && !queue.problem;
-    this.part('queue-held').hidden = !queue.held;
-    this.part('queue-behind').hidden = !queue.behind;
-    field(this.root, 'queue-behind').textContent = queue.behind;
-    field(this.root, 'queue-problem').textContent = queue.problem;
-    this.part('queue-rows').replaceChildren(...queue.rows.map((row, index) => this.queueRow(row, index)));
-    if (focused) this.root.querySelector(`[data-queued="${CSS.escape(focused)}"]`)?.focus();
-  }
-
-  queueRow(row, index) {
-    const button = (label, what) => el('button', {type: 'button', class: 'rs-small', 'data-queued': `${row.id} ${what}`,
-      'aria-label': `${label}: ${row.name}`, click: ({target}) => this.changeQueue(target, `${row.id}/${what}`)}, label);
-    const detached = row.problem ? null : el('input', {type: 'checkbox', 'data-queued': `${row.id} detached`,
-      'aria-label': `Run detached: ${row.name}`,
-      change: ({target}) => this.changeQueue(target, `${row.id}/detached`, {detached: target.checked})});
-    if (detached) detached.checked = row.detached;
-    return el('li', {}, el('div', {}, el('strong', {}, row.name), el('small', {}, `${row.model} · ${row.data}`),
-      row.problem ? el('small', {class: 'rs-error'}, `It was not started: ${row.problem}`) : null),
-      detached && el('label', {class: 'rs-queue-detached',
-        title: 'In a process of its own, which goes on when Ramstream itself is closed'}, detached, 'Run detached'),
-      el('span', {class: 'rs-queue-actions'}, index ? button('Move up', 'up') : null, button('Remove', 'remove')));
-  }
-
-  async changeQueue(button, what, body = {}) {
-    button.disabled = true;
-    try {
-      const {queue} = await send(`/api/queue/${what}`, body);
-      this.showQueue(queue);
-      field(this.root, 'queue-problem').textContent = queue.problem;
-    } catch (error) {
-      field(this.root, 'queue-problem').textContent = error.message;
+    // A row stays as it is while what it says does: the focus and an open menu are not lost to the
+    // next step of another run.
+    showRuns(runs) {
+        const known = new Map();
+        for (const run of runs) {
+            const text = JSON.stringify(run),
+                before = this.rows.get(run.id);
+            if (before?.text === text) {
+                known.set(run.id, before);
+                continue;
+            }
+            const focused = before?.node.contains(document.activeElement)
+                ? document.activeElement.dataset.act
+                : null;
+            const node = this.row(run);
+            before?.node.replaceWith(node);
+            if (focused) node.querySelector(`[data-act="${focused}"]`)?.focus();
+            known.set(run.id, { text, node });
+        }
+        this.rows = known;
+        const body = this.part("rows"),
+            nodes = [...known.values()].map(({ node }) => node);
+        if (
+            nodes.length !== body.children.length ||
+            nodes.some((node, index) => node !== body.children[index])
+        ) {
+            body.replaceChildren(...nodes);
+        }
+        for (const id of this.ticked) if (!known.has(id)) this.ticked.delete(id);
+        this.showTicked();
     }
-    button.disabled = false;
-  }
 
-  // -------------------------------------------------------------- one run
-
-  delete(run, button) {
-    const dialog = this.part('delete');
-    field(this.root, 'delete-name').textContent = run.name;
-    dialog.returnValue = 'keep';
-    dialog.addEventListener('close', async () => {
-      if (dialog.returnValue !== 'delete') return;
-      await this.act(button, async () => {
-        await send(path(run.id, 'delete'), {});
-        if (this.run?.id === run.id) this.part('export').hidden = true;
-        this.comparison.without(run.id);
-        this.closeRun(run.id);
-        await this.refresh(true);
-        this.focus(run.id, 'open');
-      });
-    }, {once: true});
-    dialog.showModal();
-  }
-
-  async resume(run, button) {
-    await this.act(button, async () => {
-      await send(path(run.id, 'control'), {command: 'resume'});
-      this.openRun(run.id, 'live');
-    });
-  }
-
-  async draft(run, button) {
-    await this.act(button, async () => {
-      await send(path(run.id, 'draft'), {changes: {}});
-      location.assign('?tab=train');  // a page that is opened shows the form as the server keeps it
-    });
-  }
-
-  async act(button, work) {
-    const cell = button.closest('td');
-    cell.querySelector('.rs-error')?.remove();
-    button.disabled = true;
-    try {
-      await work();
-    } catch (error) {
-      cell.append(el('small', {class: 'rs-error', role: 'alert'}, error.message));
+    row(run) {
+        const button = (act, label, work) =>
+            run.actions.includes(act)
+                ? el(
+                      "button",
+                      {
+                          type: "button",
+                          class: "rs-small",
+                          "data-act": act,
+                          "aria-label": `${label}: ${run.name}`,
+                          click: work,
+                      },
+                      label,
+                  )
+                : null;
+        return el(
+            "tr",
+            { "data-run": run.id },
+            el(
+                "td",
+                { class: "rs-pick" },
+                run.actions.includes("compare") ? this.tick(run) : null,
+                el(
+                    "span",
+                    { class: "rs-state", "data-tone": run.tone, title: run.reason },
+                    run.word,
+                ),
+            ),
+            el(
+                "td",
+                {},
+                el("strong", {}, run.name),
+                run.note ? el("p", { class: "rs-note" }, run.note) : null,
+                el("small", {}, run.id),
+                run.reason && run.tone === "bad"
+                    ? el("small", { class: "rs-error" }, run.reason)
+                    : null,
+            ),
+            el("td", { class: "rs-number" }, run.steps),
+            el("td", { class: "rs-number" }, run.loss),
+            el("td", {}, run.model, el("small", {}, run.data)),
+            el("td", {}, started(run.created), el("small", {}, `at work for ${run.at_work}`)),
+            el(
+                "td",
+                { class: "rs-row-actions" },
+                el(
+                    "div",
+                    {},
+                    button("open", "Open", () => this.openRun(run.id, "live")),
+                    button("resume", "Resume", (event) => this.resume(run, event.target)),
+                    button("talk", "Talk", () => this.talkTo(run.id)),
+                    button("details", "Details", () => this.details.open(run)),
+                    button("draft", "New run from this one", (event) =>
+                        this.draft(run, event.target),
+                    ),
+                    button("export", "Export", () => this.openExport(run)),
+                    button("delete", "Delete", (event) => this.delete(run, event.target)),
+                ),
+            ),
+        );
     }
-    button.disabled = false;
-  }
 
-  openExport(run) {
-    this.run = run;
-    const card = this.part('export'), folder = card.querySelector('input');
-    card.hidden = false;
-    field(this.root, 'export-name').textContent = run.name;
-    field(this.root, 'export-said').replaceChildren();
-    folder.value = run.export_folder;
-    card.scrollIntoView({block: 'nearest'});
-    folder.focus();
-  }
-
-  async export(form) {
-    const said = field(this.root, 'export-said'), button = this.part('export').querySelector('.rs-primary');
-    button.disabled = true;
-    said.className = '';
-    try {
-      let job = await send(path(this.run.id, 'export'), {folder: form.get('folder')});
-      this.exporting.show(job);
-      noticeJobs();
-      job = await this.exporting.follow(job);
-      if (job.state === 'failed') throw new Error(job.error);
-      said.textContent = job.result;
-    } catch (error) {
-      said.className = 'rs-error';
-      said.textContent = error.message;
+    // Of a run's row; of the first row where that is gone.
+    focus(id, act) {
+        const row = this.rows.get(id)?.node ?? this.part("rows").firstElementChild;
+        (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector("button"))?.focus();
     }
-    this.exporting.show(null);  // what came of it stands in its place
-    button.disabled = false;
-  }
+
+    // -------------------------------------------------------------- comparing
+
+    tick(run) {
+        const box = el("input", {
+            type: "checkbox",
+            "data-act": "compare",
+            "aria-label": `Compare: ${run.name}`,
+            change: () => {
+                if (box.checked) this.ticked.add(run.id);
+                else this.ticked.delete(run.id);
+                this.showTicked();
+            },
+        });
+        box.checked = this.ticked.has(run.id);
+        return box;
+    }
+
+    showTicked() {
+        const count = this.ticked.size,
+            fits = count >= LEAST && count <= MOST;
+        const button = this.part("compare-open");
+        button.disabled = !fits;
+        button.classList.toggle("rs-primary", fits);
+        button.textContent = count ? `Compare ${count}` : "Compare";
+        field(this.root, "ticked").textContent =
+            count > MOST
+                ? `At most ${MOST} runs are compared: untick ${count - MOST}.`
+                : count === 1
+                  ? "Tick one more run."
+                  : count
+                    ? ""
+                    : "Tick two to six runs to see them side by side.";
+    }
+
+    compared(ids) {
+        if (ids.length) this.ticked = new Set(ids);
+        for (const box of this.root.querySelectorAll('[data-act="compare"]')) {
+            box.checked = this.ticked.has(box.closest("tr").dataset.run);
+        }
+        this.showTicked();
+    }
+
+    // -------------------------------------------------------------- the queue
+
+    showQueue(queue) {
+        const text = JSON.stringify(queue);
+        if (text === this.queueShown) return;
+        const focused = this.part("queue-rows").contains(document.activeElement)
+            ? document.activeElement.dataset.queued
+            : null;
+        this.queueShown = text;
+        this.part("queue").hidden = !queue.rows.length && !queue.problem;
+        this.part("queue-held").hidden = !queue.held;
+        this.part("queue-behind").hidden = !queue.behind;
+        field(this.root, "queue-behind").textContent = queue.behind;
+        field(this.root, "queue-problem").textContent = queue.problem;
+        this.part("queue-rows").replaceChildren(
+            ...queue.rows.map((row, index) => this.queueRow(row, index)),
+        );
+        if (focused) this.root.querySelector(`[data-queued="${CSS.escape(focused)}"]`)?.focus();
+    }
+
+    queueRow(row, index) {
+        const button = (label, what) =>
+            el(
+                "button",
+                {
+                    type: "button",
+                    class: "rs-small",
+                    "data-queued": `${row.id} ${what}`,
+                    "aria-label": `${label}: ${row.name}`,
+                    click: ({ target }) => this.changeQueue(target, `${row.id}/${what}`),
+                },
+                label,
+            );
+        const detached = row.problem
+            ? null
+            : el("input", {
+                  type: "checkbox",
+                  "data-queued": `${row.id} detached`,
+                  "aria-label": `Run detached: ${row.name}`,
+                  change: ({ target }) =>
+                      this.changeQueue(target, `${row.id}/detached`, { detached: target.checked }),
+              });
+        if (detached) detached.checked = row.detached;
+        return el(
+            "li",
+            {},
+            el(
+                "div",
+                {},
+                el("strong", {}, row.name),
+                el("small", {}, `${row.model} · ${row.data}`),
+                row.problem
+                    ? el("small", { class: "rs-error" }, `It was not started: ${row.problem}`)
+                    : null,
+            ),
+            detached &&
+                el(
+                    "label",
+                    {
+                        class: "rs-queue-detached",
+                        title: "In a process of its own, which goes on when Ramstream itself is closed",
+                    },
+                    detached,
+                    "Run detached",
+                ),
+            el(
+                "span",
+                { class: "rs-queue-actions" },
+                index ? button("Move up", "up") : null,
+                button("Remove", "remove"),
+            ),
+        );
+    }
+
+    async changeQueue(button, what, body = {}) {
+        button.disabled = true;
+        try {
+            const { queue } = await send(`/api/queue/${what}`, body);
+            this.showQueue(queue);
+            field(this.root, "queue-problem").textContent = queue.problem;
+        } catch (error) {
+            field(this.root, "queue-problem").textContent = error.message;
+        }
+        button.disabled = false;
+    }
+
+    // -------------------------------------------------------------- one run
+
+    delete(run, button) {
+        const dialog = this.part("delete");
+        field(this.root, "delete-name").textContent = run.name;
+        dialog.returnValue = "keep";
+        dialog.addEventListener(
+            "close",
+            async () => {
+                if (dialog.returnValue !== "delete") return;
+                await this.act(button, async () => {
+                    await send(path(run.id, "delete"), {});
+                    if (this.run?.id === run.id) this.part("export").hidden = true;
+                    this.comparison.without(run.id);
+                    this.closeRun(run.id);
+                    await this.refresh(true);
+                    this.focus(run.id, "open");
+                });
+            },
+            { once: true },
+        );
+        dialog.showModal();
+    }
+
+    async resume(run, button) {
+        await this.act(button, async () => {
+            await send(path(run.id, "control"), { command: "resume" });
+            this.openRun(run.id, "live");
+        });
+    }
+
+    async draft(run, button) {
+        await this.act(button, async () => {
+            await send(path(run.id, "draft"), { changes: {} });
+            location.assign("?tab=train"); // a page that is opened shows the form as the server keeps it
+        });
+    }
+
+    async act(button, work) {
+        const cell = button.closest("td");
+        cell.querySelector(".rs-error")?.remove();
+        button.disabled = true;
+        try {
+            await work();
+        } catch (error) {
+            cell.append(el("small", { class: "rs-error", role: "alert" }, error.message));
+        }
+        button.disabled = false;
+    }
+
+    openExport(run) {
+        this.run = run;
+        const card = this.part("export"),
+            folder = card.querySelector("input");
+        card.hidden = false;
+        field(this.root, "export-name").textContent = run.name;
+        field(this.root, "export-said").replaceChildren();
+        folder.value = run.export_folder;
+        card.scrollIntoView({ block: "nearest" });
+        folder.focus();
+    }
+
+    async export(form) {
+        const said = field(this.root, "export-said"),
+            button = this.part("export").querySelector(".rs-primary");
+        button.disabled = true;
+        said.className = "";
+        try {
+            let job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
+            this.exporting.show(job);
+            noticeJobs();
+            job = await this.exporting.follow(job);
+            if (job.state === "failed") throw new Error(job.error);
+            said.textContent = job.result;
+        } catch (error) {
+            said.className = "rs-error";
+            said.textContent = error.message;
+        }
+        this.exporting.show(null); // what came of it stands in its place
+        button.disabled = false;
+    }
 }
 
 function started(seconds) {
-  return new Date(1000 * seconds).toLocaleString([], {dateStyle: 'medium', timeStyle: 'short'});
+    return new Date(1000 * seconds).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }

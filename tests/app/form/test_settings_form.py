@@ -7,7 +7,14 @@ import dataclasses
 import gradio as gr
 import pytest
 
-from app.form.settings_form import PROMINENT, as_labelled, describe_error, read_config, settings, shown_values
+from app.form.settings_form import (
+    PROMINENT,
+    as_labelled,
+    describe_error,
+    read_config,
+    settings,
+    shown_values,
+)
 from app.pages.panels import component
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
@@ -16,12 +23,16 @@ BASE = {"model.source": "m", "data.source": "d.jsonl"}
 
 
 def config_with(**values):
-    return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}).with_values(values)
+    return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}).with_values(
+        values
+    )
 
 
 def all_fields(cls=TrainConfig, prefix=""):
     for field in dataclasses.fields(cls):
-        default = field.default_factory if field.default_factory is not dataclasses.MISSING else None
+        default = (
+            field.default_factory if field.default_factory is not dataclasses.MISSING else None
+        )
         if default is not None and dataclasses.is_dataclass(default):
             yield from all_fields(default, f"{prefix}{field.name}.")
         else:
@@ -30,14 +41,27 @@ def all_fields(cls=TrainConfig, prefix=""):
 
 def another_value(setting, default):
     """A valid value that differs from the default."""
-    special = {"train.epochs": 1.5, "train.steps": 7, "train.micro_batch_size": 4, "data.eval_fraction": 0.25,
-               "train.beta1": 0.5, "train.beta2": 0.75, "engine.gpu_memory_gib": 12.5, "train.max_grad_norm": None,
-               "output.webhook": "https://example.org/hook"}
+    special = {
+        "train.epochs": 1.5,
+        "train.steps": 7,
+        "train.micro_batch_size": 4,
+        "data.eval_fraction": 0.25,
+        "train.beta1": 0.5,
+        "train.beta2": 0.75,
+        "engine.gpu_memory_gib": 12.5,
+        "train.max_grad_norm": None,
+        "output.webhook": "https://example.org/hook",
+    }
     if setting.dotted in special:
         return special[setting.dotted]
-    return {"lines": lambda: ("one", " two", "three\nlines", '"four'), "switch": lambda: not default,
-            "text": lambda: "another", "whole": lambda: 16, "number": lambda: 3.25e-7,
-            "choice": lambda: next(c for c in setting.choices if c != default)}[setting.kind]()
+    return {
+        "lines": lambda: ("one", " two", "three\nlines", '"four'),
+        "switch": lambda: not default,
+        "text": lambda: "another",
+        "whole": lambda: 16,
+        "number": lambda: 3.25e-7,
+        "choice": lambda: next(c for c in setting.choices if c != default),
+    }[setting.kind]()
 
 
 def test_every_field_has_exactly_one_setting_with_help():
@@ -54,7 +78,10 @@ def test_each_field_survives_the_way_to_its_component_and_back(setting):
             config = getattr(config, part)
         return config
 
-    for config in (config_with(), config_with(**{setting.dotted: another_value(setting, value_of(config_with()))})):
+    for config in (
+        config_with(),
+        config_with(**{setting.dotted: another_value(setting, value_of(config_with()))}),
+    ):
         with gr.Blocks():
             box = component(setting)
         shown = shown_values(config)
@@ -75,15 +102,18 @@ def test_empty_boxes_mean_auto_or_none():
     assert read_config(shown | {"engine.slots": "auto", "train.steps": None}).train.steps is None
 
 
-@pytest.mark.parametrize("field, text, part", [
-    ("train.batch_size", "many", "Batch size (rows): 'many' is not a whole number"),
-    ("train.batch_size", "2.5", "Batch size (rows): 2.5 is not a whole number"),
-    ("train.batch_size", "", "Batch size (rows): this is empty"),
-    ("train.learning_rate", "nan", "Learning rate"),
-    ("train.learning_rate", "-1", "Learning rate: -1.0 is not a positive number"),
-    ("model.source", "  ", "Model: no model is given"),
-    ("engine.slots", "0", "Slots: 0 is too small"),
-])
+@pytest.mark.parametrize(
+    "field, text, part",
+    [
+        ("train.batch_size", "many", "Batch size (rows): 'many' is not a whole number"),
+        ("train.batch_size", "2.5", "Batch size (rows): 2.5 is not a whole number"),
+        ("train.batch_size", "", "Batch size (rows): this is empty"),
+        ("train.learning_rate", "nan", "Learning rate"),
+        ("train.learning_rate", "-1", "Learning rate: -1.0 is not a positive number"),
+        ("model.source", "  ", "Model: no model is given"),
+        ("engine.slots", "0", "Slots: 0 is too small"),
+    ],
+)
 def test_wrong_text_is_refused_under_the_label_of_its_field(field, text, part):
     with pytest.raises(ConfigError) as caught:
         read_config(shown_values(config_with()) | {field: text})
@@ -101,12 +131,17 @@ def test_an_empty_text_that_may_be_left_out_is_none():
 
 
 def test_sentences_of_the_engine_call_settings_and_their_groups_as_the_form_does():
-    assert as_labelled("In data.columns, only prompt is named; set data.columns.completion too, or data.format.") == (
-        "In Columns of the data, only prompt is named; set Column of the completion too, or Format.")
+    assert as_labelled(
+        "In data.columns, only prompt is named; set data.columns.completion too, or data.format."
+    ) == (
+        "In Columns of the data, only prompt is named; set Column of the completion too, or Format."
+    )
     assert as_labelled("See odd.jsonl and a.b.c.") == "See odd.jsonl and a.b.c."
 
 
-@pytest.mark.parametrize("column", ["Frage", " padded ", "none", "null", '"quoted"', "two\nlines", "<b>"])
+@pytest.mark.parametrize(
+    "column", ["Frage", " padded ", "none", "null", '"quoted"', "two\nlines", "<b>"]
+)
 def test_a_column_of_any_name_survives_the_form(column):
     config = config_with(**{"data.columns.prompt": column})
     assert read_config(shown_values(config)) == config

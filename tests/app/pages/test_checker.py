@@ -1,4 +1,6 @@
-"""What the fit panel says and draws, pure functions of the engine's report, and the route that the page asks."""
+"""What the fit panel says and draws, pure functions of the engine's report, and the route that the
+page asks.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,16 @@ from engine.words import GIB
 
 
 def shown(**values):
-    config = TrainConfig.from_dict({"model": {"source": "Qwen/Qwen2.5-0.5B"}, "data": {"source": "assets/starter.jsonl"},
-                                    "train": {"steps": 500}})
-    return shown_values(config.with_values({name.replace("__", "."): value for name, value in values.items()}))
+    config = TrainConfig.from_dict(
+        {
+            "model": {"source": "Qwen/Qwen2.5-0.5B"},
+            "data": {"source": "assets/starter.jsonl"},
+            "train": {"steps": 500},
+        }
+    )
+    return shown_values(
+        config.with_values({name.replace("__", "."): value for name, value in values.items()})
+    )
 
 
 @pytest.fixture
@@ -46,8 +55,13 @@ def checker(tmp_path, monkeypatch):
         calls.append(config)
         return estimate(config, machine)
 
-    made = Checker(SimpleNamespace(runs_dir=tmp_path, why_not_start=lambda: None,
-                                   engine=SimpleNamespace(estimate=counted_estimate)))
+    made = Checker(
+        SimpleNamespace(
+            runs_dir=tmp_path,
+            why_not_start=lambda: None,
+            engine=SimpleNamespace(estimate=counted_estimate),
+        )
+    )
     made.calls = calls
     return made
 
@@ -65,7 +79,9 @@ def test_bars_and_items_add_up_to_what_the_report_says(checker):
 
 
 def test_gpu_memory_that_the_plan_fills_on_purpose_is_no_warning(checker):
-    bar = next(bar for bar in checker.verdict(shown(train__batch_size=64))["bars"] if bar["name"] == "gpu")
+    bar = next(
+        bar for bar in checker.verdict(shown(train__batch_size=64))["bars"] if bar["name"] == "gpu"
+    )
     assert bar["tone"] == "good" and "would do" in bar["note"]
 
 
@@ -76,8 +92,9 @@ def test_the_time_of_a_step_and_a_run_its_energy_and_cost(checker):
     assert rows["A step"]["note"] == "estimated from the card's specification"
     assert rows["The run"]["text"].startswith("500 steps: about ")
     assert f"{time['energy_kwh']:.2g} kWh" in rows["Electricity"]["text"]
-    assert rows["Electricity"]["text"].endswith("which cost " + (
-        f"about {time['cost']:.2f}" if time["cost"] >= 0.01 else "less than 0.01"))
+    assert rows["Electricity"]["text"].endswith(
+        "which cost " + (f"about {time['cost']:.2f}" if time["cost"] >= 0.01 else "less than 0.01")
+    )
     assert "price" in checker.verdict(shown())["time"][-1]["note"]
 
 
@@ -103,7 +120,7 @@ def test_what_does_not_fit_names_by_how_much_and_cannot_start(checker):
     host = verdict["bars"][0]
     assert (verdict["tone"], verdict["can_start"], host["tone"]) == ("bad", False, "bad")
     assert host["text"].endswith(" short") and verdict["time"] == []
-    line, = host["figure"]["layout"]["shapes"]
+    (line,) = host["figure"]["layout"]["shapes"]
     assert line["x0"] < sum(trace["x"][0] for trace in host["figure"]["data"])
 
 
@@ -135,9 +152,17 @@ def test_every_known_model_has_a_verdict_without_the_hub(checker):
 
 
 def test_the_limit_is_a_line_and_what_is_free_a_segment():
-    items = (Item(MemoryItem.RUNTIME, GIB), Item(MemoryItem.UNKNOWN, 2 * GIB, "", "<b>"), Item(MemoryItem.EXPORT, 0))
+    items = (
+        Item(MemoryItem.RUNTIME, GIB),
+        Item(MemoryItem.UNKNOWN, 2 * GIB, "", "<b>"),
+        Item(MemoryItem.EXPORT, 0),
+    )
     figure = fit_figure(Part(items, 10 * GIB))
-    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("Runtime", [1]), ("<b>", [2]), ("free", [7])]
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [
+        ("Runtime", [1]),
+        ("<b>", [2]),
+        ("free", [7]),
+    ]
     assert "&lt;b&gt;: 2.00 GiB" in figure["data"][1]["hovertemplate"]
     assert figure["layout"]["shapes"][0]["x0"] == 10 < figure["layout"]["xaxis"]["range"][1]
     unknown = fit_figure(Part(items, None))
@@ -148,12 +173,23 @@ def test_the_limit_is_a_line_and_what_is_free_a_segment():
 
 
 def post(checker, body, **headers):
-    """The route behind the guard, called as the page calls it; `body` is JSON, or bytes that are none."""
+    """The route behind the guard, called as the page calls it; `body` is JSON, or bytes that are
+    none.
+    """
+
     async def go():
-        app = Guard(Starlette(routes=_check_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None))
+        app = Guard(
+            Starlette(routes=_check_routes(checker)), GuardPolicy.for_bind("127.0.0.1", None)
+        )
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860") as client:
-            return await client.post("/api/check", content=content, headers={"content-type": "application/json"} | headers)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:7860"
+        ) as client:
+            return await client.post(
+                "/api/check",
+                content=content,
+                headers={"content-type": "application/json"} | headers,
+            )
 
     return asyncio.run(go())
 
@@ -161,29 +197,56 @@ def post(checker, body, **headers):
 def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_path):
     draft = shown(train__batch_size=16)
     answer = post(checker, {"preset": "starter.yaml", "shown": draft})
-    assert answer.status_code == 200 and answer.json() == checker.verdict(draft) and answer.json()["can_start"]
+    assert (
+        answer.status_code == 200
+        and answer.json() == checker.verdict(draft)
+        and answer.json()["can_start"]
+    )
     assert answer.headers["cache-control"] == "no-store"
     assert Draft(tmp_path).recall() == checker.draft.recall() == ("starter.yaml", draft)
-    assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (None, draft)
+    assert post(checker, {"shown": draft}).json() == answer.json() and checker.draft.recall() == (
+        None,
+        draft,
+    )
     assert len(checker.calls) == 1, "what was worked out for one is there for the other"
     other = shown(train__batch_size=8)  # of a page that was opened and not typed into
-    assert post(checker, {"shown": other, "keep": False}).status_code == 200 and checker.draft.recall() == (None, draft)
+    assert post(
+        checker, {"shown": other, "keep": False}
+    ).status_code == 200 and checker.draft.recall() == (None, draft)
 
 
 def test_what_was_typed_wrongly_is_a_verdict_not_an_error(checker):
-    said = post(checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}).json()
-    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == ("bad", False, True, True)
+    said = post(
+        checker, {"shown": shown() | {"train.batch_size": "-3", "model.dtype": None}}
+    ).json()
+    assert (said["tone"], said["can_start"], bool(said["field"]), bool(said["why_not"])) == (
+        "bad",
+        False,
+        True,
+        True,
+    )
 
 
-@pytest.mark.parametrize("body, said", [
-    (b"{", "not a JSON object"), ([], "not a JSON object"), ({}, "shown: name is missing"),
-    ({"shown": 3}, "not an object"), ({"shown": {**shown(), "train.stps": "3"}}, "'train.stps' is not a setting"),
-    ({"shown": {**shown(), "train.steps": 3}}, "train.steps is not a text"),
-    ({"shown": {**shown(), "data.shuffle": "yes"}}, "data.shuffle is not true or false"),
-    ({"shown": {name: value for name, value in shown().items() if name != "data.source"}}, "data.source is missing"),
-    ({"shown": shown(), "preset": ["starter.yaml"]}, "preset is missing; it is a text"),
-])
-def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(checker, tmp_path, body, said):
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (b"{", "not a JSON object"),
+        ([], "not a JSON object"),
+        ({}, "shown: name is missing"),
+        ({"shown": 3}, "not an object"),
+        ({"shown": {**shown(), "train.stps": "3"}}, "'train.stps' is not a setting"),
+        ({"shown": {**shown(), "train.steps": 3}}, "train.steps is not a text"),
+        ({"shown": {**shown(), "data.shuffle": "yes"}}, "data.shuffle is not true or false"),
+        (
+            {"shown": {name: value for name, value in shown().items() if name != "data.source"}},
+            "data.source is missing",
+        ),
+        ({"shown": shown(), "preset": ["starter.yaml"]}, "preset is missing; it is a text"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_a_sentence_and_nothing_is_kept(
+    checker, tmp_path, body, said
+):
     answer = post(checker, body)
     error = answer.json()["error"]
     assert answer.status_code == 409 and said in error and "\n" not in error

@@ -13,8 +13,14 @@ from engine.config.settings import TrainConfig
 from engine.runs.folder import create_run
 from tests.support.routes import send
 
-CONFIG = TrainConfig.from_dict({"name": "Fake", "model": {"source": "/models/m"}, "train": {"steps": 7, "batch_size": 4},
-                                "data": {"source": [{"source": "a", "weight": 2}, {"source": "b"}]}})
+CONFIG = TrainConfig.from_dict(
+    {
+        "name": "Fake",
+        "model": {"source": "/models/m"},
+        "train": {"steps": 7, "batch_size": 4},
+        "data": {"source": [{"source": "a", "weight": 2}, {"source": "b"}]},
+    }
+)
 
 
 @pytest.fixture
@@ -36,7 +42,9 @@ def kept(session):
     return Draft(session.runs_dir).recall()
 
 
-@pytest.mark.parametrize("changes", [{}, {"train.batch_size": 8, "engine.rounds": 1}, {"train.max_grad_norm": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"train.batch_size": 8, "engine.rounds": 1}, {"train.max_grad_norm": None}]
+)
 def test_the_form_becomes_the_runs_settings_with_the_changes(session, folder, changes):
     answer = post(session, folder.id, {"changes": changes})
     assert (answer.status_code, answer.json()) == (200, {})
@@ -50,10 +58,17 @@ def test_changes_may_be_left_out(session, folder):
     assert read_config(kept(session)[1]) == CONFIG
 
 
-@pytest.mark.parametrize("changes, said", [
-    ({"train.batch_size": 0}, "train.batch_size: 0 is too small"), ({"train.bach_size": 8}, "did you mean batch_size"),
-    ({"": 1}, "no such setting"), ({"model": 3}, "expected a mapping"), ([1], "is not an object"),
-    ({"train.micro_batch_size": 3}, "does not divide")])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"train.batch_size": 0}, "train.batch_size: 0 is too small"),
+        ({"train.bach_size": 8}, "did you mean batch_size"),
+        ({"": 1}, "no such setting"),
+        ({"model": 3}, "expected a mapping"),
+        ([1], "is not an object"),
+        ({"train.micro_batch_size": 3}, "does not divide"),
+    ],
+)
 def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes, said):
     answer = post(session, folder.id, {"changes": changes})
     assert answer.status_code == 409 and said in answer.json()["error"]
@@ -63,7 +78,10 @@ def test_a_change_that_is_none_is_refused_in_a_sentence(session, folder, changes
 def test_runs_that_do_not_load_are_refused(session, folder):
     (folder.path / "config.yaml").write_text("train: {batch_size: none}", encoding="utf-8")
     answer = post(session, folder.id, {"changes": {}})
-    assert answer.status_code == 409 and f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
+    assert (
+        answer.status_code == 409
+        and f"The settings of run {folder.id} cannot be used" in answer.json()["error"]
+    )
     assert post(session, "20200101-000000-nothing", {"changes": {}}).status_code == 409
     assert post(session, "..", {"changes": {}}).status_code in (404, 409)
     assert kept(session) is None

@@ -35,10 +35,27 @@ from tests.support.synthetic_run import run_events
 GIB = 1 << 30
 HOSTILE = "<img src=x onerror=alert(1)>"
 LLAMA = "meta-llama/Llama-3.1-8B"
-CARD = GpuInfo("NVIDIA GeForce RTX 4090", 24 * GIB, 23 * GIB, driver="575.1", pcie_generation=1, pcie_width=16,
-               pcie_generation_max=4, pcie_width_max=16)
-MACHINE = Machine("A CPU", 16, ram_total=256 * GIB, ram_limit=192 * GIB, ram_available=180 * GIB, gpus=(CARD,),
-                  disk_path="runs", disk_free=500 * GIB, here=True)
+CARD = GpuInfo(
+    "NVIDIA GeForce RTX 4090",
+    24 * GIB,
+    23 * GIB,
+    driver="575.1",
+    pcie_generation=1,
+    pcie_width=16,
+    pcie_generation_max=4,
+    pcie_width_max=16,
+)
+MACHINE = Machine(
+    "A CPU",
+    16,
+    ram_total=256 * GIB,
+    ram_limit=192 * GIB,
+    ram_available=180 * GIB,
+    gpus=(CARD,),
+    disk_path="runs",
+    disk_free=500 * GIB,
+    here=True,
+)
 
 
 MODELS = (LLAMA, "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-hf")
@@ -74,8 +91,12 @@ class Tab:
 
     def call(self, path, body=None, **headers):
         async def go():
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:7860") as client:
-                return await client.request("GET" if body is None else "POST", f"/api/{path}", json=body, headers=headers)
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:7860"
+            ) as client:
+                return await client.request(
+                    "GET" if body is None else "POST", f"/api/{path}", json=body, headers=headers
+                )
 
         return asyncio.run(go())
 
@@ -96,9 +117,14 @@ def test_this_machine_is_told_with_its_real_limits(tab):
     about = tab.call("hardware").json()
     facts = dict(about["machine"]["pairs"])
     assert facts["Processor"] == "A CPU, 16 cores usable"
-    assert "180 GiB free of 192 GiB (a limit of its control group)" in facts["RAM"] and "12.0 GiB in use" in facts["RAM"]
-    assert facts["GPU"] == ("NVIDIA GeForce RTX 4090, 23.0 GiB free of 24.0 GiB; driver 575.1; PCIe 1.0 x16 now, PCIe 4.0 "
-                            "x16 at most")
+    assert (
+        "180 GiB free of 192 GiB (a limit of its control group)" in facts["RAM"]
+        and "12.0 GiB in use" in facts["RAM"]
+    )
+    assert facts["GPU"] == (
+        "NVIDIA GeForce RTX 4090, 23.0 GiB free of 24.0 GiB; driver 575.1; PCIe 1.0 x16 now, PCIe "
+        "4.0 x16 at most"
+    )
     assert facts["Disk"] == "500 GiB free in runs"
     assert about["why_not_measure"] == "" and about["job"] is None
 
@@ -121,7 +147,10 @@ def test_rates_are_estimated_until_they_are_measured_and_speeds_follow_them(tab)
 def test_without_a_gpu_nothing_is_estimated_and_no_plan_depends_on_it(tmp_path):
     tab = Tab(tmp_path, replace(MACHINE, gpus=(), notes=("There is no NVIDIA GPU.",)))
     about = tab.call("hardware").json()
-    assert about["rates"]["origin"] == "unknown" and "nothing is chosen by speed" in about["rates"]["said"]
+    assert (
+        about["rates"]["origin"] == "unknown"
+        and "nothing is chosen by speed" in about["rates"]["said"]
+    )
     assert dict(about["machine"]["pairs"])["GPU"].startswith("none")
     assert about["machine"]["notes"] == ["There is no NVIDIA GPU."]
 
@@ -138,12 +167,18 @@ def test_choices_name_the_catalog_and_the_supported_machines(tab):
 
 def test_a_column_is_the_engine_s_table(tab):
     settings = {"rows": 8, "tokens": 512}
-    found = tab.call("hardware/column", {"machine": "RTX 4090", "timed": False, "settings": settings}).json()
+    found = tab.call(
+        "hardware/column", {"machine": "RTX 4090", "timed": False, "settings": settings}
+    ).json()
     column = columns(["RTX 4090"], MACHINE)[1]
     rows = table(read_settings(settings), (column,), timed=False)
-    assert {row.entry.id: row.cells[0].host_bytes for row in rows} == \
-        {model: cell["host_bytes"] for model, cell in found["cells"].items()}
-    words = {cell["verdict"]: (cell["words"]["tone"], cell["words"]["word"]) for cell in found["cells"].values()}
+    assert {row.entry.id: row.cells[0].host_bytes for row in rows} == {
+        model: cell["host_bytes"] for model, cell in found["cells"].items()
+    }
+    words = {
+        cell["verdict"]: (cell["words"]["tone"], cell["words"]["word"])
+        for cell in found["cells"].values()
+    }
     assert words["fits"] == ("good", "fits") and words["does_not_fit"] == ("bad", "too large")
     largest = max(found["cells"].values(), key=lambda cell: cell["host_bytes"])
     assert "Missing: " in largest["detail"] and largest["missing"] in largest["detail"]
@@ -154,17 +189,25 @@ def test_an_identical_request_is_remembered_and_small_changes_are_none(tab, monk
     asked = {"machine": HERE, "timed": True, "settings": {"rows": 4}}
     first = tab.call("hardware/column", asked).json()
     monkeypatch.setattr("app.pages.hardware.table", None)
-    tab.machine = replace(MACHINE, ram_available=MACHINE.ram_available + 1000, disk_free=GIB,
-                          gpus=(replace(CARD, free=CARD.free + 1000, temperature=50, pcie_generation=4),))
+    tab.machine = replace(
+        MACHINE,
+        ram_available=MACHINE.ram_available + 1000,
+        disk_free=GIB,
+        gpus=(replace(CARD, free=CARD.free + 1000, temperature=50, pcie_generation=4),),
+    )
     tab.call("hardware")
     assert tab.call("hardware/column", asked).json() == first
 
 
 def test_csv_has_the_rows_asked_for_in_their_order(tab):
     models = [LLAMA, "Qwen/Qwen2.5-7B"]
-    text = tab.call("hardware/csv", {"machines": ["H200", HERE], "models": models, "settings": {}}).json()["csv"]
+    text = tab.call(
+        "hardware/csv", {"machines": ["H200", HERE], "models": models, "settings": {}}
+    ).json()["csv"]
     rows = list(csv.DictReader(io.StringIO(text)))
-    assert [(row["model"], row["machine"]) for row in rows] == [(model, name) for model in models for name in ("H200", HERE)]
+    assert [(row["model"], row["machine"]) for row in rows] == [
+        (model, name) for model in models for name in ("H200", HERE)
+    ]
     assert all(float(row["tokens_per_second"]) > 0 for row in rows)
 
 
@@ -185,27 +228,33 @@ def test_machines_are_offered_for_an_id_and_for_a_title(tab):
     assert all("tokens/s" in offer["speed"] for offer in found["offers"])
 
 
-@pytest.mark.parametrize("path, body, said", [
-    ("column", {"machine": HOSTILE, "timed": False}, "is not a known machine"),
-    ("column", {}, "machine is missing"),
-    ("column", {"machine": HERE, "settings": 3}, "not an object"),
-    ("column", {"machine": HERE, "settings": {"rows": HOSTILE}}, "is not a whole number"),
-    ("column", {"machine": HERE, "settings": {"rows": None}}, "Batch size"),
-    ("column", {"machine": HERE, "settings": {"rows": 1 << 30}}, "too many"),
-    ("column", {"machine": HERE, "settings": {"tokens": 0}}, "too small"),
-    ("largest", {"settings": {"dtype": "int8"}}, "'int8'"),
-    ("offers", {"model": HOSTILE}, "is not in the catalog"),
-    ("csv", {"machines": [HERE], "models": [HOSTILE]}, "no row of this table"),
-    ("csv", {"machines": [], "models": []}, "0 machines"),
-    ("csv", {"machines": HERE, "models": []}, "list of texts"),
-    ("csv", {"machines": ["H200"] * 99, "models": []}, "99 machines"),
-])
+@pytest.mark.parametrize(
+    "path, body, said",
+    [
+        ("column", {"machine": HOSTILE, "timed": False}, "is not a known machine"),
+        ("column", {}, "machine is missing"),
+        ("column", {"machine": HERE, "settings": 3}, "not an object"),
+        ("column", {"machine": HERE, "settings": {"rows": HOSTILE}}, "is not a whole number"),
+        ("column", {"machine": HERE, "settings": {"rows": None}}, "Batch size"),
+        ("column", {"machine": HERE, "settings": {"rows": 1 << 30}}, "too many"),
+        ("column", {"machine": HERE, "settings": {"tokens": 0}}, "too small"),
+        ("largest", {"settings": {"dtype": "int8"}}, "'int8'"),
+        ("offers", {"model": HOSTILE}, "is not in the catalog"),
+        ("csv", {"machines": [HERE], "models": [HOSTILE]}, "no row of this table"),
+        ("csv", {"machines": [], "models": []}, "0 machines"),
+        ("csv", {"machines": HERE, "models": []}, "list of texts"),
+        ("csv", {"machines": ["H200"] * 99, "models": []}, "99 machines"),
+    ],
+)
 def test_bad_parameters_give_one_sentence(tab, path, body, said):
     answer = tab.call(f"hardware/{path}", body)
     error = answer.json()["error"]
     assert answer.status_code == 409 and said in error and "\n" not in error
     # What a person typed stays text: it is JSON, and no browser may take it for anything else.
-    assert answer.headers["content-type"] == "application/json" and answer.headers["x-content-type-options"] == "nosniff"
+    assert (
+        answer.headers["content-type"] == "application/json"
+        and answer.headers["x-content-type-options"] == "nosniff"
+    )
 
 
 def test_the_guard_stands_before_these_routes(tab):
@@ -242,8 +291,10 @@ def test_while_a_run_is_at_work_nothing_is_measured(tab, monkeypatch):
 
 
 def test_a_run_of_another_process_is_seen_too(tab):
-    folder = create_run(tab.session.runs_dir, TrainConfig.from_dict({"name": "x", "model": {"source": "m"},
-                                                                     "data": {"source": "d"}}))
+    folder = create_run(
+        tab.session.runs_dir,
+        TrainConfig.from_dict({"name": "x", "model": {"source": "m"}, "data": {"source": "d"}}),
+    )
     with folder.lock():
         recorder = RunRecorder(folder.path, folder.id)
         for event in run_events(3, ended=None):

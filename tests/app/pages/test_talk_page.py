@@ -1,4 +1,6 @@
-"""The chat of the Talk tab and its routes: what is in memory when, histories by side, stop, and a run that is paused."""
+"""The chat of the Talk tab and its routes: what is in memory when, histories by side, stop, and a
+run that is paused.
+"""
 
 from __future__ import annotations
 
@@ -101,21 +103,39 @@ def say(talk, message, weights="step-20", compare=True, system="", tokens=3, wai
 
 
 def texts(state):
-    return [{side: answer["text"] for side, answer in turn["answers"].items()} for turn in state["turns"]]
+    return [
+        {side: answer["text"] for side, answer in turn["answers"].items()}
+        for turn in state["turns"]
+    ]
 
 
 def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
     first = say(talk, "one")
-    assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == ["base", "checkpoint"]
+    assert texts(first) == [{"base": "abc", "tuned": "abc"}] and fake.loaded == [
+        "base",
+        "checkpoint",
+    ]
     answers = first["turns"][0]["answers"]
     assert answers["base"]["weights"].startswith("Before training: ")
     assert answers["tuned"]["weights"] == "Tiny, step 20, the newest"
-    assert answers["base"]["state"] == "done" and answers["base"]["rate"].endswith("tokens/s") and first["held"] == "2.00 MiB"
+    assert (
+        answers["base"]["state"] == "done"
+        and answers["base"]["rate"].endswith("tokens/s")
+        and first["held"] == "2.00 MiB"
+    )
     say(talk, "two", system="be short")
     assert fake.loads == ["base", "checkpoint"]
-    assert fake.heard[-1] == ("checkpoint", [{"role": "system", "content": "be short"}, {"role": "user", "content": "one"},
-                                             {"role": "assistant", "content": "abc"}, {"role": "user", "content": "two"}])
-    # Without the comparison its weights go, and later it has not heard what only the other was asked.
+    assert fake.heard[-1] == (
+        "checkpoint",
+        [
+            {"role": "system", "content": "be short"},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "abc"},
+            {"role": "user", "content": "two"},
+        ],
+    )
+    # Without the comparison its weights go, and later it has not heard what only the other was
+    # asked.
     say(talk, "three", compare=False)
     assert fake.loaded == ["checkpoint"]
     say(talk, "four")
@@ -137,7 +157,9 @@ def test_other_weights_begin_a_new_chat_and_replace_those_in_memory(talk, fake):
 def test_what_does_not_fit_together_answers_one_after_the_other(talk, fake):
     fake.most = 1
     state = say(talk, "one")
-    assert texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
+    assert (
+        texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
+    )
     assert fake.loaded == ["checkpoint"]
     say(talk, "two")  # with one of them in memory already
     assert fake.loads == ["base", "checkpoint"] * 2
@@ -157,14 +179,17 @@ def test_stop_ends_the_answer_and_keeps_what_was_written(talk, fake):
     fake.gate.release()
     wait_for(lambda: not talk.state()["working"])
     answers = talk.state()["turns"][0]["answers"]
-    assert {answer["state"] for answer in answers.values()} == {"stopped"} and answers["base"]["text"].startswith("ab")
+    assert {answer["state"] for answer in answers.values()} == {"stopped"} and answers["base"][
+        "text"
+    ].startswith("ab")
     assert talk.state()["error"] == ""
 
 
 def test_a_side_that_cannot_be_asked_says_so_alone(talk, fake):
     answers = say(talk, "too long")["turns"][0]["answers"]
     assert {(answer["state"], answer["problem"]) for answer in answers.values()} == {
-        ("failed", "The conversation is too long.")}
+        ("failed", "The conversation is too long.")
+    }
 
 
 def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, monkeypatch):
@@ -181,7 +206,9 @@ def test_weights_are_given_back_after_idle_time_and_before_a_run(talk, fake, mon
 def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(talk, fake):
     folder = open_run(talk._session.runs_dir, talk.run_id)
     with folder.lock():
-        with pytest.raises(RunError, match=f"{talk.run_id} is getting ready in a process of its own"):
+        with pytest.raises(
+            RunError, match=f"{talk.run_id} is getting ready in a process of its own"
+        ):
             say(talk, "one")
         assert not talk.state()["turns"] and not fake.loads
         recorder = RunRecorder(folder.path, folder.id)
@@ -196,7 +223,7 @@ def call(talk, method, path, body=None):
 
 
 def test_routes_answer_with_the_chat_or_one_sentence(talk):
-    run, = call(talk, "GET", "/api/talk/choices").json()["runs"]
+    (run,) = call(talk, "GET", "/api/talk/choices").json()["runs"]
     assert [weights["value"] for weights in run["weights"]] == ["step-20", "step-10"]
     choice = {"run_id": talk.run_id, "weights": "step-20"}
     body = {"choice": choice, "message": "one", "system": "", "compare": False, "max_new_tokens": 2}
@@ -204,7 +231,10 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
     wait_for(lambda: not talk.state()["working"])
     state = call(talk, "GET", "/api/talk").json()
     assert texts(state) == [{"tuned": "ab"}] and state["choice"] == choice | {"folder": ""}
-    assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {"version": state["version"], "working": False}
+    assert call(talk, "GET", f"/api/talk?since={state['version']}").json() == {
+        "version": state["version"],
+        "working": False,
+    }
     # A page that has seen a message asked is sent no message before it.
     assert call(talk, "POST", "/api/talk/say", body | {"message": "two"}).json() == {}
     wait_for(lambda: not talk.state()["working"])
@@ -217,14 +247,26 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
     assert call(talk, "GET", "/api/talk").json()["turns"] == []
 
 
-@pytest.mark.parametrize("change, part", [
-    ({"message": " "}, "The message is empty"), ({"message": "a" * 200_001}, "more than 200,000 characters"),
-    ({"choice": {"run_id": "nobody", "weights": "step-1"}}, "There is no run nobody"),
-    ({"choice": {"folder": " "}}, "No folder is given"), ({"choice": {"folder": "/nowhere"}}, "not a folder on this machine"),
-    ({"temperature": 9}, "temperature: 9 is not a number from 0 to 5"), ({"seed": -1}, "seed"), ({"choice": {}}, "run_id"),
-    ({"system": None}, "system is missing")])
+@pytest.mark.parametrize(
+    "change, part",
+    [
+        ({"message": " "}, "The message is empty"),
+        ({"message": "a" * 200_001}, "more than 200,000 characters"),
+        ({"choice": {"run_id": "nobody", "weights": "step-1"}}, "There is no run nobody"),
+        ({"choice": {"folder": " "}}, "No folder is given"),
+        ({"choice": {"folder": "/nowhere"}}, "not a folder on this machine"),
+        ({"temperature": 9}, "temperature: 9 is not a number from 0 to 5"),
+        ({"seed": -1}, "seed"),
+        ({"choice": {}}, "run_id"),
+        ({"system": None}, "system is missing"),
+    ],
+)
 def test_bad_requests_are_one_sentence(talk, change, part):
-    body = {"choice": {"run_id": talk.run_id, "weights": "step-20"}, "message": "one", "system": ""} | change
+    body = {
+        "choice": {"run_id": talk.run_id, "weights": "step-20"},
+        "message": "one",
+        "system": "",
+    } | change
     answer = call(talk, "POST", "/api/talk/say", body)
     assert answer.status_code == 409 and part in answer.json()["error"]
 
@@ -254,9 +296,13 @@ def test_a_job_that_is_cancelled_ends_where_it_looks():
 def test_the_screen_gets_each_prompts_answers_by_step():
     snapshot = RunSnapshot()
     for step, answers in ((0, {"a": "x", "b": "y"}), (5, {"a": "z"})):
-        snapshot.prompt_answers.append(PromptsAnswered(step, [{"prompt": p, "answer": text} for p, text in answers.items()]))
-    assert prompt_answers(snapshot) == {"steps": [0, 5], "rows": [{"prompt": "a", "answers": ["x", "z"]},
-                                                                  {"prompt": "b", "answers": ["y", ""]}]}
+        snapshot.prompt_answers.append(
+            PromptsAnswered(step, [{"prompt": p, "answer": text} for p, text in answers.items()])
+        )
+    assert prompt_answers(snapshot) == {
+        "steps": [0, 5],
+        "rows": [{"prompt": "a", "answers": ["x", "z"]}, {"prompt": "b", "answers": ["y", ""]}],
+    }
 
 
 def test_only_the_latest_answers_to_prompts_are_kept():
@@ -280,10 +326,20 @@ def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_b
 
     def start(config, runs_dir):
         run = start_run(config, runs_dir)
-        run.recorder.subscribe(lambda record: run.request("pause") if isinstance(record.event, StepFinished)
-                               and record.event.step == 3 else None)
-        run.recorder.subscribe(lambda record: states.append(record.event.state) if isinstance(record.event, StateChanged)
-                               else None)
+        run.recorder.subscribe(
+            lambda record: (
+                run.request("pause")
+                if isinstance(record.event, StepFinished) and record.event.step == 3
+                else None
+            )
+        )
+        run.recorder.subscribe(
+            lambda record: (
+                states.append(record.event.state)
+                if isinstance(record.event, StateChanged)
+                else None
+            )
+        )
         started.append(run)
         return run
 

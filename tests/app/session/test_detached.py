@@ -1,4 +1,6 @@
-"""Runs in processes of their own: seen at once, controlled like any run, and told when they end before they began."""
+"""Runs in processes of their own: seen at once, controlled like any run, and told when they end
+before they began.
+"""
 
 from __future__ import annotations
 
@@ -35,17 +37,17 @@ def as_python(code):
     return lambda folder: [sys.executable, "-c", code, str(folder.path)]
 
 
-HOLDS = ("import sys, time; from pathlib import Path\n"
-         "from engine.runs.control import CommandReader\n"
-         "from engine.runs.folder import RunFolder\n"
-         "from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged\n"
-         "from engine.runs.recorder import RunRecorder\n"
-         "folder = RunFolder(Path(sys.argv[1])); time.sleep(1)\n"
-         "with folder.lock():\n"
-         "    recorder, reader = RunRecorder(folder, folder.id), CommandReader(folder)\n"
-         "    recorder.emit(RunStarted(total_steps=9)); recorder.emit(StateChanged('running'))\n"
-         "    while not (commands := reader.read_new()): time.sleep(0.02)\n"
-         "    recorder.emit(ControlReceived(commands[0])); recorder.emit(RunEnded('stopped')); recorder.close()\n")
+HOLDS = (
+    "import sys, time; from pathlib import Path\nfrom engine.runs.control import "
+    "CommandReader\nfrom engine.runs.folder import RunFolder\nfrom engine.runs.events import "
+    "ControlReceived, RunEnded, RunStarted, StateChanged\nfrom engine.runs.recorder import "
+    "RunRecorder\nfolder = RunFolder(Path(sys.argv[1])); time.sleep(1)\nwith folder.lock():\n    "
+    "recorder, reader = RunRecorder(folder, folder.id), CommandReader(folder)\n    "
+    "recorder.emit(RunStarted(total_steps=9)); recorder.emit(StateChanged('running'))\n    while "
+    "not (commands := reader.read_new()): time.sleep(0.02)\n    "
+    "recorder.emit(ControlReceived(commands[0])); recorder.emit(RunEnded('stopped')); "
+    "recorder.close()\n"
+)
 
 
 @pytest.fixture
@@ -79,7 +81,9 @@ def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, 
     pid = json.loads((folder.path / "detached.json").read_text())["pid"]
     request.addfinalizer(lambda: kill(pid))
     wait_for(lambda: list_runs(session.runs_dir)[0].step > 2, SECONDS)
-    assert os.getsid(pid) == pid, "a session of its own: neither Ctrl-C nor a closed terminal ends it"
+    assert os.getsid(pid) == pid, (
+        "a session of its own: neither Ctrl-C nor a closed terminal ends it"
+    )
     session.close()
     again = Session(session.runs_dir)
     assert again.busy_id == run_id and state(again, run_id) in ("running", "saving")
@@ -111,14 +115,18 @@ def test_the_queue_goes_on_when_a_detached_run_ends(session, monkeypatch):
     started = []
     monkeypatch.setattr(detached, "train_command", as_python("import time; time.sleep(1)"))
     session.start_detached(CONFIG)
-    monkeypatch.setattr(session.queue, "_start", lambda config, detached: started.append(config.name))
+    monkeypatch.setattr(
+        session.queue, "_start", lambda config, detached: started.append(config.name)
+    )
     session.queue.add(CONFIG.with_values({"name": "next"}))
     assert started == []
     wait_for(lambda: started == ["next"], SECONDS)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(session, monkeypatch, request, stopped):
+def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(
+    session, monkeypatch, request, stopped
+):
     monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
     with session.queue._change:  # or it might have been started by then
         session.queue.add(CONFIG)
@@ -147,20 +155,34 @@ def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(ses
 # ------------------------------------------------------------------ ends before the first record
 
 
-@pytest.mark.parametrize(("code", "said"), [
-    ("import sys; print('ramstream: train.steps: -1 is too small.', file=sys.stderr); sys.exit(2)",
-     "train.steps: -1 is too small."),
-    ("raise ImportError('libcuda is missing')", r"with exit code 1\. Its last words: .*ImportError: libcuda is missing"),
-    ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL before the run began, as the system does when memory runs out"),
-    ("pass", r"ended before the run began\. It said nothing\."),
-])
-def test_a_process_that_ends_at_once_has_failed_with_its_last_words(session, monkeypatch, code, said):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import sys; print('ramstream: train.steps: -1 is too small.', file=sys.stderr); "
+            "sys.exit(2)",
+            "train.steps: -1 is too small.",
+        ),
+        (
+            "raise ImportError('libcuda is missing')",
+            r"with exit code 1\. Its last words: .*ImportError: libcuda is missing",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "ended by SIGKILL before the run began, as the system does when memory runs out",
+        ),
+        ("pass", r"ended before the run began\. It said nothing\."),
+    ],
+)
+def test_a_process_that_ends_at_once_has_failed_with_its_last_words(
+    session, monkeypatch, code, said
+):
     monkeypatch.setattr(detached, "train_command", as_python(code))
     run_id = session.start_detached(CONFIG)
     wait_for(lambda: state(session, run_id) == "failed", SECONDS)
     bar = get(session, f"/api/live/{run_id}").json()["bar"]
     assert bar["state"] == "failed" and "resume" in bar["actions"]
-    run, = session.runs()
+    (run,) = session.runs()
     assert re.search(said, run.reason) and "\n" not in run.reason
     wait_for(lambda: session.why_not_start() is None)
 
@@ -183,10 +205,12 @@ def test_settings_that_do_not_load_are_told_by_the_real_command(session, monkeyp
 def test_the_next_server_tells_what_the_one_before_could_not(tmp_path):
     folder = create_run(tmp_path, CONFIG)
     process = subprocess.Popen([sys.executable, "-c", "pass"])
-    (folder.path / "detached.json").write_text(json.dumps({"pid": process.pid, "started": time.time() - 100}))
+    (folder.path / "detached.json").write_text(
+        json.dumps({"pid": process.pid, "started": time.time() - 100})
+    )
     (folder.path / "stderr.txt").write_text("Traceback\n\n  MemoryError\n")
     process.wait()
-    run, = Session(tmp_path).runs()
+    (run,) = Session(tmp_path).runs()
     assert run.state == "failed" and "MemoryError" in run.reason
 
 
@@ -216,7 +240,9 @@ def test_a_process_that_cannot_be_started_leaves_no_run(tmp_path, monkeypatch):
 
 def test_the_password_of_the_app_is_not_handed_on(session, monkeypatch):
     monkeypatch.setenv("RAMSTREAM_LOGIN", "ada:secret")
-    monkeypatch.setattr(detached, "train_command", as_python("import os; print(os.environ.get('RAMSTREAM_LOGIN'))"))
+    monkeypatch.setattr(
+        detached, "train_command", as_python("import os; print(os.environ.get('RAMSTREAM_LOGIN'))")
+    )
     run_id = session.start_detached(CONFIG)
     wait_for(lambda: last_lines(session.runs_dir / run_id / "stdout.txt") == ["None"], SECONDS)
     wait_for(lambda: state(session, run_id) == "failed", SECONDS)
@@ -225,10 +251,14 @@ def test_the_password_of_the_app_is_not_handed_on(session, monkeypatch):
 def test_only_the_end_of_a_long_output_is_read(tmp_path):
     (tmp_path / "stderr.txt").write_bytes(b"x" * 100_000 + b"\n\xff last\n")
     assert last_lines(tmp_path / "stderr.txt")[-1] == "\ufffd last"
-    assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith("The process of the run was ended by SIGSEGV")
+    assert why_it_ended(tmp_path, -signal.SIGSEGV).startswith(
+        "The process of the run was ended by SIGSEGV"
+    )
 
 
-def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(tmp_path, monkeypatch):
+def test_an_end_that_cannot_be_recorded_is_told_all_the_same_and_recorded_later(
+    tmp_path, monkeypatch
+):
     def full(*args):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,6 @@
-"""What the app reaches of the engine: nothing of it loads torch before it is called, and all of it is there."""
+"""What the app reaches of the engine: nothing of it loads torch before it is called, and all of it
+is there.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,13 @@ from engine.paths import PROGRAM_ROOT
 
 
 def test_the_app_is_imported_without_what_takes_seconds():
-    code = ("import sys, app.main\n"
-            "print(sorted({'torch', 'transformers', 'datasets', 'numba', 'accelerate'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "import sys, app.main\nprint(sorted({'torch', 'transformers', 'datasets', 'numba', "
+        "'accelerate'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 

@@ -1,4 +1,6 @@
-"""Long work: its progress in words, and that it can be ended at each stage without leaving anything half done."""
+"""Long work: its progress in words, and that it can be ended at each stage without leaving anything
+half done.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def test_progress_in_words_and_the_time_that_is_left():
     job = Job(1, "The export of x", unit=BYTES)
     assert (job.to_dict()["words"], job.to_dict()["left"]) == ("", "")
     job.progress(GIB, 4 * GIB, "Reading the checkpoint")
-    assert job.to_dict()["words"] == "1.00 GiB of 4.00 GiB" and job.to_dict()["left"] == "", "it has only begun"
+    assert job.to_dict()["words"] == "1.00 GiB of 4.00 GiB" and job.to_dict()["left"] == "", (
+        "it has only begun"
+    )
     job._begun -= 20
     assert 59 <= job.seconds_left() <= 61 and job.to_dict()["left"].startswith("about ")
     job.progress(0, 2 * GIB, "Writing the model")
-    assert job.seconds_left() is None and job.text == "Writing the model", "another stage has a time of its own"
+    assert job.seconds_left() is None and job.text == "Writing the model", (
+        "another stage has a time of its own"
+    )
     plain = Job(2, "The work")
     plain.progress(1, 3)
     assert plain.to_dict()["words"] == "33 %"
@@ -55,15 +61,30 @@ def test_jobs_are_listed_asked_for_and_cancelled_by_requests():
     jobs = Jobs()
     job = jobs.start("The work", endless, about="run-1")
     wait_for(lambda: job.text)
-    listed, = ask(jobs, "GET", "/api/jobs").json()["jobs"]
-    assert (listed["title"], listed["about"], listed["words"], listed["cancelling"]) == ("The work", "run-1", "25 %", False)
+    (listed,) = ask(jobs, "GET", "/api/jobs").json()["jobs"]
+    assert (listed["title"], listed["about"], listed["words"], listed["cancelling"]) == (
+        "The work",
+        "run-1",
+        "25 %",
+        False,
+    )
     assert ask(jobs, "POST", f"/api/jobs/{job.id}/cancel", {}).status_code == 200
     wait_for(lambda: job.state != "working")
     found = ask(jobs, "GET", f"/api/jobs/{job.id}").json()
-    assert (found["state"], found["result"], found["error"]) == ("cancelled", "The work was cancelled.", "")
+    assert (found["state"], found["result"], found["error"]) == (
+        "cancelled",
+        "The work was cancelled.",
+        "",
+    )
     assert ask(jobs, "GET", "/api/jobs").json()["jobs"] == []
-    assert ask(jobs, "POST", f"/api/jobs/{job.id}/cancel", {}).json()["state"] == "cancelled", "twice is once"
-    for method, path in (("GET", "/api/jobs/99"), ("POST", "/api/jobs/99/cancel"), ("POST", "/api/jobs/x/cancel")):
+    assert ask(jobs, "POST", f"/api/jobs/{job.id}/cancel", {}).json()["state"] == "cancelled", (
+        "twice is once"
+    )
+    for method, path in (
+        ("GET", "/api/jobs/99"),
+        ("POST", "/api/jobs/99/cancel"),
+        ("POST", "/api/jobs/x/cancel"),
+    ):
         answer = ask(jobs, method, path, {})
         assert answer.status_code in (404, 409) and "There is no such job" in answer.json()["error"]
 
@@ -125,13 +146,18 @@ def run(tmp_path_factory):
 def stages_of(run, target):
     """Every call of an export's progress."""
     calls = []
-    export_run(run[0], run[1], target, progress=lambda done, total, text: calls.append((text, done, total)))
+    export_run(
+        run[0], run[1], target, progress=lambda done, total, text: calls.append((text, done, total))
+    )
     return calls
 
 
 def test_an_export_tells_what_it_reads_and_writes(run, tmp_path):
     calls = stages_of(run, tmp_path / "model")
-    assert list(dict.fromkeys(text for text, _, _ in calls)) == ["Reading the checkpoint", "Writing the model"]
+    assert list(dict.fromkeys(text for text, _, _ in calls)) == [
+        "Reading the checkpoint",
+        "Writing the model",
+    ]
     assert all(done <= total for _, done, total in calls) and calls[-1][1] == calls[-1][2] > 0
 
 
@@ -155,7 +181,9 @@ def test_an_export_into_an_empty_folder_leaves_that_folder_when_it_is_cancelled(
     target.mkdir()
 
     def progress(done, total, text):
-        if text == "Writing the model" and done == total:  # all is written, and not in its place yet
+        if (
+            text == "Writing the model" and done == total
+        ):  # all is written, and not in its place yet
             raise Cancelled
 
     with pytest.raises(Cancelled):

@@ -1,4 +1,6 @@
-"""Runs that wait for their turn: order, what survives a restart, and that one which cannot start holds up no other."""
+"""Runs that wait for their turn: order, what survives a restart, and that one which cannot start
+holds up no other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.support.sessions import CONFIG, FakeEngine, named
 
 
 class Place:
-    """Where one run at a time can be; `started` are the names, in order, and `detached` those in processes of their own."""
+    """Where one run at a time can be; `started` are the names, in order, and `detached` those in
+    processes of their own.
+    """
 
     def __init__(self, free=True):
         self.free, self.started, self.refused, self.detached = free, [], {}, []
@@ -63,7 +67,9 @@ def test_runs_start_in_turn_as_the_one_before_ends(queue, place):
     assert names(queue) == ["a", "b", "c"] and place.started == []
     for started in ("a", "ab", "abc"):
         place.end(queue)
-        wait_for(lambda: place.started == list(started) and names(queue) == list("abc")[len(started):])
+        wait_for(
+            lambda: place.started == list(started) and names(queue) == list("abc")[len(started) :]
+        )
     place.end(queue)
     queue.add(named("d"))  # after the queue was empty for a while
     wait_for(lambda: place.started == list("abcd"))
@@ -100,8 +106,10 @@ def test_one_that_cannot_start_says_why_and_holds_up_no_other(queue, place, caps
     place.end(queue)
     wait_for(lambda: place.started == ["c"])
     wait_for(lambda: names(queue) == ["a", "b"])
-    assert [queued.problem for queued in queue.listed()] == ["There is no file d.",
-                                                             "It could not be started (ZeroDivisionError: oops)."]
+    assert [queued.problem for queued in queue.listed()] == [
+        "There is no file d.",
+        "It could not be started (ZeroDivisionError: oops).",
+    ]
     assert "ZeroDivisionError" in capsys.readouterr().err
     place.end(queue)  # those two do not try again
     assert queue.add(named("d")) == 1
@@ -147,22 +155,35 @@ def test_a_queued_run_can_be_one_in_a_process_of_its_own(tmp_path, queue, place)
 
 
 class Elsewhere:
-    """The run `away` of another process, which goes on over a restart; `by_itself` says how it will end."""
+    """The run `away` of another process, which goes on over a restart; `by_itself` says how it will
+    end.
+    """
 
     def __init__(self, place, by_itself=True):
         self.place, self.by_itself = place, by_itself
 
     def queue(self, runs_dir):
-        return RunQueue(runs_dir, self.place.start, self.place.why_not, lambda: None if self.place.free else "away",
-                        lambda run_id: self.by_itself and run_id == "away")
+        return RunQueue(
+            runs_dir,
+            self.place.start,
+            self.place.why_not,
+            lambda: None if self.place.free else "away",
+            lambda run_id: self.by_itself and run_id == "away",
+        )
 
 
-def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_while(tmp_path, queue, place):
+def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_while(
+    tmp_path, queue, place
+):
     queue.add(named("a")), queue.add(named("b"))
     queue.set_detached(queue.listed()[1].id, True)
     queue.close()
     again = Elsewhere(place).queue(tmp_path)
-    assert not again.is_held and again.behind == "away" and [queued.detached for queued in again.listed()] == [False, True]
+    assert (
+        not again.is_held
+        and again.behind == "away"
+        and [queued.detached for queued in again.listed()] == [False, True]
+    )
     place.end(again)
     wait_for(lambda: place.started == ["a"] and again.behind is None)
     place.end(again)
@@ -230,14 +251,18 @@ def test_nothing_is_held_once_everything_of_before_is_removed(tmp_path, queue, p
     again.close()
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '[{"id": 1}]', '{"a": 1}', '[{"id":"a","name":"b"}]'])
+@pytest.mark.parametrize(
+    "content", ["{", "[1]", '[{"id": 1}]', '{"a": 1}', '[{"id":"a","name":"b"}]']
+)
 def test_a_damaged_file_is_put_aside_and_told(tmp_path, place, content):
     (tmp_path / QUEUE_FILE).write_text(content)
     queue = RunQueue(tmp_path, place.start, place.why_not)
     assert names(queue) == [] and not queue.is_held and "it is damaged" in queue.problem
     assert (tmp_path / DAMAGED_FILE).read_text() == content
     queue.add(named("a"))
-    assert [queued["name"] for queued in json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]] == ["a"]
+    assert [
+        queued["name"] for queued in json.loads((tmp_path / QUEUE_FILE).read_text())["runs"]
+    ] == ["a"]
     queue.close()
 
 
@@ -260,7 +285,7 @@ def test_a_slow_start_holds_up_nobody_and_is_waited_for_at_the_end(tmp_path):
     queue = RunQueue(tmp_path, slowly, place.why_not)
     queue.add(named("a"))
     assert begun.wait(30)
-    first, = queue.listed()
+    (first,) = queue.listed()
     assert queue.add(named("b")) == 1 and queue_rows(queue)["rows"][1]["name"] == "b"
     for change in (queue.remove, lambda queued_id: queue.set_detached(queued_id, True)):
         with pytest.raises(RunError, match="being started just now"):
@@ -363,13 +388,26 @@ def test_a_start_that_the_engine_refuses_is_told_in_the_queue(tmp_path):
 
     session = Session(tmp_path / "runs", EngineCalls(start_run=refuse))
     session.queue.add(CONFIG)
-    wait_for(lambda: [queued.problem for queued in session.queue.listed()] == ["A run folder cannot be made."])
-    row, = call(session, "/api/queue/continue").json()["queue"]["rows"]
-    assert (row["name"], row["model"], row["data"], row["problem"]) == ("Fake", "m", "d", "A run folder cannot be made.")
+    wait_for(
+        lambda: (
+            [queued.problem for queued in session.queue.listed()]
+            == ["A run folder cannot be made."]
+        )
+    )
+    (row,) = call(session, "/api/queue/continue").json()["queue"]["rows"]
+    assert (row["name"], row["model"], row["data"], row["problem"]) == (
+        "Fake",
+        "m",
+        "d",
+        "A run folder cannot be made.",
+    )
     assert call(session, f"/api/queue/{row['id']}/up").status_code == 200
     answer = call(session, f"/api/queue/{row['id']}/detached", {"detached": True}).json()
     assert answer["queue"]["rows"][0]["detached"] and answer["queue"]["behind"] == ""
-    assert "true or false" in call(session, f"/api/queue/{row['id']}/detached", {"detached": "yes"}).json()["error"]
+    assert (
+        "true or false"
+        in call(session, f"/api/queue/{row['id']}/detached", {"detached": "yes"}).json()["error"]
+    )
     assert call(session, f"/api/queue/{row['id']}/remove").json()["queue"]["rows"] == []
     answer = call(session, f"/api/queue/{row['id']}/remove")
     assert answer.status_code == 409 and "not in the queue" in answer.json()["error"]

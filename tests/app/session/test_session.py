@@ -1,4 +1,6 @@
-"""The session of the app: the one run of its process, many who control it at once, and runs of other processes."""
+"""The session of the app: the one run of its process, many who control it at once, and runs of
+other processes.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def test_closing_the_server_stops_and_saves(session, engine):
 
 def test_resume_of_a_stopped_run_is_a_new_session_of_it(session, engine):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
-    assert post(session, f"/api/runs/{folder.id}/control", {"command": "resume"}).json() == {"run_id": folder.id}
+    assert post(session, f"/api/runs/{folder.id}/control", {"command": "resume"}).json() == {
+        "run_id": folder.id
+    }
     assert session.active_id == folder.id
 
 
@@ -108,7 +112,11 @@ def test_resume_of_a_stopped_run_is_a_new_session_of_it(session, engine):
 
 
 def ends_of(folder):
-    return [record.event.state for record in replay(folder.events_path) if isinstance(record.event, RunEnded)]
+    return [
+        record.event.state
+        for record in replay(folder.events_path)
+        if isinstance(record.event, RunEnded)
+    ]
 
 
 def test_twenty_who_press_stop_at_once_end_a_run_once(session, engine):
@@ -116,13 +124,17 @@ def test_twenty_who_press_stop_at_once_end_a_run_once(session, engine):
     wait_for(lambda: session.watch(run_id).folder.is_running())
     assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20
     wait_for(lambda: session.active_id is None)
-    assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20, "it has what they ask for"
+    assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20, (
+        "it has what they ask for"
+    )
     assert ends_of(engine.runs[0].folder) == ["stopped"]
 
 
 def test_twenty_who_press_resume_at_once_start_one_session(session, engine):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
-    assert at_once(20, lambda _: session.request(folder.id, "resume", "stopped")) == [folder.id] * 20
+    assert (
+        at_once(20, lambda _: session.request(folder.id, "resume", "stopped")) == [folder.id] * 20
+    )
     assert len(engine.runs) == 1
     wait_for(folder.is_running)
     session.request(folder.id, "stop")
@@ -133,7 +145,9 @@ def test_twenty_who_press_resume_at_once_start_one_session(session, engine):
 def test_twenty_who_press_start_at_once_start_one_run(session, engine):
     answers = at_once(20, lambda _: session.start(CONFIG))
     assert len(engine.runs) == 1 and answers.count(engine.runs[0].id) == 1
-    assert all("one run at a time" in str(answer) for answer in answers if isinstance(answer, RunError))
+    assert all(
+        "one run at a time" in str(answer) for answer in answers if isinstance(answer, RunError)
+    )
 
 
 def test_different_wishes_at_once_have_one_outcome(session, engine):
@@ -146,29 +160,53 @@ def test_different_wishes_at_once_have_one_outcome(session, engine):
     assert len(engine.runs) == 1 and len(ends_of(engine.runs[0].folder)) == 1
 
 
-@pytest.mark.parametrize("ended, command, said", [
-    ("stopped", "discard", "has ended already"), ("finished", "stop", "has ended already"),
-    ("stopped", "pause", "has ended already"), (None, "stop", "its program ended. Resume")])
+@pytest.mark.parametrize(
+    "ended, command, said",
+    [
+        ("stopped", "discard", "has ended already"),
+        ("finished", "stop", "has ended already"),
+        ("stopped", "pause", "has ended already"),
+        (None, "stop", "its program ended. Resume"),
+    ],
+)
 def test_who_comes_too_late_is_told_how_it_ended(session, ended, command, said):
     folder = finished_run(session, run_events(5, total=10, ended=ended))
-    answer = post(session, f"/api/runs/{folder.id}/control", {"command": command, "seen": "running"})
+    answer = post(
+        session, f"/api/runs/{folder.id}/control", {"command": command, "seen": "running"}
+    )
     assert answer.status_code == 409 and said in answer.json()["error"]
 
 
 def test_the_end_of_a_pause_does_not_bring_back_what_another_has_stopped(session, engine):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
-    answer = post(session, f"/api/runs/{folder.id}/control", {"command": "resume", "seen": "paused"})
-    assert answer.status_code == 409 and "no longer paused" in answer.json()["error"] and not engine.runs
+    answer = post(
+        session, f"/api/runs/{folder.id}/control", {"command": "resume", "seen": "paused"}
+    )
+    assert (
+        answer.status_code == 409
+        and "no longer paused" in answer.json()["error"]
+        and not engine.runs
+    )
 
 
 def test_a_stop_stays_shown_while_another_asks_for_a_pause(session):
     folder = create_run(session.runs_dir, CONFIG)
     with folder.lock():
-        requests = [("POST", f"/api/runs/{folder.id}/control", {"command": command}) for command in ("stop", "pause")]
-        assert call(session, *requests, ("GET", f"/api/live/{folder.id}", None))[-1].json()["bar"]["pending"] == "stop"
+        requests = [
+            ("POST", f"/api/runs/{folder.id}/control", {"command": command})
+            for command in ("stop", "pause")
+        ]
+        assert (
+            call(session, *requests, ("GET", f"/api/live/{folder.id}", None))[-1].json()["bar"][
+                "pending"
+            ]
+            == "stop"
+        )
 
 
-def test_a_command_that_is_read_as_taken_before_it_is_noted_is_not_shown(session, engine, monkeypatch):
+def test_a_command_that_is_read_as_taken_before_it_is_noted_is_not_shown(
+    session, engine, monkeypatch
+):
     run_id = session.start(CONFIG)
     run = engine.runs[0]
     page = f"/api/live/{run_id}"
@@ -195,7 +233,9 @@ def test_commands_reach_a_run_that_another_owner_holds(session):
     folder = create_run(session.runs_dir, CONFIG)
     with folder.lock():
         reader = CommandReader(folder)
-        assert post(session, f"/api/runs/{folder.id}/control", {"command": "pause"}).status_code == 200
+        assert (
+            post(session, f"/api/runs/{folder.id}/control", {"command": "pause"}).status_code == 200
+        )
         assert reader.read_new() == ["pause"]
         assert get(session, f"/api/live/{folder.id}").json()["bar"]["pending"] == "pause"
     answer = post(session, f"/api/runs/{folder.id}/control", {"command": "pause"})

@@ -8,7 +8,15 @@ import plotly.graph_objects as go
 import pytest
 
 from app.pages.compare import by_dotted_name
-from app.view.comparison import COLOURS, CURVE_POINTS, FIGURES, Compared, comparison, differing_settings, labels
+from app.view.comparison import (
+    COLOURS,
+    CURVE_POINTS,
+    FIGURES,
+    Compared,
+    comparison,
+    differing_settings,
+    labels,
+)
 from engine.config.settings import TrainConfig
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import records, run_events
@@ -44,15 +52,23 @@ def test_each_run_has_one_colour_and_its_name_as_text(axis):
         by_name = {}
         for trace in figure["data"]:
             assert "<" not in trace["name"] and len(trace["x"]) <= CURVE_POINTS
-            by_name.setdefault(trace["name"].removesuffix(", held out"), set()).add(trace["line"]["color"])
+            by_name.setdefault(trace["name"].removesuffix(", held out"), set()).add(
+                trace["line"]["color"]
+            )
         assert all(len(colours) == 1 for colours in by_name.values())
-        assert by_name["Plain"] == {COLOURS[0]} and by_name["&lt;img src=x onerror=1&gt; &amp; co"] == {COLOURS[1]}
+        assert by_name["Plain"] == {COLOURS[0]} and by_name[
+            "&lt;img src=x onerror=1&gt; &amp; co"
+        ] == {COLOURS[1]}
         assert figure["layout"]["xaxis"].get("type") == ("date" if axis == "time" else None)
 
 
 def test_memory_has_a_second_row_where_a_run_has_a_gpu():
     both = FIGURES["memory"]([compared("a"), compared("b", gpu=False)], ["a", "b"], "step")
-    assert [trace.get("yaxis") for trace in both["data"]] == [None, "y2", None] and "yaxis2" in both["layout"]
+    assert [trace.get("yaxis") for trace in both["data"]] == [
+        None,
+        "y2",
+        None,
+    ] and "yaxis2" in both["layout"]
     cpu = FIGURES["memory"]([compared("a", gpu=False)], ["a"], "step")
     assert "yaxis2" not in cpu["layout"]
 
@@ -70,18 +86,32 @@ def test_key_figures_mark_the_better_value():
     rows = {row["name"]: row for row in comparison([compared("long", 200), slow], "step")["rows"]}
     assert rows["Steps"] == {"name": "Steps", "texts": ["200", "40"], "best": []}
     assert rows["Final loss (mean of the last steps)"]["best"] == [0]
-    assert rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"] and rows["Time of a step (median)"]["best"] == []
+    assert (
+        rows["Time of a step (median)"]["texts"] == ["0.25 s", "0.25 s"]
+        and rows["Time of a step (median)"]["best"] == []
+    )
     assert rows["Host memory, peak"]["texts"] == ["100 GiB", "100 GiB"]
-    cpu = {row["name"]: row for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]}
-    assert cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"] and cpu["GPU memory, peak"]["best"] == []
+    cpu = {
+        row["name"]: row
+        for row in comparison([compared("a"), compared("b", 0, ended=None)], "step")["rows"]
+    }
+    assert (
+        cpu["GPU memory, peak"]["texts"] == ["43.0 GiB", "–"]
+        and cpu["GPU memory, peak"]["best"] == []
+    )
 
 
 def test_only_settings_that_differ_are_listed():
-    runs = [compared("a"), compared("b", settings={"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"})]
-    assert differing_settings(runs) == [{"name": "train.epochs", "texts": ["null", "2.0"]},
-                                        {"name": "train.learning_rate", "texts": ["1e-05", "0.0001"]}]
+    runs = [
+        compared("a"),
+        compared("b", settings={"train.learning_rate": 1e-4, "train.epochs": 2.0, "name": "other"}),
+    ]
+    assert differing_settings(runs) == [
+        {"name": "train.epochs", "texts": ["null", "2.0"]},
+        {"name": "train.learning_rate", "texts": ["1e-05", "0.0001"]},
+    ]
     mix = [{"source": "a.jsonl", "weight": 2}]
-    row, = differing_settings([compared("a"), compared("b", settings={"data.source": mix})])
+    (row,) = differing_settings([compared("a"), compared("b", settings={"data.source": mix})])
     assert row["texts"] == ["d", '[{"source": "a.jsonl", "weight": 2}]']
     assert differing_settings([compared("a"), compared("b")]) == []
 
@@ -93,6 +123,8 @@ def test_a_run_whose_settings_cannot_be_read_differs_in_none():
 
 
 def test_runs_of_the_same_name_are_told_apart():
-    one, two, other = (Compared(run_id, name, "finished", RunSnapshot(), {}) for run_id, name in (
-        ("1", "Same"), ("2", "Same"), ("3", "Other")))
+    one, two, other = (
+        Compared(run_id, name, "finished", RunSnapshot(), {})
+        for run_id, name in (("1", "Same"), ("2", "Same"), ("3", "Other"))
+    )
     assert labels([one, two, other]) == ["Same (1)", "Same (2)", "Other"]

@@ -11,29 +11,45 @@ from app.view.diagnosis import CAUSES, diagnosis
 from app.view.step_time import PARTS
 from engine.config.settings import TrainConfig
 from engine.paths import PROGRAM_ROOT
-from engine.runs.events import MemorySampled, PlanBuilt, RunEnded, RunStarted, StateChanged, StepFinished
+from engine.runs.events import (
+    MemorySampled,
+    PlanBuilt,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
 from engine.runs.snapshot import RunSnapshot
 from tests.support.synthetic_run import GIB, records, run_events
 
-CONFIG = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}, "train": {"batch_size": 16, "steps": 101}})
+CONFIG = TrainConfig.from_dict(
+    {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"batch_size": 16, "steps": 101}}
+)
 
 
 def fold(*events, device="cuda", total=100):
     snapshot = RunSnapshot()
-    for record in records([RunStarted(device=device, total_steps=total), StateChanged("running"), *events]):
+    for record in records(
+        [RunStarted(device=device, total_steps=total), StateChanged("running"), *events]
+    ):
         snapshot.apply(record)
     return snapshot
 
 
 def steps(count=30, data=0.0, **exposed):
-    return [StepFinished(step=k, seconds=1.0, exposed=exposed, data_seconds=data) for k in range(1, count + 1)]
+    return [
+        StepFinished(step=k, seconds=1.0, exposed=exposed, data_seconds=data)
+        for k in range(1, count + 1)
+    ]
 
 
 def test_before_the_first_step():
     assert diagnosis(RunSnapshot()).text == "Getting ready: the first step has not begun."
     assert diagnosis(RunSnapshot(state="running")).text == "The first step is under way."
     compiled = fold(PlanBuilt(choices={"compiled": True}))
-    assert diagnosis(compiled, CONFIG).text.startswith("The first step is under way. Its blocks are compiled")
+    assert diagnosis(compiled, CONFIG).text.startswith(
+        "The first step is under way. Its blocks are compiled"
+    )
     assert diagnosis(compiled, CONFIG).offer is None
 
 
@@ -41,10 +57,15 @@ def test_compute_bound_is_said():
     found = diagnosis(fold(*steps(h2d=0.03)), CONFIG)
     assert (found.text, found.tone) == ("Compute-bound: 3 % of the time is spent waiting.", "good")
     assert not found.advice and found.offer is None
-    by_hand = diagnosis(fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"}))
+    by_hand = diagnosis(
+        fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"})
+    )
     assert by_hand.offer.changes == {"engine.save_level": "auto"}
     shown = by_hand.to_dict()  # as the form calls the settings
-    assert shown["offer"]["label"] == "Save level: auto" and "because Save level was set by hand" in shown["advice"]
+    assert (
+        shown["offer"]["label"] == "Save level: auto"
+        and "because Save level was set by hand" in shown["advice"]
+    )
 
 
 def test_a_first_step_that_compiles_is_left_out():
@@ -53,11 +74,23 @@ def test_a_first_step_that_compiles_is_left_out():
     assert diagnosis(fold(slow, *steps()[1:]), CONFIG).tone == "good"
 
 
-@pytest.mark.parametrize("device, text, advice", [
-    ("cuda", "The host optimizer holds the GPU up for 18 % of the time; further waits: weights coming in (H2D) 4 %.",
-     "More tokens a step would hide it"),
-    ("cpu", "The optimizer takes 18 % of the time, and on the CPU nothing computes beside it; further waits: weights coming in "
-            "(H2D) 4 %.", "More tokens a step would spread it")])
+@pytest.mark.parametrize(
+    "device, text, advice",
+    [
+        (
+            "cuda",
+            "The host optimizer holds the GPU up for 18 % of the time; further waits: weights "
+            "coming in (H2D) 4 %.",
+            "More tokens a step would hide it",
+        ),
+        (
+            "cpu",
+            "The optimizer takes 18 % of the time, and on the CPU nothing computes beside it; "
+            "further waits: weights coming in (H2D) 4 %.",
+            "More tokens a step would spread it",
+        ),
+    ],
+)
 def test_the_optimizer_holds_compute_up(device, text, advice):
     found = diagnosis(fold(*steps(optimizer=0.18, h2d=0.04, d2h=0.005), device=device), CONFIG)
     assert (found.text, found.tone) == (text, "warn") and found.advice.startswith(advice)
@@ -67,26 +100,45 @@ def test_the_optimizer_holds_compute_up(device, text, advice):
 
 def test_weights_and_gradients_late_on_the_bus():
     late = fold(*steps(h2d=0.2))
-    assert diagnosis(late, CONFIG).text == "Weights arrive late (H2D): the GPU waits 20 % of the time for them."
+    assert (
+        diagnosis(late, CONFIG).text
+        == "Weights arrive late (H2D): the GPU waits 20 % of the time for them."
+    )
     by_hand = CONFIG.with_values({"engine.rounds": 4, "engine.slots": 2})
-    assert diagnosis(late, by_hand).offer.changes == {"engine.slots": "auto", "engine.rounds": "auto"}
-    out = diagnosis(fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.save_level": "boundary_host"}))
-    assert out.text.startswith("Gradients leave late (D2H)") and out.offer.changes == {"engine.save_level": "auto"}
+    assert diagnosis(late, by_hand).offer.changes == {
+        "engine.slots": "auto",
+        "engine.rounds": "auto",
+    }
+    out = diagnosis(
+        fold(*steps(d2h=0.2)), CONFIG.with_values({"engine.save_level": "boundary_host"})
+    )
+    assert out.text.startswith("Gradients leave late (D2H)") and out.offer.changes == {
+        "engine.save_level": "auto"
+    }
 
 
 def test_rows_that_come_late_and_launches_are_told_apart():
     found = diagnosis(fold(*steps(data=0.15, other=0.2)), CONFIG)
-    assert found.text == ("Data-bound: the GPU waits 15 % of the time while rows are put together; further waits: launches and "
-                          "the rest 5 %.")
+    assert found.text == (
+        "Data-bound: the GPU waits 15 % of the time while rows are put together; further waits: "
+        "launches and the rest 5 %."
+    )
     assert found.offer is None
     launches = diagnosis(fold(*steps(other=0.2)), CONFIG.with_values({"train.micro_batch_size": 2}))
-    assert launches.offer.changes == {"train.micro_batch_size": "auto"} and launches.text.startswith("The GPU waits 20 %")
+    assert launches.offer.changes == {
+        "train.micro_batch_size": "auto"
+    } and launches.text.startswith("The GPU waits 20 %")
 
 
 def test_memory_that_drifts_comes_first_with_the_step_at_which_it_is_full():
-    memory = [MemorySampled(step=k, host_rss=GIB * (10 + k), host_total=100 * GIB) for k in range(1, 41)]
+    memory = [
+        MemorySampled(step=k, host_rss=GIB * (10 + k), host_total=100 * GIB) for k in range(1, 41)
+    ]
     found = diagnosis(fold(*steps(40, h2d=0.5), *memory), CONFIG)
-    assert found.tone == "warn" and found.text == "Host memory grows all along: 20.0 GiB more since step 21, 50.0 GiB now."
+    assert (
+        found.tone == "warn"
+        and found.text == "Host memory grows all along: 20.0 GiB more since step 21, 50.0 GiB now."
+    )
     assert "full at about step " in found.advice and found.offer is None
     assert 80 <= int(found.advice.split("full at about step ")[1].split()[0]) <= 95
     lasts = diagnosis(fold(*steps(40), *memory, total=45), CONFIG)
@@ -100,7 +152,11 @@ def test_every_cause_has_a_sentence_and_offers_load(cause):
     exposed = {"other": 0.3} if cause == "data" else {cause: 0.3}
     for device in ("cuda", "cpu"):
         snapshot = fold(*steps(data=0.3 if cause == "data" else 0.0, **exposed), device=device)
-        for config in (None, CONFIG, CONFIG.with_values({"train.steps": None, "train.batch_size": 1 << 20})):
+        for config in (
+            None,
+            CONFIG,
+            CONFIG.with_values({"train.steps": None, "train.batch_size": 1 << 20}),
+        ):
             found = diagnosis(snapshot, config)
             assert found.text.endswith(".") and found.advice.endswith(".") and cause in PARTS
             assert config is not None or found.offer is None
@@ -113,11 +169,18 @@ def test_a_recorded_run_has_a_diagnosis_after_its_end():
     snapshot = RunSnapshot()
     for record in records(run_events(50)):
         snapshot.apply(record)
-    assert diagnosis(snapshot, CONFIG).to_dict()["offer"]["changes"] == {"train.batch_size": 32, "train.steps": 51}
+    assert diagnosis(snapshot, CONFIG).to_dict()["offer"]["changes"] == {
+        "train.batch_size": 32,
+        "train.steps": 51,
+    }
 
 
 def test_what_is_said_of_a_run_needs_neither_gradio_nor_plotly():
-    code = ("import sys, app.pages.checker, app.view.diagnosis, app.view.run_words, app.view.run_watch\n"
-            "print(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))")
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "import sys, app.pages.checker, app.view.diagnosis, app.view.run_words, "
+        "app.view.run_watch\nprint(sorted({'gradio', 'plotly', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROGRAM_ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from app.view.memory_growth import FEWEST_SAMPLES, GROWTH_SHARE, TOLERANCE, MemoryGrowth, memory_growth
+from app.view.memory_growth import (
+    FEWEST_SAMPLES,
+    GROWTH_SHARE,
+    TOLERANCE,
+    MemoryGrowth,
+    memory_growth,
+)
 
 GIB = float(1 << 30)
 

@@ -1,4 +1,6 @@
-"""Names in figures: Plotly draws `<b>`, `<a href>` and a few tags more, and fills in `%{...}` of templates."""
+"""Names in figures: Plotly draws `<b>`, `<a href>` and a few tags more, and fills in `%{...}` of
+templates.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def check(figure):
     for key, text in drawn({"data": figure["data"], "layout": figure["layout"]}):
         plain = text.replace("<br>", "").replace("<extra></extra>", "")
         assert "<" not in plain and ">" not in plain, (key, text)
-        assert not (key.endswith("template") and "hacked" in text), "a name in a template would be filled in"
+        assert not (key.endswith("template") and "hacked" in text), (
+            "a name in a template would be filled in"
+        )
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -58,12 +62,22 @@ def test_a_timeline_draws_names_as_text(events):
     for simulated in (None, PlanSimulated(1.0, step.spans)):
         figure = timeline_part(step, simulated)
         check(figure)
-        assert any("&lt;img" in text for _, text in drawn(figure["data"])), "the unit's name is shown"
+        assert any("&lt;img" in text for _, text in drawn(figure["data"])), (
+            "the unit's name is shown"
+        )
 
 
 @pytest.mark.parametrize("axis", ["step", "time"])
 def test_compared_runs_are_drawn_with_their_names_as_text(snapshot, axis):
-    runs = [Compared(f"run-{number}", f"{number} {HOSTILE}", "finished", snapshot, {"name": HOSTILE, "model.source": HOSTILE})
-            for number in range(2)]
+    runs = [
+        Compared(
+            f"run-{number}",
+            f"{number} {HOSTILE}",
+            "finished",
+            snapshot,
+            {"name": HOSTILE, "model.source": HOSTILE},
+        )
+        for number in range(2)
+    ]
     for figure in comparison(runs, axis)["figures"].values():
         check(figure)

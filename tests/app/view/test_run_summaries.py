@@ -21,16 +21,31 @@ def test_every_figure_has_a_sentence_with_its_numbers():
 
 
 def test_sentences_follow_the_run():
-    before, after = (summaries(snapshot_of(steps=steps, total=200, ended=None)) for steps in (40, 80))
+    before, after = (
+        summaries(snapshot_of(steps=steps, total=200, ended=None)) for steps in (40, 80)
+    )
     assert all(before[name] != after[name] for name in ("loss", "optimizer", "norms"))
     assert "held out" not in summaries(snapshot_of(steps=20))["loss"]
 
 
 def test_a_comparison_names_every_run_and_leaves_out_what_none_has():
-    names = ("Final loss (mean of the last steps)", "Held-out loss, last", "Tokens per second (median)", "Host memory, peak",
-             "GPU memory, peak")
-    texts = {"Final loss (mean of the last steps)": ["0.42", "0.31"], "Held-out loss, last": ["–", "0.4"]}
+    names = (
+        "Final loss (mean of the last steps)",
+        "Held-out loss, last",
+        "Tokens per second (median)",
+        "Host memory, peak",
+        "GPU memory, peak",
+    )
+    texts = {
+        "Final loss (mean of the last steps)": ["0.42", "0.31"],
+        "Held-out loss, last": ["–", "0.4"],
+    }
     rows = [{"name": name, "texts": texts.get(name, ["–", "–"])} for name in names]
     assert compared(["One", "Two"], rows) == {
-        "loss": "Final loss (mean of the last steps): One 0.42, Two 0.31. Held-out loss, last: One –, Two 0.4.",
-        "throughput": "None of these runs has made a step yet.", "memory": "None of these runs has made a step yet."}
+        "loss": (
+            "Final loss (mean of the last steps): One 0.42, Two 0.31. Held-out loss, last: One –, "
+            "Two 0.4."
+        ),
+        "throughput": "None of these runs has made a step yet.",
+        "memory": "None of these runs has made a step yet.",
+    }

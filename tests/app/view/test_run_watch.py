@@ -32,7 +32,14 @@ def test_a_growing_record_is_followed(session):
 def test_only_what_changed_is_sent(session):
     folder = finished_run(session)
     whole = get(session, f"/api/live/{folder.id}").json()
-    assert set(whole["parts"]) >= {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+    assert set(whole["parts"]) >= {
+        "loss",
+        "optimizer",
+        "throughput",
+        "memory",
+        "timeline",
+        "details",
+    }
     assert whole["server_id"] == session.server_id and whole["active"] is None
     seen = get(session, f"/api/live/{folder.id}?since={whole['seq']}").json()
     assert seen["parts"] == {} and seen["bar"] == whole["bar"]
@@ -43,8 +50,11 @@ def test_parts_are_serialised_once_for_all_tabs(session, monkeypatch):
 
     built = []
     real = dict(app.view.run_watch.FIGURES)
-    monkeypatch.setattr(app.view.run_watch, "FIGURES", {
-        name: lambda *a, name=name: built.append(name) or real[name](*a) for name in real})
+    monkeypatch.setattr(
+        app.view.run_watch,
+        "FIGURES",
+        {name: lambda *a, name=name: built.append(name) or real[name](*a) for name in real},
+    )
     folder = finished_run(session)
     answers = call(session, *[("GET", f"/api/live/{folder.id}", None)] * 10)
     assert len({answer.content for answer in answers}) == 1
@@ -53,9 +63,12 @@ def test_parts_are_serialised_once_for_all_tabs(session, monkeypatch):
 
 def test_both_axes_keep_up(session):
     folder = finished_run(session)
-    step, again, time_axis = call(session, ("GET", f"/api/live/{folder.id}?axis=step", None),
-                                  ("GET", f"/api/live/{folder.id}?axis=time&since=99999", None),
-                                  ("GET", f"/api/live/{folder.id}?axis=time", None))
+    step, again, time_axis = call(
+        session,
+        ("GET", f"/api/live/{folder.id}?axis=step", None),
+        ("GET", f"/api/live/{folder.id}?axis=time&since=99999", None),
+        ("GET", f"/api/live/{folder.id}?axis=time", None),
+    )
     assert step.json()["parts"]["loss"]["layout"]["xaxis"]["title"]["text"] == "step"
     assert again.json()["parts"] == {}
     assert time_axis.json()["parts"]["loss"]["layout"]["xaxis"]["type"] == "date"
@@ -66,14 +79,24 @@ def test_a_run_without_a_record_yet_can_be_looked_at(session):
     with folder.lock():
         answer = get(session, f"/api/live/{folder.id}").json()
     assert answer["bar"]["state"] == "preparing" and answer["run_id"] == folder.id
-    assert set(answer["parts"]) >= {"loss", "optimizer", "throughput", "memory", "timeline", "details"}
+    assert set(answer["parts"]) >= {
+        "loss",
+        "optimizer",
+        "throughput",
+        "memory",
+        "timeline",
+        "details",
+    }
 
 
 @pytest.mark.parametrize("run_id", ["nothing-here", "..", "..%2F..%2Fetc", "%00", ".login.key"])
 def test_unknown_runs_and_paths_are_refused_in_a_sentence(session, run_id):
     answer = get(session, f"/api/live/{run_id}")
     assert answer.status_code == 404
-    assert post(session, f"/api/runs/{run_id}/control", {"command": "stop"}).status_code in (404, 409)
+    assert post(session, f"/api/runs/{run_id}/control", {"command": "stop"}).status_code in (
+        404,
+        409,
+    )
 
 
 def test_a_damaged_record_is_told(session):

@@ -1,4 +1,6 @@
-"""What is shown of optimizers on the device: their rows in the timeline, and predicted beside measured times."""
+"""What is shown of optimizers on the device: their rows in the timeline, and predicted beside
+measured times.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,15 @@ from app.pages.theme import DARK, LIGHT
 from app.view.run_figures import summaries
 from app.view.run_words import details
 from app.view.spans import MAX_SPANS, lanes_of
-from app.view.timeline_figure import (LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS, timeline_figure, timeline_legend,
-                                      timeline_said)
+from app.view.timeline_figure import (
+    LANE_WORDS,
+    OP_COLOURS,
+    OP_GROUPS,
+    OP_WORDS,
+    timeline_figure,
+    timeline_legend,
+    timeline_said,
+)
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
@@ -59,30 +68,53 @@ def test_every_lane_with_spans_has_a_row(step):
     json.dumps(figure, allow_nan=False)
     assert set(ROWS) == set(Lane) == set(LANE_WORDS)
     assert [trace["name"] for trace in figure["data"]] == [*ROWS, "waiting"]
-    assert figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]  # Plotly draws the first at the bottom
+    assert (
+        figure["layout"]["yaxis"]["categoryarray"] == ROW_WORDS[::-1]
+    )  # Plotly draws the first at the bottom
     for trace, words in zip(figure["data"], [*ROW_WORDS, "Compute"]):
         assert trace["x"] and set(trace["y"]) == {words}
 
 
 def test_lanes_without_spans_have_no_row():
     without = timeline_figure(StepTimeline(step=1, spans=spans_of(homes=())))
-    assert [trace["name"] for trace in without["data"]] == [Lane.H2D, Lane.COMPUTE, Lane.D2H, Lane.HOST, "waiting"]
+    assert [trace["name"] for trace in without["data"]] == [
+        Lane.H2D,
+        Lane.COMPUTE,
+        Lane.D2H,
+        Lane.HOST,
+        "waiting",
+    ]
     assert without["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
-    some = timeline_figure(StepTimeline(step=1, spans=[span("a", "device_update", Lane.UPDATE, 0, 1)]))
+    some = timeline_figure(
+        StepTimeline(step=1, spans=[span("a", "device_update", Lane.UPDATE, 0, 1)])
+    )
     assert some["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Update", "Compute", "H2D"]
-    assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == ["Host", "D2H", "Compute", "H2D"]
+    assert timeline_figure(None)["layout"]["yaxis"]["categoryarray"] == [
+        "Host",
+        "D2H",
+        "Compute",
+        "H2D",
+    ]
 
 
 def test_states_have_a_colour_of_their_own_and_the_update_the_optimizer_s(step):
-    shown = {trace["name"]: set(trace["marker"]["color"]) for trace in timeline_figure(step)["data"][:-1]}
+    shown = {
+        trace["name"]: set(trace["marker"]["color"]) for trace in timeline_figure(step)["data"][:-1]
+    }
     states = OP_COLOURS["fetch_states"]
     assert shown[Lane.STATES_IN] == shown[Lane.STATES_OUT] == {states}
     assert shown[Lane.UPDATE] == {OP_COLOURS["update"]}
-    assert states not in {colour for label, (colour, _) in OP_GROUPS.items() if label != "States in and out"}
+    assert states not in {
+        colour for label, (colour, _) in OP_GROUPS.items() if label != "States in and out"
+    }
     assert all(_contrast(states, theme["card"]) >= 3 for theme in (LIGHT, DARK))
     legend = colours_of(timeline_legend(step))
-    assert legend["States in and out"] == states and legend["Optimizer"] == OP_COLOURS["device_update"]
-    assert "States in and out" not in colours_of(timeline_legend(StepTimeline(step=1, spans=spans_of(()))))
+    assert (
+        legend["States in and out"] == states and legend["Optimizer"] == OP_COLOURS["device_update"]
+    )
+    assert "States in and out" not in colours_of(
+        timeline_legend(StepTimeline(step=1, spans=spans_of(())))
+    )
 
 
 def colours_of(legend):
@@ -91,8 +123,10 @@ def colours_of(legend):
 
 def _contrast(one, other):
     def luminance(colour):
-        parts = [int(colour[k:k + 2], 16) / 255 for k in (1, 3, 5)]
-        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+        parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        red, green, blue = (
+            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     dark, light = sorted((luminance(one), luminance(other)))
@@ -101,16 +135,29 @@ def _contrast(one, other):
 
 def test_ops_are_named_in_words(step):
     said = {trace["name"]: trace["customdata"] for trace in timeline_figure(step)["data"][:-1]}
-    assert {words.split(": ")[1] for words in said[Lane.STATES_IN]} == {"optimizer states in", "gradient in"}
-    assert set(said[Lane.UPDATE]) == {"embed: optimizer on the GPU", "block 2: optimizer on the GPU"}
-    assert {words.split(": ")[1] for words in said[Lane.STATES_OUT]} == {"updated weights out", "optimizer states out"}
+    assert {words.split(": ")[1] for words in said[Lane.STATES_IN]} == {
+        "optimizer states in",
+        "gradient in",
+    }
+    assert set(said[Lane.UPDATE]) == {
+        "embed: optimizer on the GPU",
+        "block 2: optimizer on the GPU",
+    }
+    assert {words.split(": ")[1] for words in said[Lane.STATES_OUT]} == {
+        "updated weights out",
+        "optimizer states out",
+    }
     assert said[Lane.HOST][-1] == "step: everything updated is home"
     assert {*STATES_OPS, "device_update", "home"} <= set(OP_WORDS)
 
 
 def test_the_sentence_counts_compute_alone():
-    spans = [span("a", "forward", Lane.COMPUTE, 0, 6), span("a", "fetch_states", Lane.STATES_IN, 0, 3),
-             span("a", "device_update", Lane.UPDATE, 6, 7), span("a", "offload_states", Lane.STATES_OUT, 7, 8)]
+    spans = [
+        span("a", "forward", Lane.COMPUTE, 0, 6),
+        span("a", "fetch_states", Lane.STATES_IN, 0, 3),
+        span("a", "device_update", Lane.UPDATE, 6, 7),
+        span("a", "offload_states", Lane.STATES_OUT, 7, 8),
+    ]
     assert timeline_said(StepTimeline(step=9, spans=spans)) == "step 9, 8.00 s, compute busy 75 %"
 
 
@@ -119,7 +166,9 @@ def test_the_sentence_counts_compute_alone():
 
 @pytest.mark.parametrize("limit", [MAX_SPANS, 100, 7])
 def test_seven_lanes_are_merged_within_the_limit(limit):
-    spans = spans_of(homes=("embed", *(f"block {k}" for k in range(60)), "head"), blocks=60, micro_batches=20)
+    spans = spans_of(
+        homes=("embed", *(f"block {k}" for k in range(60)), "head"), blocks=60, micro_batches=20
+    )
     assert len(spans) > 2 * MAX_SPANS
     merged = lanes_of(spans, limit)
     assert list(merged) == ROWS and sum(map(len, merged.values())) <= limit
@@ -132,12 +181,17 @@ def test_seven_lanes_are_merged_within_the_limit(limit):
 
 
 def test_merged_states_say_how_many_ops_they_are():
-    spans = [span(f"block {k}", "fetch_states", Lane.STATES_IN, 0.001 * k, 0.001 * k + 0.0005) for k in range(2 * MAX_SPANS)]
+    spans = [
+        span(f"block {k}", "fetch_states", Lane.STATES_IN, 0.001 * k, 0.001 * k + 0.0005)
+        for k in range(2 * MAX_SPANS)
+    ]
     figure = timeline_figure(StepTimeline(step=1, spans=spans))
     row = {trace["name"]: trace for trace in figure["data"]}[Lane.STATES_IN]
     assert len(row["x"]) <= MAX_SPANS
     first = row["customdata"][0]
-    assert first.startswith("block 0 to block ") and first.endswith("ops, mostly optimizer states in")
+    assert first.startswith("block 0 to block ") and first.endswith(
+        "ops, mostly optimizer states in"
+    )
     assert set(row["marker"]["color"]) == {OP_COLOURS["fetch_states"]}
 
 
@@ -145,11 +199,15 @@ def test_merged_states_say_how_many_ops_they_are():
 
 
 def test_the_prediction_stands_beside_the_measurement():
-    steps = [StepFinished(step=k, seconds=seconds, tokens_per_second=151_000 / seconds)
-             for k, seconds in ((1, 30.0), (2, 11.7), (3, 11.6))]
+    steps = [
+        StepFinished(step=k, seconds=seconds, tokens_per_second=151_000 / seconds)
+        for k, seconds in ((1, 30.0), (2, 11.7), (3, 11.6))
+    ]
     rate = f"{151_000 / 11.7:,.0f} tokens/s in the median step"
     predicted = fold(PlanBuilt(choices={"predicted_seconds": 11.46}), *steps)
-    assert summaries(predicted)["throughput"] == f"{rate}; a step takes 11.7 s, 11.5 s were predicted"
+    assert (
+        summaries(predicted)["throughput"] == f"{rate}; a step takes 11.7 s, 11.5 s were predicted"
+    )
     assert ["Predicted seconds", "11.46"] in details(predicted)["plan"]
     for choices in ({}, {"predicted_seconds": None}):
         assert summaries(fold(PlanBuilt(choices=choices), *steps))["throughput"] == rate
@@ -158,4 +216,10 @@ def test_the_prediction_stands_beside_the_measurement():
 
 def test_step_times_keep_their_fractions():
     assert [in_step_time(s) for s in (0.034, 2.413, 11.7, 99.94, 99.96, 125)] == [
-        "0.034 s", "2.41 s", "11.7 s", "99.9 s", "1 min 40 s", "2 min 5 s"]
+        "0.034 s",
+        "2.41 s",
+        "11.7 s",
+        "99.9 s",
+        "1 min 40 s",
+        "2 min 5 s",
+    ]

@@ -21,20 +21,35 @@ def test_a_change_goes_to_the_run(session, engine):  # noqa: F811
     bar = get(session, f"/api/live/{run_id}").json()["bar"]
     assert "change" in bar["actions"]
     assert bar["settings"] == {"learning_rate": 1e-4, "steps": 10, "done": bar["settings"]["done"]}
-    assert post(session, f"/api/runs/{run_id}/change", {"values": {"train.steps": 50}}).json() == {"run_id": run_id}
+    assert post(session, f"/api/runs/{run_id}/change", {"values": {"train.steps": 50}}).json() == {
+        "run_id": run_id
+    }
     assert engine.runs[0].commands == [Change({"train.steps": 50})]
 
 
-@pytest.mark.parametrize("values, said", [
-    (None, "names what to change"), ({"train.batch_size": 8}, "cannot be changed"), ({"train.steps": 0}, "train.steps"),
-    ({"train.learning_rate": -1.0}, "train.learning_rate"), ({"train.learning_rate": "<b>"}, "not a number")])
+@pytest.mark.parametrize(
+    "values, said",
+    [
+        (None, "names what to change"),
+        ({"train.batch_size": 8}, "cannot be changed"),
+        ({"train.steps": 0}, "train.steps"),
+        ({"train.learning_rate": -1.0}, "train.learning_rate"),
+        ({"train.learning_rate": "<b>"}, "not a number"),
+    ],
+)
 def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):  # noqa: F811
     run_id = session.start(CONFIG)
     answer = post(session, f"/api/runs/{run_id}/change", {"values": values})
-    assert answer.status_code == 409 and said in answer.json()["error"] and engine.runs[0].commands == []
+    assert (
+        answer.status_code == 409
+        and said in answer.json()["error"]
+        and engine.runs[0].commands == []
+    )
 
 
-def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_settings_are_shown(session):  # noqa: F811
+def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_settings_are_shown(
+    session,
+):  # noqa: F811
     folder = create_run(session.runs_dir, CONFIG)
     with folder.lock():
         reader, recorder = CommandReader(folder), RunRecorder(folder.path, folder.id)
@@ -43,7 +58,12 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         assert get(session, f"/api/live/{folder.id}").json()["bar"]["settings"]["steps"] == 40
         fewer = post(session, f"/api/runs/{folder.id}/change", {"values": {"train.steps": 19}})
         assert fewer.status_code == 409 and "fewer than the 20" in fewer.json()["error"]
-        assert post(session, f"/api/runs/{folder.id}/change", {"values": {"train.steps": 60}}).status_code == 200
+        assert (
+            post(
+                session, f"/api/runs/{folder.id}/change", {"values": {"train.steps": 60}}
+            ).status_code
+            == 200
+        )
         assert reader.read_new() == [Change({"train.steps": 60})]
         said = get(session, f"/api/live/{folder.id}").json()["bar"]["sentence"]
         assert said == "Change requested: made before the next step."
@@ -52,4 +72,7 @@ def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_set
         recorder.close()
         session.watch(folder.id).note_request("save", 0)  # reads the record at once
         bar = get(session, f"/api/live/{folder.id}").json()["bar"]
-        assert bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20} and bar["step"] == "20 of 60"
+        assert (
+            bar["settings"] == {"learning_rate": 3e-4, "steps": 60, "done": 20}
+            and bar["step"] == "20 of 60"
+        )

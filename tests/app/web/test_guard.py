@@ -25,8 +25,10 @@ async def echo(request):
 
 
 def make_app(host="127.0.0.1", login=None, **limits):
-    routes = [Route(path, echo, methods=["GET", "POST", "DELETE"])
-              for path in ("/", "/api/runs", "/gradio_api/component_server")]
+    routes = [
+        Route(path, echo, methods=["GET", "POST", "DELETE"])
+        for path in ("/", "/api/runs", "/gradio_api/component_server")
+    ]
     policy = GuardPolicy.for_bind(host, login)
     policy = GuardPolicy(policy.hosts, policy.any_address, login, **limits)
     return Guard(Starlette(routes=(login_routes(login) if login else []) + routes), policy)
@@ -45,8 +47,19 @@ def test_own_hosts_pass(host):
     assert call(make_app(), headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost@evil.example", "10.0.0.5:7860",
-                                  "", "localhost:abc", "[::1", "evil.example/127.0.0.1"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost@evil.example",
+        "10.0.0.5:7860",
+        "",
+        "localhost:abc",
+        "[::1",
+        "evil.example/127.0.0.1",
+    ],
+)
 def test_foreign_hosts_are_refused(host):
     answer = call(make_app(), headers={"host": host})
     assert answer.status_code == 400
@@ -59,7 +72,12 @@ def test_two_host_headers_are_refused():
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"host", b"localhost"), (b"host", b"localhost")]}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/",
+        "headers": [(b"host", b"localhost"), (b"host", b"localhost")],
+    }
     asyncio.run(make_app()(scope, None, send))
     assert sent[0]["status"] == 400
 
@@ -70,11 +88,17 @@ def test_a_wildcard_bind_accepts_addresses_but_no_foreign_name(tmp_path):
     assert call(app, headers={"host": "rebound.example:7860"}).status_code == 400
 
 
-@pytest.mark.parametrize("headers", [
-    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9999"},
-    {"origin": "http://localhost:7860"}, {"sec-fetch-site": "cross-site"},
-    {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
-])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://localhost:7860"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
+    ],
+)
 def test_posts_of_other_origins_are_refused(headers):
     assert call(make_app(), "POST", "/api/runs", headers | JSON, b"{}").status_code == 403
 
@@ -82,17 +106,31 @@ def test_posts_of_other_origins_are_refused(headers):
 def test_reads_of_other_origins_are_refused_but_links_work():
     app = make_app()
     assert call(app, headers={"origin": "http://evil.example"}).status_code == 403
-    assert call(app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
-    assert call(app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}).status_code == 200
+    assert (
+        call(app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code
+        == 403
+    )
+    assert (
+        call(
+            app, headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        ).status_code
+        == 200
+    )
 
 
 def test_own_posts_pass_with_their_body():
     headers = {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "same-origin"} | JSON
-    assert call(make_app(), "POST", "/api/runs", headers, b'{"a": 1}').json() == {"method": "POST", "size": 8}
+    assert call(make_app(), "POST", "/api/runs", headers, b'{"a": 1}').json() == {
+        "method": "POST",
+        "size": 8,
+    }
 
 
 @pytest.mark.parametrize("path", ["/api/runs", "/gradio_api/component_server"])
-@pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""],
+)
 def test_only_json_is_accepted(path, kind):
     assert call(make_app(), "POST", path, {"content-type": kind}, b"{}").status_code == 415
 
@@ -118,7 +156,11 @@ def test_a_body_that_never_arrives_is_given_up():
     async def receive():
         await asyncio.sleep(60)
 
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), (b"content-length", b"5")]
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"5"),
+    ]
     scope = {"type": "http", "method": "POST", "path": "/api/runs", "headers": headers}
     asyncio.run(make_app(body_timeout_seconds=0.05)(scope, receive, send))
     assert sent[0]["status"] == 408
@@ -130,7 +172,11 @@ def test_no_web_socket_is_served():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(make_app()({"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, None, send))
+    asyncio.run(
+        make_app()(
+            {"type": "websocket", "path": "/", "headers": [(b"host", b"localhost")]}, None, send
+        )
+    )
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -165,7 +211,9 @@ def test_the_form_gives_a_cookie_that_opens_every_route(tmp_path):
     assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
     right = call(app, "POST", "/login", form, "user=ada&password=open+sesame&next=/?run=r1")
     assert right.status_code == 303 and right.headers["location"] == "/?run=r1"
-    assert "HttpOnly" in right.headers["set-cookie"] and "SameSite=lax" in right.headers["set-cookie"]
+    assert (
+        "HttpOnly" in right.headers["set-cookie"] and "SameSite=lax" in right.headers["set-cookie"]
+    )
     cookie = right.headers["set-cookie"].split(";")[0]
     assert call(app, path="/api/runs", headers={"cookie": cookie}).status_code == 200
 
@@ -224,6 +272,7 @@ def test_loopback_addresses():
 
 # ---------------------------------------------------------------------- the link that logs in once
 
+
 def test_the_link_logs_in_once(tmp_path):
     login = Login("a", "b", tmp_path / "key")
     app, link = make_app(login=login), f"/?token={login.link_token}"
@@ -231,9 +280,14 @@ def test_the_link_logs_in_once(tmp_path):
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Secure" not in cookie
-    assert call(app, path="/api/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 200
+    assert (
+        call(app, path="/api/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 200
+    )
     # Who is in goes on without the token in the address; anybody else is sent to the form.
-    assert call(app, path=link, headers={"cookie": cookie.partition(";")[0]}).headers["location"] == "/"
+    assert (
+        call(app, path=link, headers={"cookie": cookie.partition(";")[0]}).headers["location"]
+        == "/"
+    )
     again = call(app, path=link)
     assert (again.status_code, "set-cookie" in again.headers) == (303, False)
     assert "has been used" in call(app, path=again.headers["location"]).text
@@ -251,7 +305,9 @@ def test_a_wrong_link_logs_nobody_in_and_uses_nothing_up(tmp_path, path):
 
 def test_by_https_the_cookie_is_kept_to_it(tmp_path):
     login = Login("a", "b", tmp_path / "key")
-    answer = call(make_app(login=login), path=f"/?token={login.link_token}", base="https://127.0.0.1:7860")
+    answer = call(
+        make_app(login=login), path=f"/?token={login.link_token}", base="https://127.0.0.1:7860"
+    )
     assert answer.headers["set-cookie"].endswith("; Secure")
 
 
@@ -263,6 +319,24 @@ def test_files_of_a_certificate_are_checked_before_the_server_starts(tmp_path):
     with pytest.raises(RamstreamError, match="no PEM certificate"):
         tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")
     if shutil.which("openssl"):
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout",
-                        tmp_path / "key.pem", "-out", tmp_path / "cert.pem"], check=True, capture_output=True)
-        assert tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")["ssl_keyfile"] == str(tmp_path / "key.pem")
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-subj",
+                "/CN=localhost",
+                "-keyout",
+                tmp_path / "key.pem",
+                "-out",
+                tmp_path / "cert.pem",
+            ],
+            check=True,
+            capture_output=True,
+        )
+        assert tls_options(tmp_path / "cert.pem", tmp_path / "key.pem")["ssl_keyfile"] == str(
+            tmp_path / "key.pem"
+        )

@@ -1,4 +1,6 @@
-"""A page that is opened: its head names what its scripts load, and the run that it will show is read already."""
+"""A page that is opened: its head names what its scripts load, and the run that it will show is
+read already.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,12 @@ def get(app, path: str) -> httpx.Response:
 
 
 def recorded(runs, name: str):
-    folder = create_run(runs, TrainConfig.from_dict({"name": name, "model": {"source": "model"}, "data": {"source": "data"}}))
+    folder = create_run(
+        runs,
+        TrainConfig.from_dict(
+            {"name": name, "model": {"source": "model"}, "data": {"source": "data"}}
+        ),
+    )
     write_events(folder.events_path, records(run_events(5, name=name), folder.id))
     return folder
 
@@ -45,7 +52,11 @@ def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
     for address, kind in links.items():
         answer = get(app, address)
         assert answer.status_code == 200
-        expected = "modulepreload" if address in {f"/ramstream/{name}" for name in page_files()} else "preload; as=script"
+        expected = (
+            "modulepreload"
+            if address in {f"/ramstream/{name}" for name in page_files()}
+            else "preload; as=script"
+        )
         assert kind == ("preload; as=style" if address.endswith(".css") else expected)
 
 

@@ -46,9 +46,13 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
 
     monkeypatch.setattr(session_module, "list_runs", slowly)
     monkeypatch.setattr(session_module, "LIST_SECONDS", 60.0)
-    assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {1} and len(reads) == 1
+    assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {
+        1
+    } and len(reads) == 1
     monkeypatch.setattr(session_module, "folders_by_step", None)
-    assert session.runs_to_show()[0][1] is False, "nothing of a run is looked up outside the list that is kept"
+    assert session.runs_to_show()[0][1] is False, (
+        "nothing of a run is looked up outside the list that is kept"
+    )
     session._look_again()
     monkeypatch.undo()
     finished_run(session)
@@ -63,7 +67,11 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
 
     def talks():
         session._look_again()
-        return {row["id"] for row in get(session, "/api/runs").json()["runs"] if "talk" in row["actions"]}
+        return {
+            row["id"]
+            for row in get(session, "/api/runs").json()["runs"]
+            if "talk" in row["actions"]
+        }
 
     assert talks() == {saved.id, exported.id}
     (saved.path / "config.yaml").write_text("{")
@@ -78,7 +86,12 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
 
 def test_a_run_is_deleted_unless_it_is_going_on(session):
     folder = finished_run(session)
-    assert "delete" in next(row for row in get(session, "/api/runs").json()["runs"] if row["id"] == folder.id)["actions"]
+    assert (
+        "delete"
+        in next(row for row in get(session, "/api/runs").json()["runs"] if row["id"] == folder.id)[
+            "actions"
+        ]
+    )
     with folder.lock():
         answer = post(session, f"/api/runs/{folder.id}/delete", {})
         assert answer.status_code == 409 and folder.path.exists()
@@ -95,14 +108,17 @@ def test_damaged_runs_are_listed_beside_the_others(session):
     rows = {row["id"]: row for row in get(session, "/api/runs").json()["runs"]}
     assert rows[good.id]["state"] == "finished"
     for folder in (damaged, gone):
-        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == ["details", "delete"]
+        assert rows[folder.id]["state"] == "unreadable" and rows[folder.id]["actions"] == [
+            "details",
+            "delete",
+        ]
         found = get(session, f"/api/runs/{folder.id}/details").json()
         assert found["commands"] == [] and bool(found["config_problem"]) == (folder is gone)
 
 
 def test_an_interrupted_run_can_be_resumed_from_the_list(session):
     folder = finished_run(session, run_events(5, total=10, ended=None))
-    row, = get(session, "/api/runs").json()["runs"]
+    (row,) = get(session, "/api/runs").json()["runs"]
     assert row["state"] == "interrupted" and "resume" in row["actions"] and folder.id == row["id"]
 
 
@@ -112,9 +128,11 @@ def test_an_interrupted_run_can_be_resumed_from_the_list(session):
 def test_a_run_is_renamed_in_the_list_and_in_the_bar(session):
     folder = finished_run(session)
     get(session, f"/api/live/{folder.id}")
-    answer = post(session, f"/api/runs/{folder.id}/describe", {"name": " Better ", "note": "as it <i>was</i>"})
+    answer = post(
+        session, f"/api/runs/{folder.id}/describe", {"name": " Better ", "note": "as it <i>was</i>"}
+    )
     assert answer.json() == {"name": "Better", "note": "as it <i>was</i>"}
-    row, = get(session, "/api/runs").json()["runs"]
+    (row,) = get(session, "/api/runs").json()["runs"]
     assert (row["id"], row["name"], row["note"]) == (folder.id, "Better", "as it <i>was</i>")
     wait_for(lambda: get(session, f"/api/live/{folder.id}").json()["bar"]["name"] == "Better")
     bar = get(session, f"/api/live/{folder.id}").json()["bar"]
@@ -128,22 +146,32 @@ def test_the_details_of_a_run_are_its_exact_settings_and_commands(session):
     folder = finished_run(session, run_events(5, total=10, ended="stopped"))
     (folder.path / "stderr.txt").write_text("a warning\n")
     found = get(session, f"/api/runs/{folder.id}/details").json()
-    assert found["config"] == (folder.path / "config.yaml").read_text() and found["config_name"] == "Fake"
+    assert (
+        found["config"] == (folder.path / "config.yaml").read_text()
+        and found["config_name"] == "Fake"
+    )
     runs = str(session.runs_dir)
     assert [command["text"] for command in found["commands"]] == [
         f"python launch.py train --resume {folder.id} --runs-dir {runs}",
-        f"python launch.py train {runs}/{folder.id}/config.yaml --runs-dir {runs}"]
+        f"python launch.py train {runs}/{folder.id}/config.yaml --runs-dir {runs}",
+    ]
     assert found["printed"] == ["a warning"]
     finished = get(session, f"/api/runs/{finished_run(session).id}/details").json()
-    assert [command["label"] for command in finished["commands"]] == ["A new run with the same settings"]
+    assert [command["label"] for command in finished["commands"]] == [
+        "A new run with the same settings"
+    ]
     assert get(session, "/api/runs/none/details").status_code == 404
 
 
 def test_the_commands_are_quoted_for_a_shell(tmp_path, engine):
     session = Session(tmp_path / "my runs; $HOME", engine.calls())
     folder = finished_run(session)
-    command, = get(session, f"/api/runs/{folder.id}/details").json()["commands"]
-    assert shlex.split(command["text"])[3:] == [str(folder.path / "config.yaml"), "--runs-dir", str(session.runs_dir)]
+    (command,) = get(session, f"/api/runs/{folder.id}/details").json()["commands"]
+    assert shlex.split(command["text"])[3:] == [
+        str(folder.path / "config.yaml"),
+        "--runs-dir",
+        str(session.runs_dir),
+    ]
 
 
 # ------------------------------------------------------------------ export

@@ -1,5 +1,6 @@
-"""Every route of the app as it is served, ours and Gradio's, against what may not pass: a list that is made from the
-application itself, so that a route added later is in it."""
+"""Every route of the app as it is served, ours and Gradio's, against what may not pass: a list that
+is made from the application itself, so that a route added later is in it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,19 @@ from app.web.server import BROWSER_FILES
 from tests.support.served import ADDRESS, served
 
 READS = {"GET", "HEAD", "OPTIONS"}
-FILLED = {"run_id": "20260101-000000-run", "name": "main.js", "number": "1", "queued": "abc", "size": "192"}
-NOT_JSON = ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "")
+FILLED = {
+    "run_id": "20260101-000000-run",
+    "name": "main.js",
+    "number": "1",
+    "queued": "abc",
+    "size": "192",
+}
+NOT_JSON = (
+    "text/plain",
+    "multipart/form-data; boundary=x",
+    "application/x-www-form-urlencoded",
+    "",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +49,9 @@ def routes(app):
 
 
 def walked(routes, prefix=""):
-    """(method, path with its parameters filled in, the path as it is written) of every route, those of applications inside the
-    application too."""
+    """(method, path with its parameters filled in, the path as it is written) of every route, those
+    of applications inside the application too.
+    """
     for route in routes:
         included = getattr(route, "original_router", None)  # a router that FastAPI keeps as it is
         inner = included.routes if included is not None else getattr(route, "routes", None)
@@ -54,11 +67,19 @@ def walked(routes, prefix=""):
 
 def answers(app, requests, **shared):
     """The answers to (method, path, headers) one after the other, nothing followed."""
+
     async def go():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
-            return [await client.request(method, path, headers=shared | headers, content=b"{}" if method not in READS else None)
-                    for method, path, headers in requests]
+            return [
+                await client.request(
+                    method,
+                    path,
+                    headers=shared | headers,
+                    content=b"{}" if method not in READS else None,
+                )
+                for method, path, headers in requests
+            ]
 
     return asyncio.run(go())
 
@@ -66,7 +87,9 @@ def answers(app, requests, **shared):
 def refused(app, routes, headers):
     """Status by route, where one sentence says why."""
     found = {}
-    for (method, path, _), answer in zip(routes, answers(app, [(method, path, headers) for method, path, _ in routes])):
+    for (method, path, _), answer in zip(
+        routes, answers(app, [(method, path, headers) for method, path, _ in routes])
+    ):
         found[method, path] = answer.status_code
         assert method == "HEAD" or len(answer.json()["error"]) < 120
     return found
@@ -74,32 +97,61 @@ def refused(app, routes, headers):
 
 def test_the_list_has_our_routes_and_all_of_gradios(routes):
     paths = {path for _, _, path in routes}
-    assert {"/", "/login", "/config", "/static/{path:path}", "/gradio_api/upload", "/gradio_api/file={path_or_url:path}",
-            "/gradio_api/run/{api_name}", "/gradio_api/queue/join", "/gradio_api/proxy={url_path:path}", "/monitoring/{key}",
-            "/api/check", "/api/runs/{run_id}/control", "/ramstream/{name:path}"} <= paths
+    assert {
+        "/",
+        "/login",
+        "/config",
+        "/static/{path:path}",
+        "/gradio_api/upload",
+        "/gradio_api/file={path_or_url:path}",
+        "/gradio_api/run/{api_name}",
+        "/gradio_api/queue/join",
+        "/gradio_api/proxy={url_path:path}",
+        "/monitoring/{key}",
+        "/api/check",
+        "/api/runs/{run_id}/control",
+        "/ramstream/{name:path}",
+    } <= paths
     assert len(paths) > 90
 
 
 def test_the_list_has_every_route_that_the_page_asks_for(routes):
-    known = [re.compile("[^/]+".join(map(re.escape, re.split(r"{[^}]*}", path)))) for _, _, path in routes]
-    asked = {path for file in BROWSER_FILES.rglob("*.js") for path in re.findall(r"""['"`](/api/(?:\$\{[^}]*\}|[^'"`?$])*)""",
-                                                                         file.read_text(encoding="utf-8"))}
+    known = [
+        re.compile("[^/]+".join(map(re.escape, re.split(r"{[^}]*}", path))))
+        for _, _, path in routes
+    ]
+    asked = {
+        path
+        for file in BROWSER_FILES.rglob("*.js")
+        for path in re.findall(
+            r"""['"`](/api/(?:\$\{[^}]*\}|[^'"`?$])*)""", file.read_text(encoding="utf-8")
+        )
+    }
     assert len(asked) > 20
     for path in asked:
-        assert any(route.fullmatch(re.sub(r"\$\{[^}]*\}", "x", path)) for route in known) or path.endswith("/${what}"), path
+        assert any(
+            route.fullmatch(re.sub(r"\$\{[^}]*\}", "x", path)) for route in known
+        ) or path.endswith("/${what}"), path
 
 
 def test_without_the_cookie_no_route_answers(app, routes):
     guarded = [route for route in routes if route[1].rstrip("/") != LOGIN_PATH]
     assert set(refused(app, guarded, {"content-type": "application/json"}).values()) == {401}
-    page, = answers(app, [("GET", "/", {"accept": "text/html"})])
+    (page,) = answers(app, [("GET", "/", {"accept": "text/html"})])
     assert (page.status_code, page.headers["location"]) == (303, f"{LOGIN_PATH}?next=/")
 
 
-@pytest.mark.parametrize("headers, status", [
-    ({"host": "evil.example"}, 400), ({"host": "127.0.0.1.evil.example:7860"}, 400),
-    ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403), ({"origin": "http://["}, 403),
-    ({"sec-fetch-site": "cross-site"}, 403)])
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"host": "evil.example"}, 400),
+        ({"host": "127.0.0.1.evil.example:7860"}, 400),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
 def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers, status):
     cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
     assert set(refused(app, routes, cookie | headers).values()) == {status}
@@ -108,33 +160,62 @@ def test_what_comes_from_elsewhere_reaches_no_route(app, routes, login, headers,
 @pytest.mark.parametrize("kind", NOT_JSON)
 def test_what_is_sent_is_json(app, routes, login, kind):
     cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": kind}
-    sent = [route for route in routes if route[0] not in READS and not (route[1] == LOGIN_PATH and "urlencoded" in kind)]
+    sent = [
+        route
+        for route in routes
+        if route[0] not in READS and not (route[1] == LOGIN_PATH and "urlencoded" in kind)
+    ]
     assert len(sent) > 40
     assert set(refused(app, sent, cookie).values()) == {415}
 
 
 def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
-    """Not its files by path, uploads, proxies, streams, deep links, API, monitoring, recordings or editors."""
+    """Not its files by path, uploads, proxies, streams, deep links, API, monitoring, recordings or
+    editors.
+    """
     cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
-    gradios = [route for route in routes if not route[1].startswith(("/api/", "/ramstream/")) and route[1] != LOGIN_PATH]
+    gradios = [
+        route
+        for route in routes
+        if not route[1].startswith(("/api/", "/ramstream/")) and route[1] != LOGIN_PATH
+    ]
     closed = [route for route in gradios if not is_needed(route[0], route[1])]
     assert set(refused(app, closed, cookie).values()) == {404}
     assert {path for _, _, path in gradios} - {path for _, _, path in closed} == {
-        "/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/assets/{path:path}", "/gradio_api/app_id",
-        "/gradio_api/heartbeat/{session_hash}", "/gradio_api/queue/data", "/gradio_api/queue/join"}
-    later = ("/gradio_api/added-later", "/gradio_api/file=/etc/passwd", "/static/js/../../routes.py", "/runs", "/openapi.json")
+        "/",
+        "/config",
+        "/theme.css",
+        "/favicon.ico",
+        "/manifest.json",
+        "/assets/{path:path}",
+        "/gradio_api/app_id",
+        "/gradio_api/heartbeat/{session_hash}",
+        "/gradio_api/queue/data",
+        "/gradio_api/queue/join",
+    }
+    later = (
+        "/gradio_api/added-later",
+        "/gradio_api/file=/etc/passwd",
+        "/static/js/../../routes.py",
+        "/runs",
+        "/openapi.json",
+    )
     assert not any(is_needed("GET", path) for path in later)
-    assert is_needed("POST", "/gradio_api/run/predict") and not is_needed("POST", "/gradio_api/upload")
+    assert is_needed("POST", "/gradio_api/run/predict") and not is_needed(
+        "POST", "/gradio_api/upload"
+    )
 
 
 def test_the_page_and_its_files_are_served(tmp_path):
     app = served(tmp_path, None).app
-    page, = answers(app, [("GET", "/", {})])
+    (page,) = answers(app, [("GET", "/", {})])
     assert page.status_code == 200
     files = set(re.findall(r"/(?:assets|ramstream)/[\w./-]+\.(?:js|css)", page.text))
     assert len(files) > 8
-    assert {path: answer.status_code for path, answer in zip(files, answers(app, [("GET", path, {}) for path in files]))
-            } == dict.fromkeys(files, 200)
+    assert {
+        path: answer.status_code
+        for path, answer in zip(files, answers(app, [("GET", path, {}) for path in files]))
+    } == dict.fromkeys(files, 200)
 
 
 # ---------------------------------------------------------------------- the login
@@ -145,11 +226,15 @@ def test_the_link_logs_in_once_whichever_comes_first(app, tmp_path):
     app = Guard(app, GuardPolicy.for_bind("127.0.0.1", login))
 
     async def go():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ADDRESS) as client:
-            return await asyncio.gather(*[client.get("/", params={"token": login.link_token}) for _ in range(8)])
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url=ADDRESS
+        ) as client:
+            return await asyncio.gather(
+                *[client.get("/", params={"token": login.link_token}) for _ in range(8)]
+            )
 
     cookies = [answer.headers.get("set-cookie") for answer in asyncio.run(go())]
-    cookie, = filter(None, cookies)
+    (cookie,) = filter(None, cookies)
     assert {"HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))
 
 
@@ -160,7 +245,9 @@ def test_addresses_which_may_carry_the_token_are_not_logged(app):
 
 def test_secrets_are_compared_in_constant_time(login, monkeypatch):
     compared = []
-    monkeypatch.setattr("app.web.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False)
+    monkeypatch.setattr(
+        "app.web.login.hmac.compare_digest", lambda a, b: compared.append((a, b)) or False
+    )
     login.redeem("a guess")
     login.accepts("ada", "a guess")
     login.accepts_cookie(f"{COOKIE_NAME}=99999999999.abc")
@@ -173,13 +260,17 @@ def test_who_guesses_passwords_is_not_listened_to_for_a_minute(tmp_path, monkeyp
     monkeypatch.setattr("app.web.login.WRONG_PASSWORD_SECONDS", 0)
     from app.web.login import login_routes
     from starlette.applications import Starlette
+
     app = Starlette(routes=login_routes(Login("ada", "right", tmp_path / "key")))
 
     def tries(password, address, times=1):
         async def go():
             transport = httpx.ASGITransport(app, client=(address, 1))
             async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as client:
-                posts = [client.post(LOGIN_PATH, data={"user": "ada", "password": password}) for _ in range(times)]
+                posts = [
+                    client.post(LOGIN_PATH, data={"user": "ada", "password": password})
+                    for _ in range(times)
+                ]
                 return [answer.status_code for answer in await asyncio.gather(*posts)]
 
         return asyncio.run(go())

@@ -34,7 +34,9 @@ def serving(app):
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-    server = uvicorn.Server(connections.server_config(app, "127.0.0.1", port, Impatient, timeout_keep_alive=1))
+    server = uvicorn.Server(
+        connections.server_config(app, "127.0.0.1", port, Impatient, timeout_keep_alive=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -71,7 +73,9 @@ def heard(line):
 
 
 def trickled(line, piece=b"x", pause=0.05):
-    """Sends pieces, `pause` seconds apart, until the server has closed the connection; what it had said."""
+    """Sends pieces, `pause` seconds apart, until the server has closed the connection; what it had
+    said.
+    """
     line.setblocking(False)
     said, end = b"", time.monotonic() + WAIT_SECONDS
     while time.monotonic() < end:
@@ -117,17 +121,28 @@ def test_what_was_refused_is_not_listened_to_for_ever(line):
     assert trickled(line).startswith(b"HTTP/1.1 400")
 
 
-@pytest.mark.parametrize("sent", [
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 300, b"\x00" * 5000, b"hello\r\n\r\n", b"GET\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
-    b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n",
-    POST + HEAD + b"Content-Length: -1\r\n\r\n", POST + HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    POST + HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
-    POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
-    b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n"],
-    ids=lambda sent: repr(sent[:30]))
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 300,
+        b"\x00" * 5000,
+        b"hello\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n",
+        POST + HEAD + b"Content-Length: -1\r\n\r\n",
+        POST + HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        POST + HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        POST + HEAD + b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\na: " + b"x" * 200_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a: b\r\n" * 20_000 + b"\r\n",
+    ],
+    ids=lambda sent: repr(sent[:30]),
+)
 def test_what_is_no_request_is_refused(line, sent):
     with contextlib.suppress(ConnectionError):  # it may be cut off while it is still speaking
         line.sendall(sent)
@@ -151,11 +166,16 @@ def test_requests_one_behind_the_other_are_each_looked_at(line):
 def test_no_more_connections_than_can_be_served(app, monkeypatch):
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 8)
     with serving(app) as port:
+
         def status_beside(others):
-            """Of a request made while so many connections are open and say nothing, which are cut off after a while."""
+            """Of a request made while so many connections are open and say nothing, which are cut
+            off after a while.
+            """
             with contextlib.ExitStack() as stack:
-                *_, line = [stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_SECONDS))
-                            for _ in range(others + 1)]
+                *_, line = [
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port), WAIT_SECONDS))
+                    for _ in range(others + 1)
+                ]
                 line.sendall(ASKED)
                 return line.recv(65536).split()[1]
 

@@ -1,5 +1,6 @@
-"""`launch.py bench` end to end on the CPU: what it prints is what it measured, and the training that streaming is
-compared with is that of plain transformers."""
+"""`launch.py bench` end to end on the CPU: what it prints is what it measured, and the training
+that streaming is compared with is that of plain transformers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from engine.fit.cost import largest_product
 from engine.fit.needs import needs_of
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
-from engine.machine.rates import CPU, ONE_THREAD, rates_file, store_rates, stored_cpu_rates, stored_rates
+from engine.machine.rates import (
+    CPU,
+    ONE_THREAD,
+    rates_file,
+    store_rates,
+    stored_cpu_rates,
+    stored_rates,
+)
 from engine.machine.read_machine import read_machine
 from engine.model.find_shape import shape_from_source
 from engine.runtime.cpu_backend import CpuBackend
@@ -48,25 +56,43 @@ def test_a_preset_is_measured_streamed_and_resident(preset, capsys):
     found = json.loads(out)
     assert "Measuring the bus" in err and "Traceback" not in err
     for name, value in found["ceilings"].items():
-        assert name == "call" or all(rate > 0 for rate in (value.values() if isinstance(value, dict) else [value])), name
+        assert name == "call" or all(
+            rate > 0 for rate in (value.values() if isinstance(value, dict) else [value])
+        ), name
     (training,) = found["trainings"]
     streamed, resident = training["streamed"], training["resident"]
     assert len(streamed["losses"]) == len(streamed["seconds_by_step"]) >= 4
-    assert streamed["seconds"] == pytest.approx(np.mean(streamed["seconds_by_step"][-streamed["steps"]:]))
+    assert streamed["seconds"] == pytest.approx(
+        np.mean(streamed["seconds_by_step"][-streamed["steps"] :])
+    )
     assert streamed["tflops"]["parameters"] == pytest.approx(
-        6 * streamed["parameters"] * streamed["tokens_per_step"] / streamed["seconds"] / 1e12)
+        6 * streamed["parameters"] * streamed["tokens_per_step"] / streamed["seconds"] / 1e12
+    )
     assert streamed["tflops"]["hardware"] >= streamed["tflops"]["model"]
-    assert sum(streamed["exposed"].values()) == pytest.approx(streamed["exposed_share"] * streamed["seconds"])
+    assert sum(streamed["exposed"].values()) == pytest.approx(
+        streamed["exposed_share"] * streamed["seconds"]
+    )
     assert streamed["predicted_seconds"] > 0
     assert {way["recompute"] for way in resident["ways"]} == {True, False}
-    assert resident["ratio"] == pytest.approx(min(way["seconds"] for way in resident["ways"]) / streamed["seconds"])
+    assert resident["ratio"] == pytest.approx(
+        min(way["seconds"] for way in resident["ways"]) / streamed["seconds"]
+    )
 
 
 def test_the_table_says_what_was_measured(preset, capsys):
-    assert launch.main(["bench", str(preset), "--seconds", "0.1", "--set", "train.batch_size=4"]) == 0
+    assert (
+        launch.main(["bench", str(preset), "--seconds", "0.1", "--set", "train.batch_size=4"]) == 0
+    )
     out = capsys.readouterr().out
-    for line in ("to the device, alone", "AdamW while the bus is busy", "step, home to home", "predicted", "bound by",
-                 "without recompute", "streamed against the better"):
+    for line in (
+        "to the device, alone",
+        "AdamW while the bus is busy",
+        "step, home to home",
+        "predicted",
+        "bound by",
+        "without recompute",
+        "streamed against the better",
+    ):
         assert line in out
     assert all(len(line) < 200 for line in out.splitlines())
 
@@ -86,8 +112,15 @@ def test_the_rates_are_kept_for_plans(capsys):
     assert stored_rates("CPU") is None
     store_rates("CPU", rates)
     assert stored_rates("CPU") == rates
-    rates_file().write_text(json.dumps({key: values | {"h2d": "nan"} for key, values in
-                                        json.loads(rates_file().read_text(encoding="utf-8")).items()}), encoding="utf-8")
+    rates_file().write_text(
+        json.dumps(
+            {
+                key: values | {"h2d": "nan"}
+                for key, values in json.loads(rates_file().read_text(encoding="utf-8")).items()
+            }
+        ),
+        encoding="utf-8",
+    )
     assert stored_rates("CPU") is None
 
 
@@ -105,18 +138,48 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     assert stored_cpu_rates(largest_product(shape, large)) == together
     report = estimate(config, replace(machine, gpus=()))
     assert report.time["step_seconds"] == pytest.approx(
-        predicted_seconds(shape, choose(shape, config, "cpu", None, machine.ram_available, 128).choices, alone, 8, 128, "cpu"))
+        predicted_seconds(
+            shape,
+            choose(shape, config, "cpu", None, machine.ram_available, 128).choices,
+            alone,
+            8,
+            128,
+            "cpu",
+        )
+    )
     assert report.time["estimated"] is False
     assert estimate(config, replace(machine, gpus=(), here=False)).time["step_seconds"] is None
     half = config.with_values({"model.dtype": "bfloat16"})
-    assert estimate(half, replace(machine, gpus=())).time["step_seconds"] is None, "products are measured in float32"
+    assert estimate(half, replace(machine, gpus=())).time["step_seconds"] is None, (
+        "products are measured in float32"
+    )
 
 
 def test_several_trainings_on_the_same_weights(preset, capsys):
-    assert launch.main(["bench", str(preset), "--seconds", "0", "--streamed-only", "--json", "--then",
-                        "train.batch_size=2 train.micro_batch_size=1", "--then", "data.max_seq_len=32"]) == 0
-    first, second, third = (training["streamed"] for training in json.loads(capsys.readouterr().out)["trainings"])
-    assert first["tokens_per_step"] == 2 * second["tokens_per_step"] and second["choices"]["micro_batch_size"] == 1
+    assert (
+        launch.main(
+            [
+                "bench",
+                str(preset),
+                "--seconds",
+                "0",
+                "--streamed-only",
+                "--json",
+                "--then",
+                "train.batch_size=2 train.micro_batch_size=1",
+                "--then",
+                "data.max_seq_len=32",
+            ]
+        )
+        == 0
+    )
+    first, second, third = (
+        training["streamed"] for training in json.loads(capsys.readouterr().out)["trainings"]
+    )
+    assert (
+        first["tokens_per_step"] == 2 * second["tokens_per_step"]
+        and second["choices"]["micro_batch_size"] == 1
+    )
     assert third["tokens_per_step"] == first["tokens_per_step"] * 32 // make_length(preset)
 
 
@@ -125,12 +188,14 @@ def make_length(preset) -> int:
 
 
 def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
-    for arguments, says in ((["bench", str(tmp_path / "none.yaml")], "there is no such preset"),
-                            (["bench", str(preset), "--set", "train.batch=3"], "there is no such setting"),
-                            (["bench", str(preset), "--set", "engine.device=cuda"], "no CUDA GPU"),
-                            (["bench", str(preset), "--then", "model.dtype=bfloat16"], "changes the model"),
-                            (["bench", "--then", "train.steps=3"], "no first training"),
-                            (["bench", str(preset), "--set", "model.source=nothing/here"], "nothing/here")):
+    for arguments, says in (
+        (["bench", str(tmp_path / "none.yaml")], "there is no such preset"),
+        (["bench", str(preset), "--set", "train.batch=3"], "there is no such setting"),
+        (["bench", str(preset), "--set", "engine.device=cuda"], "no CUDA GPU"),
+        (["bench", str(preset), "--then", "model.dtype=bfloat16"], "changes the model"),
+        (["bench", "--then", "train.steps=3"], "no first training"),
+        (["bench", str(preset), "--set", "model.source=nothing/here"], "nothing/here"),
+    ):
         if says.startswith("no CUDA") and torch.cuda.is_available():
             continue
         assert launch.main(arguments) == 2
@@ -141,15 +206,23 @@ def test_bad_input_ends_in_a_sentence(preset, tmp_path, capsys):
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ("gemma2",)])
 def test_the_resident_step_has_the_gradients_of_plain_training(family):
     plain = plain_model(tiny_config(family))
-    batch, = random_rows([4], 12, VOCAB)
+    (batch,) = random_rows([4], 12, VOCAB)
     plain_loss(plain, [batch]).backward()
     expected = {name: p.grad.clone() for name, p in plain.named_parameters()}
     plain.zero_grad()
     for part in _split([batch], 2):
-        _accumulate(plain, torch.from_numpy(part.input_ids), torch.from_numpy(part.labels), 1 / batch.loss_tokens, 7,
-                    compiled=False)
+        _accumulate(
+            plain,
+            torch.from_numpy(part.input_ids),
+            torch.from_numpy(part.labels),
+            1 / batch.loss_tokens,
+            7,
+            compiled=False,
+        )
     for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(
+            parameter.grad, expected[name], rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}"
+        )
 
 
 def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
@@ -172,7 +245,9 @@ def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
 def test_random_rows_are_full_and_carry_loss():
     first, second = random_rows([3, 3], 10, VOCAB, seed=1)
     assert first.input_ids.shape == (3, 10) and first.loss_tokens == 27 and first.tokens == 30
-    assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (first.input_ids != second.input_ids).any()
+    assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (
+        first.input_ids != second.input_ids
+    ).any()
     assert 0 <= first.input_ids.min() and first.input_ids.max() < VOCAB
     logits = torch.zeros(3, 10, VOCAB)
     loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(first.labels).flatten())

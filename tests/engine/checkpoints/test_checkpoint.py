@@ -1,4 +1,6 @@
-"""Checkpoints: what comes back is what was written, bit for bit; whatever breaks one leaves the one before it whole."""
+"""Checkpoints: what comes back is what was written, bit for bit; whatever breaks one leaves the one
+before it whole.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,36 @@ from engine.paths import PROGRAM_ROOT
 from engine.progress import untold
 from engine.runtime.host_store import HostStore
 
-STATE = {"schedule": {"step": 10}, "data": {"row": 320},
-         "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]}}
+STATE = {
+    "schedule": {"step": 10},
+    "data": {"row": 320},
+    "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]},
+}
 
 
 def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
     def unit(name: str, *shapes: tuple[str, tuple[int, ...]]):
-        return lay_out(name, [ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
-                              for key, shape in shapes])
+        return lay_out(
+            name,
+            [
+                ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
+                for key, shape in shapes
+            ],
+        )
 
-    return [unit("embed", ("weight", (50, width))),
-            *(unit(f"block.{n}", ("norm", (width,)), ("up", (4 * width, width)), ("down", (width, 4 * width)))
-              for n in range(blocks)),
-            unit("head", ("norm", (width,)))]
+    return [
+        unit("embed", ("weight", (50, width))),
+        *(
+            unit(
+                f"block.{n}",
+                ("norm", (width,)),
+                ("up", (4 * width, width)),
+                ("down", (width, 4 * width)),
+            )
+            for n in range(blocks)
+        ),
+        unit("head", ("norm", (width,))),
+    ]
 
 
 def planes_of(store) -> list[str]:
@@ -53,14 +72,20 @@ def fill(store: HostStore, seed: int) -> None:
 
 
 def content(store: HostStore) -> dict[tuple[str, str], bytes]:
-    return {(unit, plane): store.array(unit, plane).tobytes() for unit in store.layouts for plane in planes_of(store)}
+    return {
+        (unit, plane): store.array(unit, plane).tobytes()
+        for unit in store.layouts
+        for plane in planes_of(store)
+    }
 
 
 @pytest.fixture
 def new_store():
     made = []
 
-    def make(dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape) -> HostStore:
+    def make(
+        dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape
+    ) -> HostStore:
         store = HostStore(layouts(**shape), dtype, threads=1)
         made.append(store)
         store.allocate_weights()
@@ -92,18 +117,26 @@ def names(root) -> list[str]:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_bit_comes_back(tmp_path, new_store, dtype):
     store, root, told = new_store(dtype, seed=1), tmp_path / "run" / "checkpoints", []
-    info = write_checkpoint(root, 10, store, STATE, keep=2, progress=lambda done, total: told.append((done, total)))
+    info = write_checkpoint(
+        root, 10, store, STATE, keep=2, progress=lambda done, total: told.append((done, total))
+    )
     written = sum(path.stat().st_size for path in info.path.iterdir())
     planes = checkpoint_bytes(store.layouts, dtype)
     assert (info.path, info.step, info.bytes) == (root / "step-10", 10, written)
-    assert checkpoint_bytes(list(store.layouts.values()), dtype) == planes == sum(map(len, content(store).values()))
+    assert (
+        checkpoint_bytes(list(store.layouts.values()), dtype)
+        == planes
+        == sum(map(len, content(store).values()))
+    )
     assert planes < written < planes + 10_000
     assert told == sorted(told) and told[-1] == (planes, planes) and len(told) > 100
     assert names(root) == ["step-10"]
 
     other, told = new_store(dtype, seed=2), []
     gradients = other.array("embed", "grad").tobytes()
-    loaded = load_checkpoint(info.path, other, {}, progress=lambda done, total: told.append((done, total)))
+    loaded = load_checkpoint(
+        info.path, other, {}, progress=lambda done, total: told.append((done, total))
+    )
     assert content(other) == content(store) and loaded.state == STATE
     assert other.array("embed", "grad").tobytes() == gradients
     assert told[-1] == (planes, planes)
@@ -127,11 +160,16 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_store):
     info = write_checkpoint(tmp_path, 3, store, {}, keep=2, buffers={"gate.bias": bias})
     assert info.bytes == sum(path.stat().st_size for path in info.path.iterdir())
     assert newest_checkpoint(tmp_path).bytes == info.bytes
-    for load in (lambda b: load_checkpoint(info.path, store, b, WEIGHT_PLANES),
-                 lambda b: load_newest_checkpoint(tmp_path, store, b)):
+    for load in (
+        lambda b: load_checkpoint(info.path, store, b, WEIGHT_PLANES),
+        lambda b: load_newest_checkpoint(tmp_path, store, b),
+    ):
         into = {"gate.bias": torch.zeros(3)}
         assert load(into).step == 3 and torch.equal(into["gate.bias"], bias)
-    with pytest.raises(CheckpointError, match="of another model: it has the buffers .'gate.bias'.* and this model none"):
+    with pytest.raises(
+        CheckpointError,
+        match="of another model: it has the buffers .'gate.bias'.* and this model none",
+    ):
         load_checkpoint(info.path, store, {})
     write_checkpoint(tmp_path, 4, store, {}, keep=2, buffers={"gate.bias": bias})
     file = tmp_path / "step-4" / "buffers.safetensors"
@@ -144,7 +182,10 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_store):
 
 def test_there_may_be_none(tmp_path, new_store):
     for root in (tmp_path, tmp_path / "none"):
-        assert newest_checkpoint(root) is None and load_newest_checkpoint(root, new_store(), {}) is None
+        assert (
+            newest_checkpoint(root) is None
+            and load_newest_checkpoint(root, new_store(), {}) is None
+        )
     with pytest.raises(CheckpointError, match="step-4 has no manifest.json"):
         load_checkpoint(tmp_path / "step-4", new_store(), {})
 
@@ -187,7 +228,9 @@ def test_a_flipped_bit_in_any_file_is_found(two, new_store):
             bad = bytearray(good)
             bad[place] ^= 4
             path.write_bytes(bad)
-            falls_back(root, held, store, "manifest.json" if path.name == "manifest.json" else path.name)
+            falls_back(
+                root, held, store, "manifest.json" if path.name == "manifest.json" else path.name
+            )
         path.write_bytes(good)
     assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
 
@@ -200,7 +243,7 @@ def test_a_flipped_bit_anywhere_in_the_manifest_is_found(two):
         bad = bytearray(good)
         bad[place] ^= 1
         path.write_bytes(bad)
-        assert newest_checkpoint(root).step == 1, bad[max(0, place - 20):place + 20]
+        assert newest_checkpoint(root).step == 1, bad[max(0, place - 20) : place + 20]
 
 
 def test_a_cut_or_missing_or_longer_file_is_found(two, new_store):
@@ -208,7 +251,7 @@ def test_a_cut_or_missing_or_longer_file_is_found(two, new_store):
     store = new_store()
     for path in sorted((root / "step-2").iterdir()):
         good = path.read_bytes()
-        for bad in (good[:-1], good[:len(good) // 2], b"", good + b"\0", None):
+        for bad in (good[:-1], good[: len(good) // 2], b"", good + b"\0", None):
             path.unlink()
             if bad is not None:
                 path.write_bytes(bad)
@@ -222,7 +265,10 @@ def test_when_none_is_left_the_reasons_are_given(two, new_store):
     (root / "step-2" / "manifest.json").unlink()
     (root / "step-1" / "manifest.json").write_text("{}")
     for find in (newest_checkpoint, lambda root: load_newest_checkpoint(root, new_store(), {})):
-        with pytest.raises(CheckpointError, match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged"):
+        with pytest.raises(
+            CheckpointError,
+            match="No checkpoint in .* can be used.*step-2 has no .*step-1 is damaged",
+        ):
             find(root)
 
 
@@ -243,19 +289,34 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
 # ---------------------------------------------------------------------- other models
 
 
-@pytest.mark.parametrize(("shape", "says"), [
-    ({"dtype": "float32"}, "holds bfloat16 planes and this run computes in float32; set model.dtype to bfloat16"),
-    ({"blocks": 4}, "it has 5 units and this model 6; the first difference is block.3"),
-    ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
-    ({"width": 32}, r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here"),
-    ({"prefix": "other"}, "in unit embed, it has model.embed.weight where this model has other.embed.weight"),
-])
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        (
+            {"dtype": "float32"},
+            "holds bfloat16 planes and this run computes in float32; set model.dtype to bfloat16",
+        ),
+        ({"blocks": 4}, "it has 5 units and this model 6; the first difference is block.3"),
+        ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
+        (
+            {"width": 32},
+            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here",
+        ),
+        (
+            {"prefix": "other"},
+            "in unit embed, it has model.embed.weight where this model has other.embed.weight",
+        ),
+    ],
+)
 def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store, shape, says):
     info = write_checkpoint(tmp_path, 1, new_store(seed=1), {}, keep=1)
     other = new_store(seed=2, **shape)
     before = content(other)
-    for load in (lambda: load_checkpoint(info.path, other, {}), lambda: load_checkpoint(info.path, other, {}, WEIGHT_PLANES),
-                 lambda: load_newest_checkpoint(tmp_path, other, {})):
+    for load in (
+        lambda: load_checkpoint(info.path, other, {}),
+        lambda: load_checkpoint(info.path, other, {}, WEIGHT_PLANES),
+        lambda: load_newest_checkpoint(tmp_path, other, {}),
+    ):
         with pytest.raises(CheckpointError, match=says):
             load()
     assert content(other) == before
@@ -272,8 +333,11 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
         pass
 
     full = OSError(errno.ENOSPC, "No space left on device")
-    for failure, raised, says in ((Killed(), Killed, None),
-                                  (full, CheckpointError, "step 3 cannot be written in .* .No space left")):
+    for failure, raised, says in (
+        (Killed(), Killed, None),
+        (full, CheckpointError, "step 3 cannot be written in .* .No space left"),
+    ):
+
         def fail(self, unit, plane):
             calls.append(unit)
             if unit == "block.2":
@@ -414,7 +478,10 @@ def test_the_same_step_again_replaces_it(two, new_store):
     write_checkpoint(root, 2, store, {"again": True}, keep=5)
     assert names(root) == ["step-1", "step-2"]
     other = new_store()
-    assert load_newest_checkpoint(root, other, {}).state == {"again": True} and content(other) == content(store) != held[2]
+    assert (
+        load_newest_checkpoint(root, other, {}).state == {"again": True}
+        and content(other) == content(store) != held[2]
+    )
 
 
 def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two, new_store):

@@ -38,10 +38,14 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
     folder, model, store = opened(family, dtype, tie_word_embeddings=tied)
     told = []
     load_pretrained(model, str(folder), store, lambda done, total: told.append((done, total)))
-    plain = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).named_parameters())
+    plain = dict(
+        AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).named_parameters()
+    )
     for unit in model.units:
         for spec in unit.layout.parameters:
-            assert torch.equal(store.view(unit.name, spec.name), plain[spec.full_name]), spec.full_name
+            assert torch.equal(store.view(unit.name, spec.name), plain[spec.full_name]), (
+                spec.full_name
+            )
     size = model.parameter_count * getattr(torch, dtype).itemsize
     assert told == sorted(told) and told[0] == (0, 2 * size) and told[-1] == (2 * size, 2 * size)
     assert sum(done < size for done, _ in told) > 5, "reading is told too"

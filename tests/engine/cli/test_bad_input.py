@@ -1,4 +1,6 @@
-"""Wrong presets, models and data sets, each through the command line: exit code 2 and one sentence that names it."""
+"""Wrong presets, models and data sets, each through the command line: exit code 2 and one sentence
+that names it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ from tests.support.folders import make_config, make_data, make_model, make_token
 @pytest.fixture
 def preset(tmp_path):
     path = tmp_path / "preset.yaml"
-    make_config(tmp_path, **{"train.steps": 2, "output.checkpoint_every": 0, "output.eval_every": 0}).save(path)
+    make_config(
+        tmp_path, **{"train.steps": 2, "output.checkpoint_every": 0, "output.eval_every": 0}
+    ).save(path)
     return path
 
 
-# ---------------------------------------------------------------------- presets: refused before there is a run
+# ---------------------------------------------------------------------- presets: refused before the
 
-BOMB = "name:\n- &a [x, x]\n" + "".join(f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghijk", "bcdefghijkl"))
+BOMB = "name:\n- &a [x, x]\n" + "".join(
+    f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghijk", "bcdefghijkl")
+)
 PRESETS = {
     "empty": (b"", "model.source"),
     "only a comment": (b"# nothing\n", "model.source"),
@@ -45,18 +51,39 @@ PRESETS = {
     "a key that is no word": (b"{1: 2}\n", "no such setting"),
 }
 VALUES = {
-    "train.steps=many": "whole number", "train.steps=0": "least is 1", "train.steps=2.5": "whole number",
-    "train.steps=true": "whole number", "train.steps=[2]": "whole number", "train.steps=1e30": "too large",
-    "train.epochs=1": "both given", "train.batch_size=-1": "least is 1", "train.batch_size=1000000000000": "too large",
-    "train.micro_batch_size=3": "does not divide", "train.learning_rate=0": "not a positive number",
-    "train.learning_rate=-1e-4": "not a positive number", "train.learning_rate=.nan": "number",
-    "train.learning_rate=.inf": "number", "train.schedule=cubic": "cosine", "train.beta2=1.0": "outside 0 to 1",
-    "train.eps=0": "not above 0", "train.seed=-1": "outside", "train.max_grad_norm=0": "not above 0",
-    "data.max_seq_len=1": "least is 2", "data.max_seq_len=1e11": "too large", "data.eval_fraction=1.5": "outside",
-    "data.packing=perhaps": "true or false", "data.source=null": "data.source", "model.dtype=int8": "bfloat16",
-    "engine.device=tpu": "cuda", "engine.slots=0": "least is 1", "engine.gpu_memory_gib=-1": "not above 0",
-    "output.keep_checkpoints=0": "least is 1", "model.source=' '": "no model is given", "steps": "section.field=value",
-    "train.steps.more=1": "no such setting", "=1": "section.field=value",
+    "train.steps=many": "whole number",
+    "train.steps=0": "least is 1",
+    "train.steps=2.5": "whole number",
+    "train.steps=true": "whole number",
+    "train.steps=[2]": "whole number",
+    "train.steps=1e30": "too large",
+    "train.epochs=1": "both given",
+    "train.batch_size=-1": "least is 1",
+    "train.batch_size=1000000000000": "too large",
+    "train.micro_batch_size=3": "does not divide",
+    "train.learning_rate=0": "not a positive number",
+    "train.learning_rate=-1e-4": "not a positive number",
+    "train.learning_rate=.nan": "number",
+    "train.learning_rate=.inf": "number",
+    "train.schedule=cubic": "cosine",
+    "train.beta2=1.0": "outside 0 to 1",
+    "train.eps=0": "not above 0",
+    "train.seed=-1": "outside",
+    "train.max_grad_norm=0": "not above 0",
+    "data.max_seq_len=1": "least is 2",
+    "data.max_seq_len=1e11": "too large",
+    "data.eval_fraction=1.5": "outside",
+    "data.packing=perhaps": "true or false",
+    "data.source=null": "data.source",
+    "model.dtype=int8": "bfloat16",
+    "engine.device=tpu": "cuda",
+    "engine.slots=0": "least is 1",
+    "engine.gpu_memory_gib=-1": "not above 0",
+    "output.keep_checkpoints=0": "least is 1",
+    "model.source=' '": "no model is given",
+    "steps": "section.field=value",
+    "train.steps.more=1": "no such setting",
+    "=1": "section.field=value",
 }
 
 
@@ -81,7 +108,8 @@ def test_presets_and_runs_that_are_not_there(capsys, tmp_path, preset):
     assert "not a run id" in refused(capsys, runs, "train", "--resume", "../../etc")
 
 
-# ---------------------------------------------------------------------- models and data: the run fails, with its cause
+# ---------------------------------------------------------------------- models and data: the run fa
+
 
 def config_only(folder: Path, **values) -> None:
     folder.mkdir()
@@ -98,10 +126,16 @@ def changed_weights(folder: Path, change) -> None:
 def sharded(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     names = sorted(weights)
-    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    parts = {
+        "model-00001-of-00002.safetensors": names[::2],
+        "model-00002-of-00002.safetensors": names[1::2],
+    }
     for file, held in parts.items():
         save_file({name: weights[name] for name in held}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, held in parts.items() for name in held}}
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, held in parts.items() for name in held},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     (folder / "model.safetensors").unlink()
     (folder / "model-00002-of-00002.safetensors").unlink()
@@ -113,12 +147,14 @@ def wrong_shape(weights) -> None:
 
 def cut(path: Path, share: float = 0.6) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[:int(share * len(content))])
+    path.write_bytes(content[: int(share * len(content))])
 
 
 def set_config(folder: Path, **values) -> None:
     path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8"
+    )
 
 
 def no_tokenizer(folder: Path) -> None:
@@ -131,28 +167,62 @@ MODELS = {
     "an empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "model.source"),
     "a file": (lambda f: (shutil.rmtree(f), f.write_bytes(b"weights")), "model.source"),
     "no config": (lambda f: (f / "config.json").unlink(), "config.json"),
-    "a config that is no JSON": (lambda f: (f / "config.json").write_text("{", encoding="utf-8"), "model.source"),
-    "a config that is a list": (lambda f: (f / "config.json").write_text("[]", encoding="utf-8"), "model.source"),
+    "a config that is no JSON": (
+        lambda f: (f / "config.json").write_text("{", encoding="utf-8"),
+        "model.source",
+    ),
+    "a config that is a list": (
+        lambda f: (f / "config.json").write_text("[]", encoding="utf-8"),
+        "model.source",
+    ),
     "a config without a type": (lambda f: set_config(f, model_type=None), "model.source"),
     "an unknown type": (lambda f: set_config(f, model_type="marvel"), "model.source"),
-    "an encoder-decoder": (lambda f: (shutil.rmtree(f), config_only(f, model_type="t5")), "encoder-decoder"),
-    "no language model": (lambda f: (shutil.rmtree(f), config_only(f, model_type="vit")), "no causal language model"),
-    "a quantised model": (lambda f: set_config(f, quantization_config={"quant_method": "gptq", "bits": 4}), "quantised"),
-    "heads that do not divide the width": (lambda f: set_config(f, num_attention_heads=0), "configuration"),
+    "an encoder-decoder": (
+        lambda f: (shutil.rmtree(f), config_only(f, model_type="t5")),
+        "encoder-decoder",
+    ),
+    "no language model": (
+        lambda f: (shutil.rmtree(f), config_only(f, model_type="vit")),
+        "no causal language model",
+    ),
+    "a quantised model": (
+        lambda f: set_config(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quantised",
+    ),
+    "heads that do not divide the width": (
+        lambda f: set_config(f, num_attention_heads=0),
+        "configuration",
+    ),
     "a width of another kind": (lambda f: set_config(f, hidden_size="wide"), "model.source"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
-    "only pickled weights": (lambda f: (torch.save(load_file(f / "model.safetensors"), f / "pytorch_model.bin"),
-                                        (f / "model.safetensors").unlink()), "safetensors"),
+    "only pickled weights": (
+        lambda f: (
+            torch.save(load_file(f / "model.safetensors"), f / "pytorch_model.bin"),
+            (f / "model.safetensors").unlink(),
+        ),
+        "safetensors",
+    ),
     "weights cut off": (lambda f: cut(f / "model.safetensors"), "cannot be loaded"),
-    "weights that are none": (lambda f: (f / "model.safetensors").write_bytes(b"not weights"), "cannot be loaded"),
-    "weights of no bytes": (lambda f: (f / "model.safetensors").write_bytes(b""), "cannot be loaded"),
+    "weights that are none": (
+        lambda f: (f / "model.safetensors").write_bytes(b"not weights"),
+        "cannot be loaded",
+    ),
+    "weights of no bytes": (
+        lambda f: (f / "model.safetensors").write_bytes(b""),
+        "cannot be loaded",
+    ),
     "a shard that is missing": (sharded, "model.source"),
     "a tensor of another shape": (lambda f: changed_weights(f, wrong_shape), "up_proj"),
-    "a tensor that is missing": (lambda f: changed_weights(f, lambda w: w.pop("model.norm.weight")), "model.norm.weight"),
+    "a tensor that is missing": (
+        lambda f: changed_weights(f, lambda w: w.pop("model.norm.weight")),
+        "model.norm.weight",
+    ),
     "no tokenizer": (no_tokenizer, "tokenizer"),
     "a tokenizer cut off": (lambda f: cut(f / "tokenizer.json"), "tokenizer"),
-    "a chat template that is broken": (lambda f: (f / "chat_template.jinja").write_text("{% for %}", encoding="utf-8"),
-                                       "chat template"),
+    "a chat template that is broken": (
+        lambda f: (f / "chat_template.jinja").write_text("{% for %}", encoding="utf-8"),
+        "chat template",
+    ),
 }
 
 
@@ -174,7 +244,10 @@ def test_weights_that_are_not_numbers(capsys, tmp_path, preset):
 
 
 def turns(*pairs) -> str:
-    return json.dumps({"messages": [{"role": role, "content": content} for role, content in pairs]}) + "\n"
+    return (
+        json.dumps({"messages": [{"role": role, "content": content} for role, content in pairs]})
+        + "\n"
+    )
 
 
 GOOD = turns(("user", "say after one"), ("assistant", "two"))
@@ -183,17 +256,39 @@ DATA = {
     "a folder": (lambda p: (p.unlink(), p.mkdir()), "data"),
     "no bytes": (lambda p: p.write_bytes(b""), "data.jsonl"),
     "blank lines": (lambda p: p.write_bytes(b"\n\n \n"), "data.jsonl"),
-    "a line that is no JSON": (lambda p: p.write_text(GOOD * 3 + "{'a': 1}\n" + GOOD, encoding="utf-8"), "4"),
+    "a line that is no JSON": (
+        lambda p: p.write_text(GOOD * 3 + "{'a': 1}\n" + GOOD, encoding="utf-8"),
+        "4",
+    ),
     "a line cut off": (lambda p: p.write_text(GOOD * 3 + GOOD[:30], encoding="utf-8"), "4"),
     "lines that are no rows": (lambda p: p.write_text("1\n2\n", encoding="utf-8"), "data.jsonl"),
-    "other columns": (lambda p: p.write_text('{"a": 1}\n' * 4, encoding="utf-8"), "fit no known format"),
-    "a column of another type": (lambda p: p.write_text('{"text": 5}\n' * 4, encoding="utf-8"), "text"),
-    "a type that changes": (lambda p: p.write_text('{"text": "one two"}\n' * 4 + '{"text": {"a": 1}}\n', encoding="utf-8"),
-                            "text"),
-    "a turn without a role": (lambda p: p.write_text('{"messages": [{"content": "one"}]}\n' * 4, encoding="utf-8"), "role"),
-    "nothing to train on": (lambda p: p.write_text(turns(("user", "one")) * 9, encoding="utf-8"), ""),
+    "other columns": (
+        lambda p: p.write_text('{"a": 1}\n' * 4, encoding="utf-8"),
+        "fit no known format",
+    ),
+    "a column of another type": (
+        lambda p: p.write_text('{"text": 5}\n' * 4, encoding="utf-8"),
+        "text",
+    ),
+    "a type that changes": (
+        lambda p: p.write_text(
+            '{"text": "one two"}\n' * 4 + '{"text": {"a": 1}}\n', encoding="utf-8"
+        ),
+        "text",
+    ),
+    "a turn without a role": (
+        lambda p: p.write_text('{"messages": [{"content": "one"}]}\n' * 4, encoding="utf-8"),
+        "role",
+    ),
+    "nothing to train on": (
+        lambda p: p.write_text(turns(("user", "one")) * 9, encoding="utf-8"),
+        "",
+    ),
     "rows that are all empty": (lambda p: p.write_text('{"text": ""}\n' * 9, encoding="utf-8"), ""),
-    "another encoding": (lambda p: p.write_bytes(GOOD.replace("one", "né").encode("utf-16")), "data.jsonl"),
+    "another encoding": (
+        lambda p: p.write_bytes(GOOD.replace("one", "né").encode("utf-16")),
+        "data.jsonl",
+    ),
     "bytes": (lambda p: p.write_bytes(bytes(range(256)) * 40), "data.jsonl"),
 }
 
@@ -204,11 +299,21 @@ def test_wrong_data_fails_the_run_by_name(capsys, tmp_path, preset, damage, told
     assert told in failed(capsys, tmp_path / "runs", preset, code=2)
 
 
-@pytest.mark.parametrize("name, content", [("data.parquet", b"PAR1 not parquet PAR1"), ("data.json", b'{"a": '),
-                                           ("data.json", b'"text"'), ("data.xyz", b"one two"), ("data.jsonl.gz", b"\x1f\x8b")])
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("data.parquet", b"PAR1 not parquet PAR1"),
+        ("data.json", b'{"a": '),
+        ("data.json", b'"text"'),
+        ("data.xyz", b"one two"),
+        ("data.jsonl.gz", b"\x1f\x8b"),
+    ],
+)
 def test_files_of_a_kind_that_they_are_not(capsys, tmp_path, preset, name, content):
     (tmp_path / name).write_bytes(content)
-    assert name in failed(capsys, tmp_path / "runs", preset, "--set", f"data.source={tmp_path / name}", code=2)
+    assert name in failed(
+        capsys, tmp_path / "runs", preset, "--set", f"data.source={tmp_path / name}", code=2
+    )
 
 
 def test_rows_whose_answers_are_all_cut_off(capsys, tmp_path, preset):

@@ -36,7 +36,9 @@ def bad(capsys, *arguments: str) -> str:
     captured = capsys.readouterr()
     assert code == 2, captured
     sentence = captured.err.strip()
-    assert sentence.startswith("ramstream: ") and "\n" not in sentence and "Traceback" not in sentence
+    assert (
+        sentence.startswith("ramstream: ") and "\n" not in sentence and "Traceback" not in sentence
+    )
     return sentence
 
 
@@ -44,12 +46,16 @@ def test_bad_input_ends_with_one_sentence(capsys, tmp_path, preset):
     assert "no such preset" in bad(capsys, "train", str(tmp_path / "none.yaml"))
     assert "invalid choice" in bad(capsys, "fly")
     assert "no preset" in bad(capsys, "train")
-    assert "train.learning_rat" in bad(capsys, "train", str(preset), "--set", "train.learning_rat=1")
+    assert "train.learning_rat" in bad(
+        capsys, "train", str(preset), "--set", "train.learning_rat=1"
+    )
     assert "train.steps" in bad(capsys, "train", str(preset), "--set", "train.steps=many")
     assert "section.field=value" in bad(capsys, "train", str(preset), "--set", "steps")
     assert "keeps its own settings" in bad(capsys, "train", str(preset), "--resume", "x")
     assert "x" in bad(capsys, "train", "--resume", "x", "--runs-dir", str(tmp_path))
-    assert "nope" in bad(capsys, "export", "nope", str(tmp_path / "out"), "--runs-dir", str(tmp_path))
+    assert "nope" in bad(
+        capsys, "export", "nope", str(tmp_path / "out"), "--runs-dir", str(tmp_path)
+    )
     assert "model.source" in bad(capsys, "check", "--model", str(tmp_path / "nowhere"))
     broken = tmp_path / "broken.yaml"
     broken.write_text("train: [unclosed", encoding="utf-8")
@@ -57,47 +63,85 @@ def test_bad_input_ends_with_one_sentence(capsys, tmp_path, preset):
     twice = tmp_path / "twice.yaml"
     twice.write_text("train: {steps: 2}\ntrain: {batch_size: 4}", encoding="utf-8")
     assert "train: this is given twice" in bad(capsys, "train", str(twice))
-    assert "There is no file /nope.jsonl" in bad(capsys, "check", str(preset), "--set", "data.source=/nope.jsonl")
+    assert "There is no file /nope.jsonl" in bad(
+        capsys, "check", str(preset), "--set", "data.source=/nope.jsonl"
+    )
     assert not (tmp_path / "runs").exists(), "a preset that does not load leaves no run behind"
 
 
 def test_train_runs_and_export(capsys, tmp_path, preset):
     runs = tmp_path / "runs"
-    assert launch.main(["train", str(preset), "--runs-dir", str(runs), "--set", "train.steps=3"]) == 0
+    assert (
+        launch.main(["train", str(preset), "--runs-dir", str(runs), "--set", "train.steps=3"]) == 0
+    )
     printed = capsys.readouterr()
     assert "Finished all 3 steps." in printed.out and "examples as messages" in printed.out
     assert launch.main(["runs", "--runs-dir", str(runs), "--json"]) == 0
-    run, = json.loads(capsys.readouterr().out)
+    (run,) = json.loads(capsys.readouterr().out)
     assert (run["state"], run["step"], run["name"]) == ("finished", 3, "Tiny")
     assert launch.main(["runs", "--runs-dir", str(runs)]) == 0
     assert run["id"] in capsys.readouterr().out
     assert launch.main(["export", run["id"], str(tmp_path / "home"), "--runs-dir", str(runs)]) == 0
     assert (tmp_path / "home" / "model.safetensors").exists()
-    assert "not an empty folder" in bad(capsys, "export", run["id"], str(tmp_path / "home"), "--runs-dir", str(runs))
-    assert "has no checkpoint of step 9" in bad(capsys, "export", run["id"], str(tmp_path / "away"), "--runs-dir",
-                                                str(runs), "--checkpoint", "9")
+    assert "not an empty folder" in bad(
+        capsys, "export", run["id"], str(tmp_path / "home"), "--runs-dir", str(runs)
+    )
+    assert "has no checkpoint of step 9" in bad(
+        capsys,
+        "export",
+        run["id"],
+        str(tmp_path / "away"),
+        "--runs-dir",
+        str(runs),
+        "--checkpoint",
+        "9",
+    )
 
 
-@pytest.mark.parametrize("setting", ["data.source=missing.jsonl", "model.source=/no/such/folder", "engine.rounds=3"])
-def test_bad_input_that_only_preparing_finds_exits_with_2_and_its_reason(capsys, tmp_path, preset, setting):
-    code = launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", setting])
+@pytest.mark.parametrize(
+    "setting", ["data.source=missing.jsonl", "model.source=/no/such/folder", "engine.rounds=3"]
+)
+def test_bad_input_that_only_preparing_finds_exits_with_2_and_its_reason(
+    capsys, tmp_path, preset, setting
+):
+    code = launch.main(
+        ["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", setting]
+    )
     printed = capsys.readouterr()
-    assert code == 2 and setting.split("=")[1] in printed.err and "Traceback" not in printed.out + printed.err
+    assert (
+        code == 2
+        and setting.split("=")[1] in printed.err
+        and "Traceback" not in printed.out + printed.err
+    )
 
 
 def test_a_run_that_fails_on_its_way_exits_with_1(capsys, tmp_path, preset):
-    code = launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"), "--set", "train.learning_rate=1e30",
-                        "--set", "train.max_grad_norm=null"])
+    code = launch.main(
+        [
+            "train",
+            str(preset),
+            "--runs-dir",
+            str(tmp_path / "runs"),
+            "--set",
+            "train.learning_rate=1e30",
+            "--set",
+            "train.max_grad_norm=null",
+        ]
+    )
     assert code == 1 and "is not a finite number" in capsys.readouterr().err
 
 
 def test_a_finished_run_is_not_resumed_and_stays_finished(capsys, tmp_path, preset):
     runs = tmp_path / "runs"
-    assert launch.main(["--runs-dir", str(runs), "train", str(preset), "--set", "train.steps=2"]) == 0
+    assert (
+        launch.main(["--runs-dir", str(runs), "train", str(preset), "--set", "train.steps=2"]) == 0
+    )
     run = list_runs(runs)[0]
     record = (runs / run.id / "events.jsonl").read_bytes()
     capsys.readouterr()
-    assert "has finished all its 2 steps" in bad(capsys, "--runs-dir", str(runs), "train", "--resume", run.id)
+    assert "has finished all its 2 steps" in bad(
+        capsys, "--runs-dir", str(runs), "train", "--resume", run.id
+    )
     assert (runs / run.id / "events.jsonl").read_bytes() == record
 
 
@@ -105,18 +149,32 @@ def test_ctrl_c_stops_and_saves_and_resume_finishes(tmp_path, preset):
     runs = tmp_path / "runs"
     command = [sys.executable, str(ROOT / "launch.py"), "train", "--runs-dir", str(runs)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, str(preset), "--set", "train.steps=100000", "--set", "train.schedule=constant"],
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    process = subprocess.Popen(
+        [*command, str(preset), "--set", "train.steps=100000", "--set", "train.schedule=constant"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (runs.exists() and list_runs(runs) and list_runs(runs)[0].step > 3):
+    while time.monotonic() < deadline and not (
+        runs.exists() and list_runs(runs) and list_runs(runs)[0].step > 3
+    ):
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Stopped and saved at step" in output and "--resume" in output
+    assert (
+        process.returncode == 0 and "Stopped and saved at step" in output and "--resume" in output
+    )
     run = list_runs(runs)[0]
     assert run.state == "stopped" and run.step > 3
-    resumed = subprocess.Popen([*command, "--resume", run.id], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               env=environment)
+    resumed = subprocess.Popen(
+        [*command, "--resume", run.id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
     while time.monotonic() < deadline and list_runs(runs)[0].step <= run.step:
         time.sleep(0.2)
     resumed.send_signal(signal.SIGTERM)

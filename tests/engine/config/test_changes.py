@@ -20,14 +20,16 @@ def test_rate_and_steps_change_at_a_safe_step_and_are_recorded(tmp_path):
     run = start_run(config, tmp_path / "runs")
     ended = execute(run, {3: Change.from_dict({"train.learning_rate": 2e-2, "train.steps": 11})})
     assert ended.reason == "Finished all 11 steps."
-    changed, = events_of(run, SettingsChanged)
+    (changed,) = events_of(run, SettingsChanged)
     assert 4 <= changed.step <= 8 and changed.total_steps == 11
     assert changed.values == {"train.learning_rate": 2e-2, "train.steps": 11}
     after = run.folder.config.train
     assert (after.learning_rate, after.steps) == (2e-2, 11)
     for step in events_of(run, StepFinished):
         old = step.step < changed.step
-        assert step.learning_rate == learning_rate(config.train if old else after, step.step, 8 if old else 11)
+        assert step.learning_rate == learning_rate(
+            config.train if old else after, step.step, 8 if old else 11
+        )
     assert run.recorder.snapshot.total_steps == 11 and run.recorder.snapshot.progress == 1.0
     assert ControlReceived("change", changed.values) in events_of(run, ControlReceived)
     told = f"From step {changed.step} on: train.learning_rate 0.01 → 0.02, train.steps 8 → 11."
@@ -61,14 +63,19 @@ def test_a_run_that_was_changed_resumes_with_what_it_was_changed_to(tmp_path):
 
 def test_what_cannot_be_changed_is_told_and_the_run_goes_on(tmp_path):
     run = start_run(make_config(tmp_path), tmp_path / "runs")
-    ended = execute(run, {4: Change.from_dict({"train.steps": 2}), 5: Change.from_dict({"train.learning_rate": -1})})
+    ended = execute(
+        run,
+        {4: Change.from_dict({"train.steps": 2}), 5: Change.from_dict({"train.learning_rate": -1})},
+    )
     assert ended.reason == "Finished all 8 steps." and not events_of(run, SettingsChanged)
     told = " ".join(line.text for line in events_of(run, LogLine) if line.level == "warning")
     assert "2 are fewer than the" in told and "train.learning_rate" in told
     assert run.folder.config.train.steps == 8
 
 
-@pytest.mark.parametrize("values", [None, {}, [], {"train.batch_size": 2}, {"train.steps": "8"}, {"train.steps": True}])
+@pytest.mark.parametrize(
+    "values", [None, {}, [], {"train.batch_size": 2}, {"train.steps": "8"}, {"train.steps": True}]
+)
 def test_a_change_says_what_it_can_change(values):
     with pytest.raises(RunError, match="train.learning_rate|not a number"):
         Change.from_dict(values)
@@ -87,6 +94,8 @@ def test_changes_travel_through_the_control_file(tmp_path):
 
 
 def test_epochs_give_way_to_steps():
-    config = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}, "train": {"epochs": 2}})
+    config = TrainConfig.from_dict(
+        {"model": {"source": "m"}, "data": {"source": "d"}, "train": {"epochs": 2}}
+    )
     after = Change.from_dict({"train.steps": 300}).applied(config, 10)
     assert (after.train.steps, after.train.epochs) == (300, None)

@@ -1,4 +1,6 @@
-"""Presets: what is refused and in which words, overrides, and that a saved preset is the same preset."""
+"""Presets: what is refused and in which words, overrides, and that a saved preset is the same
+preset.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,25 @@ def preset(tmp_path, text: str):
 
 def test_only_the_sources_are_needed():
     config = TrainConfig.from_dict(SOURCES)
-    assert config.train.learning_rate == 1e-5 and config.engine.slots == AUTO and config.train.steps is None
+    assert (
+        config.train.learning_rate == 1e-5
+        and config.engine.slots == AUTO
+        and config.train.steps is None
+    )
     for missing in ("model", "data"):
         with pytest.raises(ConfigError, match=rf"^{missing}\.source: "):
-            TrainConfig.from_dict({name: value for name, value in SOURCES.items() if name != missing})
+            TrainConfig.from_dict(
+                {name: value for name, value in SOURCES.items() if name != missing}
+            )
     refused("model.source", "  ")
 
 
 def test_unknown_keys_are_named_with_the_nearest_known_one():
-    for tree, field, near in (({"trian": {}}, "trian", "train"),
-                              ({"train": {"learning_rat": 1}}, "train.learning_rat", "learning_rate"),
-                              ({"engine": {"zzz": 1}}, "engine.zzz", "slots")):
+    for tree, field, near in (
+        ({"trian": {}}, "trian", "train"),
+        ({"train": {"learning_rat": 1}}, "train.learning_rat", "learning_rate"),
+        ({"engine": {"zzz": 1}}, "engine.zzz", "slots"),
+    ):
         with pytest.raises(ConfigError) as caught:
             TrainConfig.from_dict({**SOURCES, **tree})
         assert caught.value.field == field and near in str(caught.value)
@@ -57,14 +67,32 @@ def test_unknown_keys_are_named_with_the_nearest_known_one():
         TrainConfig.from_dict({7: 1})
 
 
-@pytest.mark.parametrize(("dotted", "value"), [
-    ("train.batch_size", "many"), ("train.batch_size", 1.5), ("train.batch_size", True), ("train.batch_size", None),
-    ("train.batch_size", [1]), ("train.steps", "auto"), ("train.micro_batch_size", "half"),
-    ("train.micro_batch_size", None), ("train.learning_rate", "fast"), ("train.learning_rate", False),
-    ("train.learning_rate", {}), ("data.packing", "yes"), ("data.packing", 1), ("data.format", "csv"),
-    ("data.format", None), ("data.format", ["text"]), ("model.dtype", "float16"), ("model.source", True),
-    ("name", None), ("name", {"a": 1}), ("engine.save_level", 0),
-])
+@pytest.mark.parametrize(
+    ("dotted", "value"),
+    [
+        ("train.batch_size", "many"),
+        ("train.batch_size", 1.5),
+        ("train.batch_size", True),
+        ("train.batch_size", None),
+        ("train.batch_size", [1]),
+        ("train.steps", "auto"),
+        ("train.micro_batch_size", "half"),
+        ("train.micro_batch_size", None),
+        ("train.learning_rate", "fast"),
+        ("train.learning_rate", False),
+        ("train.learning_rate", {}),
+        ("data.packing", "yes"),
+        ("data.packing", 1),
+        ("data.format", "csv"),
+        ("data.format", None),
+        ("data.format", ["text"]),
+        ("model.dtype", "float16"),
+        ("model.source", True),
+        ("name", None),
+        ("name", {"a": 1}),
+        ("engine.save_level", 0),
+    ],
+)
 def test_wrong_types_are_refused(dotted, value):
     assert " is not " in refused(dotted, value)
 
@@ -85,9 +113,19 @@ def test_numbers_are_taken_in_the_forms_that_yaml_gives_them():
     assert config_with("name", 7).name == "7"
 
 
-@pytest.mark.parametrize("dotted", ["train.learning_rate", "train.weight_decay", "train.eps", "train.epochs",
-                                    "train.max_grad_norm", "train.beta1", "data.eval_fraction",
-                                    "engine.gpu_memory_gib"])
+@pytest.mark.parametrize(
+    "dotted",
+    [
+        "train.learning_rate",
+        "train.weight_decay",
+        "train.eps",
+        "train.epochs",
+        "train.max_grad_norm",
+        "train.beta1",
+        "data.eval_fraction",
+        "engine.gpu_memory_gib",
+    ],
+)
 def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
     for value in (math.nan, math.inf, -math.inf, "nan", ".inf", "inf", 10**400):
         refused(dotted, value)
@@ -96,31 +134,34 @@ def test_numbers_that_are_not_finite_are_refused_everywhere(dotted):
 # ---------------------------------------------------------------------- rules
 
 
-@pytest.mark.parametrize(("dotted", "bad", "good"), [
-    ("data.max_seq_len", [1, 0, -3], [2]),
-    ("data.eval_fraction", [-0.1, 0.91, 1], [0, 0.9]),
-    ("train.steps", [0, -1], [1, None]),
-    ("train.epochs", [0, -0.5], [0.01, None]),
-    ("train.batch_size", [0], [1]),
-    ("train.micro_batch_size", [0, 5, 64], [AUTO, 1, 8, 32]),
-    ("train.learning_rate", [0, -1e-5], [1e-9]),
-    ("train.warmup_steps", [-1], [0]),
-    ("train.weight_decay", [-0.01], [0]),
-    ("train.beta1", [-0.1, 1.0], [0.0, 0.9999]),
-    ("train.beta2", [-0.1, 1.0], [0.0, 0.9999]),
-    ("train.eps", [0, -1e-8], [1e-5]),
-    ("train.max_grad_norm", [0, -1], [0.5, None]),
-    ("train.seed", [-1, 2**32], [0, 2**32 - 1]),
-    ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
-    ("engine.slots", [0], [AUTO, 1]),
-    ("engine.residency", [-1], [AUTO, 0]),
-    ("engine.rounds", [0], [AUTO, 1]),
-    ("output.checkpoint_every", [-1], [0]),
-    ("output.eval_every", [-1], [0]),
-    ("output.exact_match_samples", [-1], [0]),
-    ("output.keep_checkpoints", [0], [1]),
-    ("output.timeline_every", [0], [1]),
-])
+@pytest.mark.parametrize(
+    ("dotted", "bad", "good"),
+    [
+        ("data.max_seq_len", [1, 0, -3], [2]),
+        ("data.eval_fraction", [-0.1, 0.91, 1], [0, 0.9]),
+        ("train.steps", [0, -1], [1, None]),
+        ("train.epochs", [0, -0.5], [0.01, None]),
+        ("train.batch_size", [0], [1]),
+        ("train.micro_batch_size", [0, 5, 64], [AUTO, 1, 8, 32]),
+        ("train.learning_rate", [0, -1e-5], [1e-9]),
+        ("train.warmup_steps", [-1], [0]),
+        ("train.weight_decay", [-0.01], [0]),
+        ("train.beta1", [-0.1, 1.0], [0.0, 0.9999]),
+        ("train.beta2", [-0.1, 1.0], [0.0, 0.9999]),
+        ("train.eps", [0, -1e-8], [1e-5]),
+        ("train.max_grad_norm", [0, -1], [0.5, None]),
+        ("train.seed", [-1, 2**32], [0, 2**32 - 1]),
+        ("engine.gpu_memory_gib", [0, -4], [0.5, None]),
+        ("engine.slots", [0], [AUTO, 1]),
+        ("engine.residency", [-1], [AUTO, 0]),
+        ("engine.rounds", [0], [AUTO, 1]),
+        ("output.checkpoint_every", [-1], [0]),
+        ("output.eval_every", [-1], [0]),
+        ("output.exact_match_samples", [-1], [0]),
+        ("output.keep_checkpoints", [0], [1]),
+        ("output.timeline_every", [0], [1]),
+    ],
+)
 def test_every_range(dotted, bad, good):
     for value in bad:
         refused(dotted, value)
@@ -138,11 +179,22 @@ def test_steps_and_epochs_exclude_each_other():
 
 
 def test_a_saved_preset_loads_as_the_same_configuration(tmp_path):
-    config = TrainConfig.from_dict({
-        "name": "Zwölf: 'quotes' # and 한국어 🦙", "model": {"source": "a b/ü", "init": "random", "dtype": "float32"},
-        "data": {"source": "2024-01-01", "packing": False, "eval_fraction": 0},
-        "train": {"steps": 3, "micro_batch_size": 4, "learning_rate": 3e-4, "eps": 1e-12, "max_grad_norm": None},
-        "engine": {"slots": 3, "gpu_memory_gib": 7.5}, "output": {"export": False}})
+    config = TrainConfig.from_dict(
+        {
+            "name": "Zwölf: 'quotes' # and 한국어 🦙",
+            "model": {"source": "a b/ü", "init": "random", "dtype": "float32"},
+            "data": {"source": "2024-01-01", "packing": False, "eval_fraction": 0},
+            "train": {
+                "steps": 3,
+                "micro_batch_size": 4,
+                "learning_rate": 3e-4,
+                "eps": 1e-12,
+                "max_grad_norm": None,
+            },
+            "engine": {"slots": 3, "gpu_memory_gib": 7.5},
+            "output": {"export": False},
+        }
+    )
     path = tmp_path / "preset.yaml"
     config.save(path)
     assert TrainConfig.load(path) == config
@@ -152,7 +204,9 @@ def test_a_saved_preset_loads_as_the_same_configuration(tmp_path):
 
 def test_empty_sections_and_an_empty_preset(tmp_path):
     path = preset(tmp_path, "model: {source: m}\ndata: {source: d}\ntrain:\nengine:\noutput: {}\n")
-    assert TrainConfig.load(path) == TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
+    assert TrainConfig.load(path) == TrainConfig.from_dict(
+        {"model": {"source": "m"}, "data": {"source": "d"}}
+    )
     for text in ("", "# only a comment\n", "model:\n"):
         with pytest.raises(ConfigError, match="^model.source: no model is given"):
             TrainConfig.load(preset(tmp_path, text))
@@ -160,20 +214,45 @@ def test_empty_sections_and_an_empty_preset(tmp_path):
 
 def test_overrides_set_fields_that_the_preset_has_or_lacks(tmp_path):
     path = preset(tmp_path, "model: {source: m}\ndata: {source: d}\ntrain: {epochs: 2}\nengine:\n")
-    config = TrainConfig.load(path, [
-        "train.epochs=null", "train.steps=7", "train.learning_rate=3e-4", "engine.slots=3", "data.packing=false",
-        "train.max_grad_norm=", "name=a=b", " output.export = no ", "train.steps=8"])
+    config = TrainConfig.load(
+        path,
+        [
+            "train.epochs=null",
+            "train.steps=7",
+            "train.learning_rate=3e-4",
+            "engine.slots=3",
+            "data.packing=false",
+            "train.max_grad_norm=",
+            "name=a=b",
+            " output.export = no ",
+            "train.steps=8",
+        ],
+    )
     assert (config.train.epochs, config.train.steps, config.train.learning_rate) == (None, 8, 3e-4)
     assert (config.engine.slots, config.data.packing, config.output.export) == (3, False, False)
     assert config.train.max_grad_norm is None and config.name == "a=b"
 
 
-@pytest.mark.parametrize(("override", "field"), [
-    ("train.steps", "--set"), ("=5", "--set"), ("", "--set"), ("train.stepz=5", "train.stepz"), ("steps=5", "steps"),
-    ("train=5", "train"), ("train.steps.more=5", "train.steps.more"), ("name.first=x", "name.first"),
-    ("train..steps=5", "train."), ("train.steps=[1", "train.steps"), ("train.steps=many", "train.steps"),
-    ("name=2024-13-45", "name"), ("name=!!int x", "name"), ("name=!!timestamp x", "name"), ("name=!!bool x", "name"),
-])
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("train.steps", "--set"),
+        ("=5", "--set"),
+        ("", "--set"),
+        ("train.stepz=5", "train.stepz"),
+        ("steps=5", "steps"),
+        ("train=5", "train"),
+        ("train.steps.more=5", "train.steps.more"),
+        ("name.first=x", "name.first"),
+        ("train..steps=5", "train."),
+        ("train.steps=[1", "train.steps"),
+        ("train.steps=many", "train.steps"),
+        ("name=2024-13-45", "name"),
+        ("name=!!int x", "name"),
+        ("name=!!timestamp x", "name"),
+        ("name=!!bool x", "name"),
+    ],
+)
 def test_bad_overrides_name_the_field(tmp_path, override, field):
     path = preset(tmp_path, "name: n\nmodel: {source: m}\ndata: {source: d}\ntrain: {steps: 1}\n")
     with pytest.raises(ConfigError) as caught:
@@ -186,11 +265,16 @@ def test_a_date_is_a_name_too(tmp_path):
     assert TrainConfig.load(path).name == "2024-01-31"
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("model: {source: m\n", "not valid YAML near line"), ("a\tb: [", "not valid YAML"),
-    ("name: 2024-13-45", "not valid YAML"),
-    ("- model\n- data\n", "is a mapping of sections"), ("just text", "is a mapping of sections"),
-])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model: {source: m\n", "not valid YAML near line"),
+        ("a\tb: [", "not valid YAML"),
+        ("name: 2024-13-45", "not valid YAML"),
+        ("- model\n- data\n", "is a mapping of sections"),
+        ("just text", "is a mapping of sections"),
+    ],
+)
 def test_files_that_are_no_preset(tmp_path, text, says):
     path = preset(tmp_path, text)
     with pytest.raises(ConfigError, match=says) as caught:
@@ -200,9 +284,12 @@ def test_files_that_are_no_preset(tmp_path, text, says):
 
 def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x01")
-    for path, says in ((tmp_path / "none.yaml", "no such preset"), (tmp_path, "this is a folder"),
-                       (tmp_path / "binary.yaml", "cannot be read"),
-                       (tmp_path / "binary.yaml" / "x", "cannot be read")):
+    for path, says in (
+        (tmp_path / "none.yaml", "no such preset"),
+        (tmp_path, "this is a folder"),
+        (tmp_path / "binary.yaml", "cannot be read"),
+        (tmp_path / "binary.yaml" / "x", "cannot be read"),
+    ):
         with pytest.raises(ConfigError, match=says):
             TrainConfig.load(path)
 
@@ -227,14 +314,20 @@ def test_every_setting_is_documented():
     def leaves(value: object, prefix: str = "") -> set[str]:
         if not dataclasses.is_dataclass(value):
             return {prefix}
-        return set().union(*(leaves(getattr(value, f.name), f"{prefix}.{f.name}".lstrip(".")) for f in
-                             dataclasses.fields(value)))
+        return set().union(
+            *(
+                leaves(getattr(value, f.name), f"{prefix}.{f.name}".lstrip("."))
+                for f in dataclasses.fields(value)
+            )
+        )
 
     docs = field_docs()
     assert set(docs) == leaves(TrainConfig()) and all(docs.values())
 
 
 def test_no_torch_is_imported():
-    code = ("import sys, engine.config.settings, engine.runs.folder, engine.checkpoints.checkpoint; "
-            "sys.exit('torch' in sys.modules)")
+    code = (
+        "import sys, engine.config.settings, engine.runs.folder, engine.checkpoints.checkpoint; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

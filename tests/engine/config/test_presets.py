@@ -1,5 +1,6 @@
-"""Every preset of a real model: loaded, checked, and run for two steps with a shrunken model of its family, all through the
-command line."""
+"""Every preset of a real model: loaded, checked, and run for two steps with a shrunken model of its
+family, all through the command line.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +20,18 @@ from engine.runs.listing import list_runs
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_data, make_tokenizer
 
-PRESETS = [path for path in sorted((Path(launch.__file__).parent / "presets").glob("*.yaml")) if path.stem != "starter"]
+PRESETS = [
+    path
+    for path in sorted((Path(launch.__file__).parent / "presets").glob("*.yaml"))
+    if path.stem != "starter"
+]
 
 
 @pytest.fixture(scope="module")
 def shrunken(tmp_path_factory):
-    """The folder of a tiny random model of the same family, embeddings tied or not as in the real one; made once each."""
+    """The folder of a tiny random model of the same family, embeddings tied or not as in the real
+    one; made once each.
+    """
     made: dict[tuple[str, bool], Path] = {}
 
     def folder(config: dict) -> Path:
@@ -33,7 +40,9 @@ def shrunken(tmp_path_factory):
             made[key] = path = tmp_path_factory.mktemp("model")
             torch.manual_seed(3)
             with no_progress_bars():
-                AutoModelForCausalLM.from_config(tiny_family_config(key[0], tied=key[1])).save_pretrained(path)
+                AutoModelForCausalLM.from_config(
+                    tiny_family_config(key[0], tied=key[1])
+                ).save_pretrained(path)
             make_tokenizer().save_pretrained(path)
         return made[key]
 
@@ -52,20 +61,47 @@ def test_there_is_one_for_each_family_and_size_class():
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_is_checked_and_runs(preset, shrunken, tmp_path, capsys):
     asked = TrainConfig.load(preset)
-    assert launch.main(["check", str(preset), "--machine", "H200", "--ram-gib", "2048", "--json"]) == 0
+    assert (
+        launch.main(["check", str(preset), "--machine", "H200", "--ram-gib", "2048", "--json"]) == 0
+    )
     report = json.loads(capsys.readouterr().out)
     entry = entry_of(asked.model.source)
-    assert report["model"]["parameters"] == entry.shape().parameter_count and report["time"]["step_seconds"] > 0
+    assert (
+        report["model"]["parameters"] == entry.shape().parameter_count
+        and report["time"]["step_seconds"] > 0
+    )
 
-    changes = {"model.source": shrunken(entry.config_of(asked.model.source)), "model.dtype": "float32",
-               "data.source": make_data(tmp_path / "data.jsonl"), "data.split": "train", "data.max_seq_len": 32,
-               "data.eval_fraction": 0.1, "train.steps": 2, "train.epochs": "null", "train.batch_size": 4,
-               "engine.device": "cpu", "output.export": "false"}
-    assert launch.main(["train", str(preset), "--runs-dir", str(tmp_path / "runs"),
-                        *(word for name, value in changes.items() for word in ("--set", f"{name}={value}"))]) == 0
+    changes = {
+        "model.source": shrunken(entry.config_of(asked.model.source)),
+        "model.dtype": "float32",
+        "data.source": make_data(tmp_path / "data.jsonl"),
+        "data.split": "train",
+        "data.max_seq_len": 32,
+        "data.eval_fraction": 0.1,
+        "train.steps": 2,
+        "train.epochs": "null",
+        "train.batch_size": 4,
+        "engine.device": "cpu",
+        "output.export": "false",
+    }
+    assert (
+        launch.main(
+            [
+                "train",
+                str(preset),
+                "--runs-dir",
+                str(tmp_path / "runs"),
+                *(word for name, value in changes.items() for word in ("--set", f"{name}={value}")),
+            ]
+        )
+        == 0
+    )
     (run,) = list_runs(tmp_path / "runs")
     assert run.state == "finished"
-    events = [json.loads(line) for line in (tmp_path / "runs" / run.id / EVENTS_FILE).read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "runs" / run.id / EVENTS_FILE).read_text().splitlines()
+    ]
     assert [event["step"] for event in events if event["kind"] == "step_finished"] == [1, 2]
     run_as = TrainConfig.load(tmp_path / "runs" / run.id / "config.yaml")
     for name in ("learning_rate", "schedule", "warmup_steps", "weight_decay", "beta2"):

@@ -1,4 +1,6 @@
-"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the bounds say."""
+"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the
+bounds say.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,21 @@ def tokenizer():
 
 def write(path, count=40, word="hello", start=0):
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"prompt": f"q{i} {word}" + " he" * (i % 7), "completion": f"a{i}" if i % 9 else ""}
-            for i in range(start, start + count)]
+    rows = [
+        {"prompt": f"q{i} {word}" + " he" * (i % 7), "completion": f"a{i}" if i % 9 else ""}
+        for i in range(start, start + count)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 
 def prepared(source, tokenizer, seed=1, **changes):
-    settings = {"source": str(source) if not isinstance(source, tuple) else source, "max_seq_len": 128,
-                "eval_fraction": 0.1, **changes}
+    settings = {
+        "source": str(source) if not isinstance(source, tuple) else source,
+        "max_seq_len": 128,
+        "eval_fraction": 0.1,
+        **changes,
+    }
     return prepare_data(DataConfig(**settings), tokenizer, seed)
 
 
@@ -52,7 +60,10 @@ def assert_same(one, two):
         for name in ("ids", "trained", "starts"):
             assert getattr(ours, name)[:].tolist() == getattr(theirs, name)[:].tolist()
         assert ours.rows.documents.tolist() == theirs.rows.documents.tolist()
-        assert ours.row_lengths.tolist() == theirs.row_lengths.tolist() and ours.loss_tokens == theirs.loss_tokens
+        assert (
+            ours.row_lengths.tolist() == theirs.row_lengths.tolist()
+            and ours.loss_tokens == theirs.loss_tokens
+        )
 
 
 def sources(tmp_path):
@@ -67,14 +78,30 @@ def sources(tmp_path):
     write(tmp_path / "folder/1.jsonl", 20)
     write(tmp_path / "folder/2.jsonl", 20, start=20)
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"named": {
-        "file_name": "a.jsonl", "columns": {"prompt": "prompt", "response": "completion"}}}))
-    return [lines, tmp_path / "a.json", tmp_path / "a.parquet", tmp_path / "folder", tmp_path / "saved",
-            f"{tmp_path}/dataset_info.json:named",
-            (DataSource(str(lines), 2.5), DataSource(str(tmp_path / "folder"), 0.5))]
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps(
+            {
+                "named": {
+                    "file_name": "a.jsonl",
+                    "columns": {"prompt": "prompt", "response": "completion"},
+                }
+            }
+        )
+    )
+    return [
+        lines,
+        tmp_path / "a.json",
+        tmp_path / "a.parquet",
+        tmp_path / "folder",
+        tmp_path / "saved",
+        f"{tmp_path}/dataset_info.json:named",
+        (DataSource(str(lines), 2.5), DataSource(str(tmp_path / "folder"), 0.5)),
+    ]
 
 
-def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_bit(tmp_path, tokenizer, monkeypatch):
+def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_bit(
+    tmp_path, tokenizer, monkeypatch
+):
     every = sources(tmp_path)
     first = [prepared(source, tokenizer) for source in every]
     assert not any(data.summary["cached"] for data in first[:-1])
@@ -86,15 +113,19 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
     monkeypatch.setattr(tokenise, "open_source", refuse)
     for source, before in zip(every, first):
         told = []
-        settings = DataConfig(source if isinstance(source, tuple) else str(source), max_seq_len=128, eval_fraction=0.1)
+        settings = DataConfig(
+            source if isinstance(source, tuple) else str(source), max_seq_len=128, eval_fraction=0.1
+        )
         again = prepare_data(settings, tokenizer, 1, progress=lambda *now: told.append(now))
         assert_same(before, again)
         assert again.summary["cached"] and told[-1][2].endswith(" read from the cache")
     # What only chooses among the tokens makes none.
     for changes in ({"seed": 2}, {"packing": False}, {"shuffle": False}):
         assert prepared(every[0], tokenizer, **changes).summary["cached"]
-    assert prepared((DataSource(str(every[0]), 7.0),), tokenizer).summary["train_examples"] == 7 * first[0].summary[
-        "train_examples"]
+    assert (
+        prepared((DataSource(str(every[0]), 7.0),), tokenizer).summary["train_examples"]
+        == 7 * first[0].summary["train_examples"]
+    )
 
 
 def test_tokens_are_mapped_and_read_only(tmp_path, tokenizer):
@@ -117,26 +148,44 @@ def test_a_changed_file_is_never_served_stale(tmp_path, tokenizer, monkeypatch, 
     write(tmp_path / "set/1.jsonl")
     before = prepared(tmp_path / "set", tokenizer)
     write(tmp_path / "set/2.jsonl", 3)
-    assert prepared(tmp_path / "set", tokenizer).summary["rows_read"] == before.summary["rows_read"] + 3
+    assert (
+        prepared(tmp_path / "set", tokenizer).summary["rows_read"]
+        == before.summary["rows_read"] + 3
+    )
 
 
 def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypatch):
     path = write(tmp_path / "a.jsonl")
     before = prepared(path, tokenizer)
-    for changes in ({"max_seq_len": 48}, {"train_on": "all"}, {"eval_fraction": 0.2}, {"format": "prompt_completion"}):
+    for changes in (
+        {"max_seq_len": 48},
+        {"train_on": "all"},
+        {"eval_fraction": 0.2},
+        {"format": "prompt_completion"},
+    ):
         assert not prepared(path, tokenizer, **changes).summary["cached"]
     other_template = made.byte_level_tokenizer(made.CHATML.replace("im_start", "im_begin"))
-    for other in (other_template, made.byte_level_tokenizer(made.CHATML, eos=False),
-                  made.sentencepiece_tokenizer(made.CHATML)):
+    for other in (
+        other_template,
+        made.byte_level_tokenizer(made.CHATML, eos=False),
+        made.sentencepiece_tokenizer(made.CHATML),
+    ):
         assert not prepared(path, other).summary["cached"]
     used = made.byte_level_tokenizer(made.CHATML)
-    used(["a", "a b"], padding=True, truncation=True, max_length=2)  # leaves its traces in the tokenizer
-    assert prepared(path, used).fingerprint == before.fingerprint and prepared(path, used).summary["cached"]
+    used(
+        ["a", "a b"], padding=True, truncation=True, max_length=2
+    )  # leaves its traces in the tokenizer
+    assert (
+        prepared(path, used).fingerprint == before.fingerprint
+        and prepared(path, used).summary["cached"]
+    )
     monkeypatch.setattr(identity, "PROGRAM", ["another version"])
     assert not prepared(path, tokenizer).summary["cached"]
 
 
-def test_a_file_that_changes_while_it_is_read_is_used_once_and_not_kept(tmp_path, tokenizer, own_cache):
+def test_a_file_that_changes_while_it_is_read_is_used_once_and_not_kept(
+    tmp_path, tokenizer, own_cache
+):
     path = write(tmp_path / "a.jsonl")
 
     def change(*_):
@@ -162,17 +211,24 @@ def test_a_source_that_does_not_say_what_it_holds_is_not_kept(tokenizer, monkeyp
 # ---------------------------------------------------------------------- damage
 
 
-def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(tmp_path, tokenizer, own_cache):
+def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
+    tmp_path, tokenizer, own_cache
+):
     path = write(tmp_path / "a.jsonl")
-    code = ("import os, sys; from engine.config.data_settings import DataConfig; from engine.data.loader import prepare_data\n"
-            "from tests.support import data_tokenizers as made\n"
-            "prepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n"
-            "             made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), 9))")
+    code = (
+        "import os, sys; from engine.config.data_settings import DataConfig; from "
+        "engine.data.loader import prepare_data\nfrom tests.support import data_tokenizers as "
+        "made\nprepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n         "
+        "    made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), "
+        "9))"
+    )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     (left,) = (own_cache / "tokens").iterdir()
     data = prepared(path, tokenizer)
-    assert not data.summary["cached"] and left.exists()  # it might be a writer that has only just begun
+    assert (
+        not data.summary["cached"] and left.exists()
+    )  # it might be a writer that has only just begun
     os.utime(left, (0, 0))
     again = prepared(path, tokenizer, max_seq_len=64)
     assert not left.exists() and len(kept(own_cache)) == 2
@@ -221,12 +277,16 @@ def test_damaged_tokens_are_made_again(tmp_path, tokenizer, own_cache):
     assert done > 40 and kept(own_cache) == [key]
 
 
-def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_left(tmp_path, tokenizer, own_cache):
+def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_left(
+    tmp_path, tokenizer, own_cache
+):
     path = write(tmp_path / "a.jsonl", 400)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     try:
-        with pytest.raises(DataError, match=r"^The tokens of a\.jsonl cannot be written in .*_CACHE to a") as caught:
+        with pytest.raises(
+            DataError, match=r"^The tokens of a\.jsonl cannot be written in .*_CACHE to a"
+        ) as caught:
             prepared(path, tokenizer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -251,7 +311,9 @@ def test_a_preparation_that_is_stopped_leaves_nothing(tmp_path, tokenizer, own_c
         prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
     assert kept(own_cache) == []
     prepare_data(DataConfig(str(path)), tokenizer, 1)
-    with pytest.raises(problem, match="stop"):  # while it is verified: that it is stopped is no damage
+    with pytest.raises(
+        problem, match="stop"
+    ):  # while it is verified: that it is stopped is no damage
         prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
     assert len(kept(own_cache)) == 1
 
@@ -266,18 +328,28 @@ def test_two_that_write_the_same_tokens_at_once_do_no_harm(tmp_path, own_cache):
     def run():
         told = iter(range(10))
         config = DataConfig(str(path), max_seq_len=128, eval_fraction=0.1)
-        results.append(prepare_data(config, made.byte_level_tokenizer(made.CHATML), 1,
-                                    progress=lambda *_: both.wait() if next(told) == 0 else None))
+        results.append(
+            prepare_data(
+                config,
+                made.byte_level_tokenizer(made.CHATML),
+                1,
+                progress=lambda *_: both.wait() if next(told) == 0 else None,
+            )
+        )
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert_same(*results)
-    assert [data.summary["cached"] for data in results] == [False, False] and len(kept(own_cache)) == 1
+    assert [data.summary["cached"] for data in results] == [False, False] and len(
+        kept(own_cache)
+    ) == 1
     assert prepared(path, made.byte_level_tokenizer(made.CHATML)).summary["cached"]
 
 
-def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(tmp_path, tokenizer, own_cache, monkeypatch):
+def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(
+    tmp_path, tokenizer, own_cache, monkeypatch
+):
     monkeypatch.setattr(token_cache, "_MOST_FOLDERS", 2)
     (own_cache / "tokens").mkdir()
     (own_cache / "tokens" / "mine").mkdir()  # not ours to remove
@@ -294,10 +366,15 @@ def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(tmp_path, 
     first = aged(paths[0], 1000)
     expected = [first.train.row(i).input_ids.tolist() for i in range(len(first.train))]
     aged(paths[1], 2000)
-    assert prepared(paths[0], tokenizer).summary["cached"]  # used again: now the second is the oldest
+    assert prepared(paths[0], tokenizer).summary[
+        "cached"
+    ]  # used again: now the second is the oldest
     aged(paths[2], 3000)
     assert len(kept(own_cache)) == 3 and "mine" in kept(own_cache)
-    assert prepared(paths[0], tokenizer).summary["cached"] and not prepared(paths[1], tokenizer).summary["cached"]
+    assert (
+        prepared(paths[0], tokenizer).summary["cached"]
+        and not prepared(paths[1], tokenizer).summary["cached"]
+    )
     monkeypatch.setattr(token_cache, "_LEAST_BYTES", 0)
     monkeypatch.setattr(token_cache.shutil, "disk_usage", lambda _: type("", (), {"total": 0}))
     mix = prepared(tuple(DataSource(str(path)) for path in paths), tokenizer)

@@ -1,4 +1,6 @@
-"""Made-up conversations under real families' templates: masks equal a slow reference's, typed special tokens are text."""
+"""Made-up conversations under real families' templates: masks equal a slow reference's, typed
+special tokens are text.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,51 @@ from tests.support import data_references as reference
 
 FAMILIES = ("qwen", "llama3", "gemma", "phi3", "marked")
 made = functools.cache(reference.tokenizer)
-examples = settings(max_examples=100, deadline=None, derandomize=True, database=None,
-                    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+examples = settings(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 # Private-use characters of plane 16 are the engine's own; the last test is about them.
-characters = st.text(st.characters(exclude_categories=("Cs",), max_codepoint=0x10_7FFF), max_size=12)
-fragments = st.sampled_from(["hello", " hello", " ", "\n", "\n\n", "   ", "\t", "<|im_", "end|>", "<", "|>", "▁", "e\u0301",
-                             "\u0301", "日本", "👩‍👩‍👧", "\u200b", "\ufeff", "\x00", "<think>", "</tool_call>", "<0x0A>",
-                             "\x1c", "\x85", "[INST]", '"', "\\", "{{ 1 }}", "{% raw %}"])
+characters = st.text(
+    st.characters(exclude_categories=("Cs",), max_codepoint=0x10_7FFF), max_size=12
+)
+fragments = st.sampled_from(
+    [
+        "hello",
+        " hello",
+        " ",
+        "\n",
+        "\n\n",
+        "   ",
+        "\t",
+        "<|im_",
+        "end|>",
+        "<",
+        "|>",
+        "▁",
+        "e\u0301",
+        "\u0301",
+        "日本",
+        "👩‍👩‍👧",
+        "\u200b",
+        "\ufeff",
+        "\x00",
+        "<think>",
+        "</tool_call>",
+        "<0x0A>",
+        "\x1c",
+        "\x85",
+        "[INST]",
+        '"',
+        "\\",
+        "{{ 1 }}",
+        "{% raw %}",
+    ]
+)
 
 
 def words(family: str) -> st.SearchStrategy[str]:
@@ -33,20 +72,30 @@ def words(family: str) -> st.SearchStrategy[str]:
 
 
 def conversations(family: str) -> st.SearchStrategy[list[dict]]:
-    roles = st.one_of(st.lists(st.sampled_from(["user", "assistant", "system", "tool"]), min_size=1, max_size=7),
-                      st.integers(1, 4).map(lambda turns: ["user", "assistant"] * turns))
-    return roles.flatmap(lambda names: st.tuples(*(words(family) for _ in names)).map(
-        lambda texts: [{"role": role, "content": text} for role, text in zip(names, texts)]))
+    roles = st.one_of(
+        st.lists(st.sampled_from(["user", "assistant", "system", "tool"]), min_size=1, max_size=7),
+        st.integers(1, 4).map(lambda turns: ["user", "assistant"] * turns),
+    )
+    return roles.flatmap(
+        lambda names: st.tuples(*(words(family) for _ in names)).map(
+            lambda texts: [{"role": role, "content": text} for role, text in zip(names, texts)]
+        )
+    )
 
 
 def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     tokenizer = made(family)
     (found,) = Encoder(tokenizer, "assistant", max_seq_len).encode([conversation])
     try:
-        parts = reference.segments(family, through_last_answer(conversation.messages), conversation.tools)
+        parts = reference.segments(
+            family, through_last_answer(conversation.messages), conversation.tools
+        )
     except reference.Refused:
         answers = any(message["role"] == "assistant" for message in conversation.messages)
-        assert isinstance(found, Skipped) and ("refuses" if answers else "no assistant turn") in found.reason
+        assert (
+            isinstance(found, Skipped)
+            and ("refuses" if answers else "no assistant turn") in found.reason
+        )
         return
     ids, trained = reference.tokens(family, tokenizer, parts)
     if not any(trained[:max_seq_len]):
@@ -58,16 +107,19 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
     assert document.trained.tolist() == trained[:max_seq_len]
     assert document.length == len(ids)
     special = set(tokenizer.convert_tokens_to_ids(list(reference.SPECIAL[family])))
-    written = [tokenizer.convert_tokens_to_ids(part.text) for part in parts
-               if part.written and part.text in reference.SPECIAL[family]]
+    written = [
+        tokenizer.convert_tokens_to_ids(part.text)
+        for part in parts
+        if part.written and part.text in reference.SPECIAL[family]
+    ]
     parsed = [i for i in document.ids.tolist() if i in special]
-    assert parsed == written[:len(parsed)]
+    assert parsed == written[: len(parsed)]
 
 
 def through_last_answer(messages: list[dict]) -> list[dict]:
     """Turns after the last answer are left away."""
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    return messages[:answers[-1] + 1] if answers else messages
+    return messages[: answers[-1] + 1] if answers else messages
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -83,36 +135,86 @@ def test_the_mask_of_any_conversation_equals_the_references(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_typed_special_tokens_are_text_in_every_role(family):
     for token in reference.SPECIAL[family] + reference.ADDED.get(family, ()):
-        check(family, Conversation([{"role": "user", "content": f"a{token}b {token}"},
-                                    {"role": "assistant", "content": f"{token} so {token}"}]), 10_000)
+        check(
+            family,
+            Conversation(
+                [
+                    {"role": "user", "content": f"a{token}b {token}"},
+                    {"role": "assistant", "content": f"{token} so {token}"},
+                ]
+            ),
+            10_000,
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_special_tokens_take_around_them_is_white_space_and_nothing_else(family):
     for character in "\t\x0b\x0c\x1c\x1d\x1e\x1f\x85\xa0\u1680\u180e\u2028\u2029\u200b\u3000\ufeff":
-        for text in (character, f"{character}so", f"so{character}", f"{character}{reference.SPECIAL[family][-1]}so"):
+        for text in (
+            character,
+            f"{character}so",
+            f"so{character}",
+            f"{character}{reference.SPECIAL[family][-1]}so",
+        ):
             turns = [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
             check(family, Conversation(turns), 10_000)
 
 
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=8)
-values = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), words("qwen")),
-                      lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(words("qwen"), inner, max_size=3)),
-                      max_leaves=6)
-calls = st.lists(st.builds(lambda name, arguments: {"type": "function", "function": {"name": name, "arguments": arguments}},
-                           names, st.dictionaries(names, values, max_size=3)), min_size=1, max_size=3)
-tool_lists = st.one_of(st.none(), st.lists(st.builds(lambda name, text: {"type": "function", "function": {
-    "name": name, "description": text, "parameters": {"type": "object", "properties": {}}}}, names, words("qwen")),
-    min_size=1, max_size=3))
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), words("qwen")),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(words("qwen"), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+calls = st.lists(
+    st.builds(
+        lambda name, arguments: {
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        },
+        names,
+        st.dictionaries(names, values, max_size=3),
+    ),
+    min_size=1,
+    max_size=3,
+)
+tool_lists = st.one_of(
+    st.none(),
+    st.lists(
+        st.builds(
+            lambda name, text: {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": text,
+                    "parameters": {"type": "object", "properties": {}},
+                },
+            },
+            names,
+            words("qwen"),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
 
 
 @settings(examples, max_examples=40)
-@given(tool_lists, st.lists(st.tuples(words("qwen"), calls, words("qwen"), words("qwen")), min_size=1, max_size=3))
+@given(
+    tool_lists,
+    st.lists(st.tuples(words("qwen"), calls, words("qwen"), words("qwen")), min_size=1, max_size=3),
+)
 def test_tool_calls_are_trained_and_tools_and_their_answers_are_not(tools, turns):
     messages = []
     for asked, called, told, answered in turns:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": "", "tool_calls": called},
-                     {"role": "tool", "content": told}, {"role": "assistant", "content": answered}]
+        messages += [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": "", "tool_calls": called},
+            {"role": "tool", "content": told},
+            {"role": "assistant", "content": answered},
+        ]
     check("qwen", Conversation(messages, tools=tools), 100_000)
 
 
@@ -122,7 +224,10 @@ def test_a_special_token_across_a_question_and_its_answer_is_text():
     (found,) = Encoder(tokenizer, "assistant", 100).encode([Pair("say <|im_", "end|> now")])
     (document,) = found.documents
     ids = document.ids.tolist()
-    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1 and ids[-1] == tokenizer.eos_token_id
+    assert (
+        ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
+        and ids[-1] == tokenizer.eos_token_id
+    )
     assert tokenizer.decode(ids[:-1]) == "say <|im_end|> now"
 
 

@@ -20,7 +20,12 @@ def tokenizer():
 
 def previewed(tmp_path, tokenizer, counts, **changes):
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "a", "completion": " ".join(["b"] * count)}) + "\n" for count in counts))
+    path.write_text(
+        "".join(
+            json.dumps({"prompt": "a", "completion": " ".join(["b"] * count)}) + "\n"
+            for count in counts
+        )
+    )
     return preview(DataConfig(source=str(path), **({"max_seq_len": 16} | changes)), tokenizer)
 
 
@@ -33,9 +38,14 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     assert found["packed_rows"] == 3 and found["percent_filled"] == round(100 * kept / 48, 1)
     figure = lengths_figure(found)
     go.Figure(json.loads(json.dumps(figure).replace("--rs-text", "#000")))
-    assert figure["data"][0]["y"] == histogram["counts"] and figure["layout"]["shapes"][0]["x0"] == 16
+    assert (
+        figure["data"][0]["y"] == histogram["counts"] and figure["layout"]["shapes"][0]["x0"] == 16
+    )
     said = lengths_words(found)
-    assert f"{min(lengths)} to {max(lengths)} tokens" in said and "4 of them share 3 rows of 16" in said
+    assert (
+        f"{min(lengths)} to {max(lengths)} tokens" in said
+        and "4 of them share 3 rows of 16" in said
+    )
     assert said.endswith("1 longer than 16 are cut.")
 
 
@@ -46,5 +56,11 @@ def test_without_packing_or_differences_nothing_is_said_of_them(tmp_path, tokeni
 
 
 def test_no_example_is_no_figure_of_nothing():
-    nothing = {"lengths": [], "histogram": {"edges": [], "counts": []}, "max_seq_len": 8, "rows_cut": 0, "packed_rows": None}
+    nothing = {
+        "lengths": [],
+        "histogram": {"edges": [], "counts": []},
+        "max_seq_len": 8,
+        "rows_cut": 0,
+        "packed_rows": None,
+    }
     assert lengths_words(nothing) == "" and lengths_figure(nothing)["data"][0]["x"] == []

@@ -1,4 +1,6 @@
-"""Tables, text files and folders: the rows they hold, the split that names say, and the place that an error names."""
+"""Tables, text files and folders: the rows they hold, the split that names say, and the place that
+an error names.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ def tokenizer():
 
 
 def prepared(source, tokenizer, **changes):
-    return prepare_data(DataConfig(**{"source": str(source), "packing": False, "eval_fraction": 0.0, **changes}),
-                        tokenizer, 1)
+    return prepare_data(
+        DataConfig(**{"source": str(source), "packing": False, "eval_fraction": 0.0, **changes}),
+        tokenizer,
+        1,
+    )
 
 
 def lines(path, rows):
@@ -55,23 +60,35 @@ def test_turns_in_a_cell_are_read_as_json(tmp_path, tokenizer):
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(turns)["input_ids"]
 
 
-def test_a_text_file_is_read_in_passages_of_whole_paragraphs_and_nothing_is_lost(tmp_path, tokenizer):
+def test_a_text_file_is_read_in_passages_of_whole_paragraphs_and_nothing_is_lost(
+    tmp_path, tokenizer
+):
     paragraphs = [f"{i} hello hello\nan hello" for i in range(9)] + ["x" * 500] + ["he"]
     path = tmp_path / "a.md"
     path.write_text("\n\n\n".join(paragraphs) + "\n", encoding="utf-8")
     data = prepared(path, tokenizer, max_seq_len=32)
-    texts = [tokenizer.decode(data.train.ids[a:b].tolist()) for a, b in zip(data.train.starts, data.train.starts[1:])]
+    texts = [
+        tokenizer.decode(data.train.ids[a:b].tolist())
+        for a, b in zip(data.train.starts, data.train.starts[1:])
+    ]
     whole = "".join(texts).replace("</s>", "\n\n")
     assert whole.split("\n\n")[:-1] == paragraphs
-    assert data.summary["rows_cut"] == data.summary["rows_skipped"] == 0 and data.summary["format"] == "text"
+    assert (
+        data.summary["rows_cut"] == data.summary["rows_skipped"] == 0
+        and data.summary["format"] == "text"
+    )
     assert data.summary["tokens_per_example"]["longest"] == 32
     shown = preview(DataConfig(source=str(path), max_seq_len=32), tokenizer)
     assert shown["rows"][0]["where"] == "the passage from line 1 of a.md"
     assert shown["rows"][1]["where"] == "the passage from line 17 of a.md"
 
 
-def test_a_text_longer_than_a_row_goes_on_in_the_next_and_every_token_but_the_first_is_trained(tmp_path, tokenizer):
-    data = prepared(lines(tmp_path / "a.jsonl", [{"text": "hello an " * 40}]), tokenizer, max_seq_len=16)
+def test_a_text_longer_than_a_row_goes_on_in_the_next_and_every_token_but_the_first_is_trained(
+    tmp_path, tokenizer
+):
+    data = prepared(
+        lines(tmp_path / "a.jsonl", [{"text": "hello an " * 40}]), tokenizer, max_seq_len=16
+    )
     expected = tokenizer("hello an " * 40)["input_ids"] + [tokenizer.eos_token_id]
     assert data.train.ids.tolist() == expected and data.summary["train_examples"] == 1
     starts = set(data.train.starts.tolist())
@@ -97,7 +114,9 @@ def test_file_names_say_the_split(tmp_path, tokenizer):
     lines(tmp_path / "set/test/part.jsonl", ROWS[2:])
     assert prepared(tmp_path / "set", tokenizer).summary["rows_read"] == 2
     assert prepared(tmp_path / "set", tokenizer, split="test").summary["rows_read"] == 3
-    with pytest.raises(DataError, match=r"has no split validation; its files are called after test, train"):
+    with pytest.raises(
+        DataError, match=r"has no split validation; its files are called after test, train"
+    ):
         prepared(tmp_path / "set", tokenizer, split="validation")
 
 
@@ -108,11 +127,27 @@ SPLITS = {  # what is read to train on, to test on and to validate on; "" is a r
     "training_notes.md dev_ops.md": ("*", "*", "*"),
     "train-0.jsonl test-0.jsonl extra.jsonl": ("train-0.jsonl", "test-0.jsonl", ""),
     "a.jsonl b.jsonl test.jsonl": ("a.jsonl b.jsonl", "test.jsonl", ""),
-    "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl TEST_0.jsonl val2.jsonl": (
-        "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl", "TEST_0.jsonl", "val2.jsonl"),
-    "data-train.jsonl data.test.jsonl my_valid_03.jsonl": ("data-train.jsonl", "data.test.jsonl", "my_valid_03.jsonl"),
-    "train_clean.jsonl test_clean.jsonl train.jsonl": ("train.jsonl train_clean.jsonl", "test_clean.jsonl", ""),
-    "Training/a.jsonl dev/b.jsonl test/deep/c.jsonl": ("Training/a.jsonl", "test/deep/c.jsonl", "dev/b.jsonl"),
+    "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl TEST_0.jsonl "
+    "val2.jsonl": (
+        "train-00000-of-00002.jsonl train-00001-of-00002-0123456789abcdef.jsonl",
+        "TEST_0.jsonl",
+        "val2.jsonl",
+    ),
+    "data-train.jsonl data.test.jsonl my_valid_03.jsonl": (
+        "data-train.jsonl",
+        "data.test.jsonl",
+        "my_valid_03.jsonl",
+    ),
+    "train_clean.jsonl test_clean.jsonl train.jsonl": (
+        "train.jsonl train_clean.jsonl",
+        "test_clean.jsonl",
+        "",
+    ),
+    "Training/a.jsonl dev/b.jsonl test/deep/c.jsonl": (
+        "Training/a.jsonl",
+        "test/deep/c.jsonl",
+        "dev/b.jsonl",
+    ),
     "train_sft-00000-of-00001.jsonl test_sft-00000-of-00001.jsonl a.jsonl": ("", "", ""),
     "train_notes/a.jsonl b.jsonl": ("*", "*", "*"),
 }
@@ -125,13 +160,23 @@ def test_only_names_that_are_splits_say_one_and_what_is_left_out_is_said(tmp_pat
     for split, expected in zip(("train", "test", "validation"), SPLITS[names]):
         config = DataConfig(source=str(tmp_path / "set"), split=split)
         if not expected:
-            with pytest.raises(DataError, match=f"has no split {split}; its files are called after "):
+            with pytest.raises(
+                DataError, match=f"has no split {split}; its files are called after "
+            ):
                 open_source(config)
             continue
-        wanted = sorted(tmp_path / "set" / name for name in (names if expected == "*" else expected).split())
+        wanted = sorted(
+            tmp_path / "set" / name for name in (names if expected == "*" else expected).split()
+        )
         assert files_of(tmp_path / "set", config) == wanted
-        assert notes_on(config) == (["A file of the folder set is left out, because its name says no split and others "
-                                     "do: extra.jsonl."] if "extra.jsonl" in names else [])
+        assert notes_on(config) == (
+            [
+                "A file of the folder set is left out, because its name says no split and others "
+                "do: extra.jsonl."
+            ]
+            if "extra.jsonl" in names
+            else []
+        )
 
 
 def test_a_split_of_a_longer_name_is_asked_for_by_that_name(tmp_path, tokenizer):
@@ -139,15 +184,20 @@ def test_a_split_of_a_longer_name_is_asked_for_by_that_name(tmp_path, tokenizer)
         lines(tmp_path / "set" / f"{name}.jsonl", ROWS)
     source = open_source(DataConfig(source=str(tmp_path / "set"), split="train_sft"))
     assert [member.name for member in source.members] == ["train_sft-00000-of-00001.jsonl"]
-    with pytest.raises(DataError, match=r"no split train; its files are called after test_sft, train_gen, train_sft, "):
+    with pytest.raises(
+        DataError,
+        match=r"no split train; its files are called after test_sft, train_gen, train_sft, ",
+    ):
         prepared(tmp_path / "set", tokenizer)
 
 
 def test_files_that_are_left_out_are_named_in_the_summary_and_the_preview(tmp_path, tokenizer):
     for name in ("train", "test", "extra", "more/b"):
         lines(tmp_path / "set" / f"{name}.jsonl", ROWS)
-    note = ("2 files of the folder set are left out, because their names say no split and others do "
-            "(first extra.jsonl).")
+    note = (
+        "2 files of the folder set are left out, because their names say no split and others do "
+        "(first extra.jsonl)."
+    )
     for _ in range(2):  # made, and found in the cache
         assert note in prepared(tmp_path / "set", tokenizer).summary["warnings"]
     assert note in preview(DataConfig(source=str(tmp_path / "set")), tokenizer)["warnings"]
@@ -161,8 +211,12 @@ def test_a_folder_without_data_is_one_sentence(tmp_path, tokenizer):
 def test_splits_of_a_saved_data_set(tmp_path, tokenizer):
     import datasets
 
-    datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS[:2]), "test": datasets.Dataset.from_list(ROWS[2:])}
-                         ).save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict(
+        {
+            "train": datasets.Dataset.from_list(ROWS[:2]),
+            "test": datasets.Dataset.from_list(ROWS[2:]),
+        }
+    ).save_to_disk(str(tmp_path / "saved"))
     assert prepared(tmp_path / "saved", tokenizer, split="test").summary["rows_read"] == 3
     with pytest.raises(DataError, match=r"cannot be loaded .*data\.split that it has\.$"):
         prepared(tmp_path / "saved", tokenizer, split="dev")

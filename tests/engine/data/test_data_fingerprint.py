@@ -1,4 +1,6 @@
-"""The fingerprint of a data set is what it was when everything was held in lists: older runs go on with it."""
+"""The fingerprint of a data set is what it was when everything was held in lists: older runs go on
+with it.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,17 @@ def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
         rows = [[number] for number in range(len(documents))]
         if config.packing:
             numbers = np.arange(len(documents))
-            order = np.random.default_rng([seed]).permutation(numbers) if config.shuffle else numbers
+            order = (
+                np.random.default_rng([seed]).permutation(numbers) if config.shuffle else numbers
+            )
             rows = former_pack(lengths, config.max_seq_len, order)
-        for array in (np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)]),
-                      np.concatenate([np.empty(0, bool), *(document.trained for document in documents)]),
-                      np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-                      np.fromiter(itertools.chain(*rows), np.int64), np.fromiter(map(len, rows), np.int64)):
+        for array in (
+            np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)]),
+            np.concatenate([np.empty(0, bool), *(document.trained for document in documents)]),
+            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            np.fromiter(itertools.chain(*rows), np.int64),
+            np.fromiter(map(len, rows), np.int64),
+        ):
             digest.update(np.int64(len(array)).tobytes())
             digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -101,21 +108,38 @@ def tokenizer():
 def files(tmp_path_factory):
     folder, choose = tmp_path_factory.mktemp("data"), np.random.default_rng(7)
     written = {
-        "pairs": [{"prompt": f"q{i} " + "he" * int(choose.integers(0, 30)), "completion": f"a{i}" if i % 17 else ""}
-                  for i in range(700)],
+        "pairs": [
+            {
+                "prompt": f"q{i} " + "he" * int(choose.integers(0, 30)),
+                "completion": f"a{i}" if i % 17 else "",
+            }
+            for i in range(700)
+        ],
         "texts": [{"text": "hello an " * int(choose.integers(1, 90))} for _ in range(60)],
-        "turns": [{"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "an"}] * (i % 4)}
-                  for i in range(50)],
-        "last": [{"prompt": f"q{i}", "completion": "a" if i != 1 else ""} for i in range(3)]}
+        "turns": [
+            {
+                "messages": [
+                    {"role": "user", "content": f"{i}"},
+                    {"role": "assistant", "content": "an"},
+                ]
+                * (i % 4)
+            }
+            for i in range(50)
+        ],
+        "last": [{"prompt": f"q{i}", "completion": "a" if i != 1 else ""} for i in range(3)],
+    }
     for name, rows in written.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {name: str(folder / f"{name}.jsonl") for name in written}
 
 
 CASES = {
-    "packed and shuffled": ("pairs", {}), "in order": ("pairs", {"shuffle": False}),
-    "one a row": ("pairs", {"packing": False}), "none held out": ("pairs", {"eval_fraction": 0.0}),
-    "texts in parts": ("texts", {"max_seq_len": 32}), "conversations": ("turns", {"train_on": "all"}),
+    "packed and shuffled": ("pairs", {}),
+    "in order": ("pairs", {"shuffle": False}),
+    "one a row": ("pairs", {"packing": False}),
+    "none held out": ("pairs", {"eval_fraction": 0.0}),
+    "texts in parts": ("texts", {"max_seq_len": 32}),
+    "conversations": ("turns", {"train_on": "all"}),
     "the last is held out": ("last", {"eval_fraction": 0.01}),
     "a mix": ((("pairs", 0.3), ("texts", 2.5), ("turns", 1.0)), {"max_seq_len": 100}),
     "a mix in order": ((("texts", 3.0), ("pairs", 1.0)), {"shuffle": False, "packing": False}),
@@ -127,11 +151,16 @@ CASES = {
 def test_the_fingerprint_is_what_it_was(files, tokenizer, name, monkeypatch):
     monkeypatch.setattr(mapped, "_PIECE", 1000)  # every array is read in several pieces
     source, changes = CASES[name]
-    source = files[source] if isinstance(source, str) else tuple(DataSource(files[n], weight) for n, weight in source)
+    source = (
+        files[source]
+        if isinstance(source, str)
+        else tuple(DataSource(files[n], weight) for n, weight in source)
+    )
     config = DataConfig(source, **{"max_seq_len": 128, "eval_fraction": 0.1, **changes})
     former = former_fingerprint(config, tokenizer, 5)
     for cached in (False, True):
         data = prepare_data(config, tokenizer, 5)
         assert data.fingerprint == former and data.summary["cached"] == cached
         assert data.train.loss_tokens == sum(
-            (data.train.row(i).labels != -100).sum() for i in range(len(data.train)))
+            (data.train.row(i).labels != -100).sum() for i in range(len(data.train))
+        )

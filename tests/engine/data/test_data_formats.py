@@ -1,4 +1,6 @@
-"""Formats and sources: what becomes of each kind of row, and one plain sentence for each kind of bad input."""
+"""Formats and sources: what becomes of each kind of row, and one plain sentence for each kind of
+bad input.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,15 @@ SHAREGPT = [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "an he
 SAME = {
     "messages": {"messages": CHAT},
     "messages in conversations": {"conversations": CHAT},
-    "messages of parts": {"messages": [CHAT[0], {"role": "assistant", "content": [
-        {"type": "text", "text": "an "}, {"type": "text", "text": "hello"}]}]},
+    "messages of parts": {
+        "messages": [
+            CHAT[0],
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "an "}, {"type": "text", "text": "hello"}],
+            },
+        ]
+    },
     "sharegpt": {"conversations": SHAREGPT},
     "alpaca": {"instruction": "hello", "input": "", "output": "an hello"},
     "alpaca without input": {"instruction": "hello", "response": "an hello"},
@@ -36,7 +45,15 @@ def tokenizer():
 
 
 def config(path, **changes) -> DataConfig:
-    return DataConfig(**{"source": str(path), "max_seq_len": 128, "eval_fraction": 0.0, "packing": False, **changes})
+    return DataConfig(
+        **{
+            "source": str(path),
+            "max_seq_len": 128,
+            "eval_fraction": 0.0,
+            "packing": False,
+            **changes,
+        }
+    )
 
 
 def write(path, rows):
@@ -58,11 +75,18 @@ def test_alpaca_input_and_system_columns_are_used_and_shown(tmp_path, tokenizer)
     row = {"instruction": "hello", "input": "an", "output": "he", "system": "be"}
     path = write(tmp_path / "rows.jsonl", [row])
     data = prepare_data(config(path), tokenizer, 1)
-    turns = [{"role": "system", "content": "be"}, {"role": "user", "content": "hello\n\nan"},
-             {"role": "assistant", "content": "he"}]
+    turns = [
+        {"role": "system", "content": "be"},
+        {"role": "user", "content": "hello\n\nan"},
+        {"role": "assistant", "content": "he"},
+    ]
     assert data.train.ids.tolist() == tokenizer.apply_chat_template(turns)["input_ids"]
-    assert data.summary["columns"] == {"instruction": "the user's turn", "input": "added to the user's turn",
-                                       "output": "the assistant's turn", "system": "the system turn"}
+    assert data.summary["columns"] == {
+        "instruction": "the user's turn",
+        "input": "added to the user's turn",
+        "output": "the assistant's turn",
+        "system": "the system turn",
+    }
 
 
 def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer):
@@ -103,34 +127,85 @@ BAD_FILES = {
     "an empty file": ("a.jsonl", "", r"^a\.jsonl is empty; "),
     "only blank lines": ("a.jsonl", "\n\n", r"^a\.jsonl has no rows; "),
     "an empty list": ("a.json", "[]", r"^a\.json is an empty list; "),
-    "a broken line": ("a.jsonl", GOOD + '\n{"messages": [}\n', r"^Line 2 of a\.jsonl is not valid JSON \(.* column 15\)"),
+    "a broken line": (
+        "a.jsonl",
+        GOOD + '\n{"messages": [}\n',
+        r"^Line 2 of a\.jsonl is not valid JSON \(.* column 15\)",
+    ),
     "a line that is a list": ("a.jsonl", "[1]\n", r"^Line 1 of a\.jsonl is a list, not an object"),
-    "broken json": ("a.json", '[{"text": "a"},\n {"text" "b"}]', r"^a\.json is not valid JSON \(.* line 2, column 10\)"),
+    "broken json": (
+        "a.json",
+        '[{"text": "a"},\n {"text" "b"}]',
+        r"^a\.json is not valid JSON \(.* line 2, column 10\)",
+    ),
     "json of a number": ("a.json", "3", r"^a\.json holds a number"),
     "an item of text": ("a.json", '[{"text": "a"}, "b"]', r"^Item 2 of a\.json is text"),
     "a suffix": ("a.xlsx", "x", r"^a\.xlsx is not a \.json, \.jsonl, \.parquet, \.csv"),
-    "a row of a table with a cell too many": ("a.csv", "text\na,b\n", r"^Row 1 of a\.csv has 2 cells, but the header"),
-    "a column twice": ("a.tsv", "text\ttext\na\tb\n", r"^The header of a\.tsv names the column text twice"),
+    "a row of a table with a cell too many": (
+        "a.csv",
+        "text\na,b\n",
+        r"^Row 1 of a\.csv has 2 cells, but the header",
+    ),
+    "a column twice": (
+        "a.tsv",
+        "text\ttext\na\tb\n",
+        r"^The header of a\.tsv names the column text twice",
+    ),
     "an open quote": ("a.csv", 'text\n"a\n', r"^a\.csv cannot be read after row 0"),
     "a table that is not utf-8": ("a.csv", b"text\n\xff\n", r"^a\.csv is not UTF-8 text"),
     "text that is not utf-8": ("a.txt", b"a\xff\n", r"^a\.txt is not UTF-8 text"),
     "a header alone": ("a.csv", "text\n", r"^a\.csv has no rows"),
     "no parquet": ("a.parquet", "PAR?", r"^a\.parquet cannot be read as Parquet"),
-    "unknown columns": ("a.jsonl", '{"foo": 1, "bar": 2}\n', r"^The columns of a\.jsonl \(foo, bar\) fit no known format"),
-    "text that is a number": ("a.jsonl", '{"text": "a"}\n{"text": 3}\n', r"^The column text in line 2 of a\.jsonl is int"),
-    "messages that are text": ("a.jsonl", '{"messages": "hi"}\n', r"^The column messages in line 1 of a\.jsonl is str"),
-    "a turn without role": ("a.jsonl", GOOD + '\n{"messages": [{"content": "a"}]}\n',
-                            r"^There is no role in turn 1 of messages in line 2 of a\.jsonl"),
-    "content that is a number": ("a.jsonl", '{"messages": [{"role": "user", "content": 3}]}\n',
-                                 r"^The content of turn 1 of messages in line 1 of a\.jsonl is int"),
-    "an image": ("a.jsonl", '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
-                 r"holds something other than text"),
-    "an unknown speaker": ("a.jsonl", '{"conversations": [{"from": "narrator", "value": "a"}]}\n',
-                           r"^'narrator' in turn 1 of conversations in line 1 of a\.jsonl is not a known speaker"),
-    "a missing column": ("a.jsonl", '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n',
-                         r"^The column completion is missing in line 2 of a\.jsonl"),
-    "not utf-8": ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"^Line 2 of a\.jsonl is not UTF-8"),
-    "only empty texts": ("a.jsonl", '{"text": " "}\n', r"^a\.jsonl has no token to train on: 0 of 1 rows .*the row is empty"),
+    "unknown columns": (
+        "a.jsonl",
+        '{"foo": 1, "bar": 2}\n',
+        r"^The columns of a\.jsonl \(foo, bar\) fit no known format",
+    ),
+    "text that is a number": (
+        "a.jsonl",
+        '{"text": "a"}\n{"text": 3}\n',
+        r"^The column text in line 2 of a\.jsonl is int",
+    ),
+    "messages that are text": (
+        "a.jsonl",
+        '{"messages": "hi"}\n',
+        r"^The column messages in line 1 of a\.jsonl is str",
+    ),
+    "a turn without role": (
+        "a.jsonl",
+        GOOD + '\n{"messages": [{"content": "a"}]}\n',
+        r"^There is no role in turn 1 of messages in line 2 of a\.jsonl",
+    ),
+    "content that is a number": (
+        "a.jsonl",
+        '{"messages": [{"role": "user", "content": 3}]}\n',
+        r"^The content of turn 1 of messages in line 1 of a\.jsonl is int",
+    ),
+    "an image": (
+        "a.jsonl",
+        '{"messages": [{"role": "user", "content": [{"type": "image"}]}]}\n',
+        r"holds something other than text",
+    ),
+    "an unknown speaker": (
+        "a.jsonl",
+        '{"conversations": [{"from": "narrator", "value": "a"}]}\n',
+        r"^'narrator' in turn 1 of conversations in line 1 of a\.jsonl is not a known speaker",
+    ),
+    "a missing column": (
+        "a.jsonl",
+        '{"prompt": "a", "completion": "b"}\n{"prompt": "a"}\n',
+        r"^The column completion is missing in line 2 of a\.jsonl",
+    ),
+    "not utf-8": (
+        "a.jsonl",
+        b'{"text": "a"}\n{"text": "\xff"}\n',
+        r"^Line 2 of a\.jsonl is not UTF-8",
+    ),
+    "only empty texts": (
+        "a.jsonl",
+        '{"text": " "}\n',
+        r"^a\.jsonl has no token to train on: 0 of 1 rows .*the row is empty",
+    ),
     "only empty answers": ("a.jsonl", '{"prompt": "a", "completion": null}\n', r"0 of 1 rows"),
 }
 
@@ -147,7 +222,10 @@ def test_bad_input_is_one_sentence_that_names_the_place(tmp_path, tokenizer, nam
 
 def test_a_format_that_the_columns_do_not_have_is_refused_with_what_it_needs(tmp_path, tokenizer):
     path = write(tmp_path / "a.jsonl", [SAME["alpaca"]])
-    with pytest.raises(DataError, match=r"data\.format is messages, which needs a column messages.*instruction, input"):
+    with pytest.raises(
+        DataError,
+        match=r"data\.format is messages, which needs a column messages.*instruction, input",
+    ):
         prepare_data(config(path, format="messages"), tokenizer, 1)
 
 
@@ -160,7 +238,10 @@ def test_a_file_or_hub_id_that_is_not_there_is_one_sentence(tokenizer, monkeypat
         raise ConnectionError("Couldn't reach the hub\nmore lines")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(DataError, match=r"^The data set owner/name cannot be loaded \(Couldn't reach the hub\); check"):
+    with pytest.raises(
+        DataError,
+        match=r"^The data set owner/name cannot be loaded \(Couldn't reach the hub\); check",
+    ):
         prepare_data(config("owner/name"), tokenizer, 1)
 
 
@@ -181,20 +262,28 @@ def test_hub_data_sets_come_through_datasets_with_subset_and_split(tokenizer, mo
 
 
 def test_the_format_of_a_file_is_known_by_its_first_filled_rows(tmp_path, tokenizer):
-    source = open_source(config(write(tmp_path / "a.jsonl", [{"conversations": []}, {"conversations": SHAREGPT}])))
+    source = open_source(
+        config(write(tmp_path / "a.jsonl", [{"conversations": []}, {"conversations": SHAREGPT}]))
+    )
     assert map_columns("auto", [row for _, row in source.read()], source).format == "sharegpt"
     data = prepare_data(config(tmp_path / "a.jsonl"), tokenizer, 1)
-    assert data.summary["rows_skipped"] == 1 and data.summary["skipped_because"] == {"the row is empty": 1}
+    assert data.summary["rows_skipped"] == 1 and data.summary["skipped_because"] == {
+        "the row is empty": 1
+    }
 
 
 def test_preview_shows_the_text_and_marks_what_is_trained(tmp_path, tokenizer):
     rows = [SAME["messages"]] * 30 + [{"messages": CHAT[:1]}]
     shown = preview(config(write(tmp_path / "a.jsonl", rows)), tokenizer, rows=2)
-    assert shown["format"] == "messages" and shown["columns"] == {"messages": "the turns of the conversation"}
+    assert shown["format"] == "messages" and shown["columns"] == {
+        "messages": "the turns of the conversation"
+    }
     assert len(shown["rows"]) == 2 and shown["rows_measured"] == 31 and shown["rows_skipped"] == 1
     first = shown["rows"][0]
     (pieces,) = first["documents"]
-    assert "".join(piece["text"] for piece in pieces) == tokenizer.apply_chat_template(CHAT, tokenize=False)
+    assert "".join(piece["text"] for piece in pieces) == tokenizer.apply_chat_template(
+        CHAT, tokenize=False
+    )
     assert [piece["text"] for piece in pieces if piece["trained"]] == ["an hello<|im_end|>"]
     assert sum(shown["histogram"]["counts"]) == len(shown["lengths"]) == 30
     assert first["tokens"] == shown["lengths"][0] and 0 < shown["percent_trained"] < 100

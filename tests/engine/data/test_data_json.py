@@ -13,9 +13,16 @@ from engine.data import json_files
 from engine.data.json_files import item_rows, line_rows
 from engine.errors import DataError
 
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9))
-values = st.recursive(scalars, lambda inner: st.one_of(
-    st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=4), inner, max_size=4)), max_leaves=12)
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=9)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
 rows = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), min_size=1, max_size=6)
 styles = st.sampled_from([{}, {"indent": 2}, {"ensure_ascii": False}, {"separators": (",", ":")}])
 examples = settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -35,8 +42,12 @@ def test_lists_and_lists_within_objects_are_what_the_whole_file_says(tmp_path):
     path = tmp_path / "a.json"
 
     @examples
-    @given(rows, styles, st.sampled_from(["", "\ufeff", " \n"]),
-           st.dictionaries(st.text(max_size=5), values, max_size=3))
+    @given(
+        rows,
+        styles,
+        st.sampled_from(["", "\ufeff", " \n"]),
+        st.dictionaries(st.text(max_size=5), values, max_size=3),
+    )
     def run(wanted, style, before, beside):
         path.write_text(before + json.dumps(wanted, **style), encoding="utf-8")
         assert read(path) == wanted
@@ -59,8 +70,11 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
     def run(wanted, style, data):
         text = json.dumps({"rows": wanted} if data.draw(st.booleans()) else wanted, **style)
         place = data.draw(st.integers(1, len(text) - 1))
-        text = text[:place] + data.draw(st.sampled_from(["", "x", "}", "]", ",", '"', "\n", "1"])) + text[
-            place + data.draw(st.integers(0, 3)):]
+        text = (
+            text[:place]
+            + data.draw(st.sampled_from(["", "x", "}", "]", ",", '"', "\n", "1"]))
+            + text[place + data.draw(st.integers(0, 3)) :]
+        )
         path.write_text(text, encoding="utf-8")
         try:
             tree = json.loads(text)
@@ -70,7 +84,9 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
             with pytest.raises(DataError) as caught:
                 read(path)
             place = f"at line {error.lineno}, column {error.colno}); fix the file."
-            assert place in str(caught.value) or str(caught.value).startswith("Item ")  # an item before that place
+            assert place in str(caught.value) or str(caught.value).startswith(
+                "Item "
+            )  # an item before that place
         else:
             if isinstance(tree, list) and tree and all(isinstance(row, dict) for row in tree):
                 assert read(path) == tree
@@ -78,23 +94,38 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
     run()
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ('{"a": 1}\n{"a": 2}\n', None), ('{"data": [{"a": 1}]}\n{"data": []}', None), ("3 4", None),
-    ('{"messages": [{"a": 1}]}', [{"messages": [{"a": 1}]}]), ("{}", [{}]), ('{"a": []}', [{"a": []}]),
-    ('{"a": [{"b": 1}], "a": 2}', [{"a": 2}]), ('{"a": 1, "a": [{"b": 1}]}', [{"b": 1}]),
-    ('{"a": [1], "b": [{"c": 1}, {}]}', [{"c": 1}, {}])])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a": 1}\n{"a": 2}\n', None),
+        ('{"data": [{"a": 1}]}\n{"data": []}', None),
+        ("3 4", None),
+        ('{"messages": [{"a": 1}]}', [{"messages": [{"a": 1}]}]),
+        ("{}", [{}]),
+        ('{"a": []}', [{"a": []}]),
+        ('{"a": [{"b": 1}], "a": 2}', [{"a": 2}]),
+        ('{"a": 1, "a": [{"b": 1}]}', [{"b": 1}]),
+        ('{"a": [1], "b": [{"c": 1}, {}]}', [{"c": 1}, {}]),
+    ],
+)
 def test_other_shapes(tmp_path, text, expected):
     (tmp_path / "a.json").write_text(text)
     assert read(tmp_path / "a.json") == expected
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("[ ]", r"^a\.json is an empty list; "),
-    ("tru", r"^a\.json is not valid JSON \(expecting value at line 1, column 1\)"),
-    ('[{"a": 1}]\n[', r"^a\.json goes on after its list \(line 2, column 1\); "), ('"text"', r"^a\.json holds text; "),
-    ('[{"a": 1}, [2]]', r"^Item 2 of a\.json is a list, not an object"),
-    ("[" * 100_000, r"^a\.json is nested too deeply"),
-    (b'[{"a": "\xff"}]', r"^a\.json is not UTF-8 text"), ('[{"a": "b', r"unterminated string starting at at line 1")])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[ ]", r"^a\.json is an empty list; "),
+        ("tru", r"^a\.json is not valid JSON \(expecting value at line 1, column 1\)"),
+        ('[{"a": 1}]\n[', r"^a\.json goes on after its list \(line 2, column 1\); "),
+        ('"text"', r"^a\.json holds text; "),
+        ('[{"a": 1}, [2]]', r"^Item 2 of a\.json is a list, not an object"),
+        ("[" * 100_000, r"^a\.json is nested too deeply"),
+        (b'[{"a": "\xff"}]', r"^a\.json is not UTF-8 text"),
+        ('[{"a": "b', r"unterminated string starting at at line 1"),
+    ],
+)
 def test_what_is_no_list_of_rows_is_one_sentence(tmp_path, text, sentence):
     (tmp_path / "a.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(DataError, match=sentence) as caught:
@@ -105,11 +136,16 @@ def test_what_is_no_list_of_rows_is_one_sentence(tmp_path, text, sentence):
 @pytest.mark.parametrize("number", ["9" * 5_000, "-" + "9" * 5_000, "[" + "9" * 5_000 + "]"])
 def test_a_number_that_python_does_not_read_is_one_sentence(tmp_path, number):
     (tmp_path / "a.json").write_text(f'[{{"a": 1}},\n {{"a": {number}}}]')
-    with pytest.raises(DataError, match=r"^a\.json holds a number with too many digits, in the value that begins at "
-                                        r"line 2, column 2; write it as text\.$"):
+    with pytest.raises(
+        DataError,
+        match=r"^a\.json holds a number with too many digits, in the value that begins at "
+        r"line 2, column 2; write it as text\.$",
+    ):
         read(tmp_path / "a.json")
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{{"a": {number}}}\n')
-    with pytest.raises(DataError, match=r"^Line 2 of a\.jsonl holds a number with too many digits; .*that line\.$"):
+    with pytest.raises(
+        DataError, match=r"^Line 2 of a\.jsonl holds a number with too many digits; .*that line\.$"
+    ):
         list(line_rows(tmp_path / "a.jsonl"))
 
 

@@ -29,7 +29,11 @@ print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 
 
 
 def prepared(path, processes=0) -> dict:
-    out = subprocess.run([sys.executable, "-c", PREPARE, str(path), str(processes)], stdout=subprocess.PIPE, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", PREPARE, str(path), str(processes)],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
     return json.loads(out.stdout)
 
 
@@ -37,7 +41,9 @@ def texts(path, megabytes):
     """A text longer than a row, again and again: some hundred thousand characters a batch."""
     with path.open("w") as file:
         for i in range(megabytes * 50):
-            file.write(json.dumps({"text": f"{i} hello an one two " + "three four, five. " * 1100}) + "\n")
+            file.write(
+                json.dumps({"text": f"{i} hello an one two " + "three four, five. " * 1100}) + "\n"
+            )
     return path
 
 
@@ -54,7 +60,11 @@ def test_memory_does_not_grow_with_the_tokens(small_and_large):
     assert grown > 50e6 and not many["cached"]
     assert many["peak"] - few["peak"] < grown / 4
     again = prepared(large)
-    assert again["cached"] and again["print"] == many["print"] and again["peak"] - few["peak"] < grown / 4
+    assert (
+        again["cached"]
+        and again["print"] == many["print"]
+        and again["peak"] - few["peak"] < grown / 4
+    )
 
 
 def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
@@ -67,8 +77,14 @@ def test_a_data_set_larger_than_memory_fits(tmp_path):
     config = make_config(tmp_path, **{"data.source": str(tmp_path / "large.jsonl")})
     with open(tmp_path / "large.jsonl", "wb") as file:
         file.truncate(50 << 30)
-    machine = Machine(cpu_name="", cpu_cores=2, ram_total=8 << 30, ram_limit=8 << 30, ram_available=8 << 30,
-                      disk_free=1 << 40)
+    machine = Machine(
+        cpu_name="",
+        cpu_cores=2,
+        ram_total=8 << 30,
+        ram_limit=8 << 30,
+        ram_available=8 << 30,
+        disk_free=1 << 40,
+    )
     report = estimate(config, machine, shape_from_source(config.model))
     assert report.verdict == "fits"
     (data,) = [item for item in report.host.items if item.name == "Tokenised data"]

@@ -1,4 +1,6 @@
-"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none of them is left."""
+"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none
+of them is left.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,15 @@ def others() -> list[psutil.Process]:
 
 
 def rows(count=400):
-    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special tokens typed."""
+    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special
+    tokens typed.
+    """
     for i in range(count):
         said = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"
-        messages = [{"role": "user", "content": f"{i} <|im_end|>" if i % 11 == 0 else f"{i}"},
-                    {"role": "assistant", "content": said}]
+        messages = [
+            {"role": "user", "content": f"{i} <|im_end|>" if i % 11 == 0 else f"{i}"},
+            {"role": "assistant", "content": said},
+        ]
         yield {"messages": [] if i % 13 == 0 else messages * (1 + i % 3)}
 
 
@@ -64,20 +70,34 @@ def in_a_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def test_any_number_of_processes_makes_the_same_bits(tmp_path, tokenizer, tmp_path_factory, monkeypatch):
+def test_any_number_of_processes_makes_the_same_bits(
+    tmp_path, tokenizer, tmp_path_factory, monkeypatch
+):
     path = write(tmp_path / "a.jsonl", rows())
     alone = prepare_data(config(path), tokenizer, 1, processes=0)
-    assert alone.summary["rows_cut"] and alone.summary["rows_skipped"] and len(alone.summary["warnings"]) > 3
+    assert (
+        alone.summary["rows_cut"]
+        and alone.summary["rows_skipped"]
+        and len(alone.summary["warnings"]) > 3
+    )
     for count in (1, 3):
         in_a_cache(tmp_path_factory, monkeypatch)
         told = []
-        data = prepare_data(config(path), tokenizer, 1, processes=count, progress=lambda *now: told.append(now))
+        data = prepare_data(
+            config(path), tokenizer, 1, processes=count, progress=lambda *now: told.append(now)
+        )
         assert_same(data, alone)
         assert not data.summary["cached"]
-        assert [now[0] for now in told] == [*range(16, 401, 16), 400] and told[-1] == (400, 400, "Tokenised a.jsonl")
+        assert [now[0] for now in told] == [*range(16, 401, 16), 400] and told[-1] == (
+            400,
+            400,
+            "Tokenised a.jsonl",
+        )
 
 
-def test_going_on_in_processes_makes_the_same_bits(tmp_path, tokenizer, tmp_path_factory, monkeypatch):
+def test_going_on_in_processes_makes_the_same_bits(
+    tmp_path, tokenizer, tmp_path_factory, monkeypatch
+):
     path = write(tmp_path / "a.jsonl", rows(200))
     alone = prepare_data(config(path), tokenizer, 1, processes=0)
     in_a_cache(tmp_path_factory, monkeypatch)
@@ -92,20 +112,38 @@ def test_going_on_in_processes_makes_the_same_bits(tmp_path, tokenizer, tmp_path
     assert asked == [(16, 200), (32, 200), (48, 200)]
 
 
-@pytest.mark.parametrize(("cores", "free", "done", "total", "seconds", "processes"), [
-    (8, 64 << 30, 512, 2_000, 0.4, None), (8, 64 << 30, 512, 1_000_000, 0.4, 8),
-    (1, 64 << 30, 512, 1_000_000, 0.4, None), (64, 512 << 30, 512, 1_000_000, 0.4, 16),
-    (64, 3 << 30, 512, 1_000_000, 0.4, 3), (8, 1 << 30, 512, 1_000_000, 9, None),
-    (2, 64 << 30, 512, None, 4.0, None), (2, 64 << 30, 9_000, None, 20.0, 2), (2, 64 << 30, 1_000, 1_000, 60.0, None)])
-def test_processes_are_started_where_they_pay(monkeypatch, cores, free, done, total, seconds, processes):
+@pytest.mark.parametrize(
+    ("cores", "free", "done", "total", "seconds", "processes"),
+    [
+        (8, 64 << 30, 512, 2_000, 0.4, None),
+        (8, 64 << 30, 512, 1_000_000, 0.4, 8),
+        (1, 64 << 30, 512, 1_000_000, 0.4, None),
+        (64, 512 << 30, 512, 1_000_000, 0.4, 16),
+        (64, 3 << 30, 512, 1_000_000, 0.4, 3),
+        (8, 1 << 30, 512, 1_000_000, 9, None),
+        (2, 64 << 30, 512, None, 4.0, None),
+        (2, 64 << 30, 9_000, None, 20.0, 2),
+        (2, 64 << 30, 1_000, 1_000, 60.0, None),
+    ],
+)
+def test_processes_are_started_where_they_pay(
+    monkeypatch, cores, free, done, total, seconds, processes
+):
     monkeypatch.setattr(tokenise, "usable_cores", lambda: cores)
     monkeypatch.setattr(tokenise, "sample_host_memory", lambda: (0, free))
     assert tokenise._worth(done, total, seconds) == processes
 
 
-@pytest.mark.parametrize(("broken", "sentence"), [
-    ({"messages": [{"role": 3}]}, r"^There is no role in turn 1 of messages in line 151 of a\.jsonl"),
-    ("[", r"^Line 151 of a\.jsonl is not valid JSON")])
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (
+            {"messages": [{"role": 3}]},
+            r"^There is no role in turn 1 of messages in line 151 of a\.jsonl",
+        ),
+        ("[", r"^Line 151 of a\.jsonl is not valid JSON"),
+    ],
+)
 def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer, broken, sentence):
     path = write(tmp_path / "a.jsonl", rows(150))
     with path.open("a") as file:
@@ -124,7 +162,9 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
-    with pytest.raises(DataError, match=r"^A process that tokenises a\.jsonl ended \(SIGKILL\); .*\.$") as caught:
+    with pytest.raises(
+        DataError, match=r"^A process that tokenises a\.jsonl ended \(SIGKILL\); .*\.$"
+    ) as caught:
         prepare_data(config(path), tokenizer, 1, processes=2, progress=kill)
     assert "\n" not in str(caught.value)
 
@@ -132,20 +172,29 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
 def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkeypatch):
     path = write(tmp_path / "a.jsonl", rows(60))
     monkeypatch.setattr(processes, "_PROGRAM", "raise SystemExit(3)")
-    with pytest.raises(DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "):
+    with pytest.raises(
+        DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "
+    ):
         prepare_data(config(path), tokenizer, 1, processes=2)
 
 
 def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(identity, "PROGRAM", ["an earlier version"])
-    with pytest.raises(DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"):
+    with pytest.raises(
+        DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"
+    ):
         prepare_data(config(write(tmp_path / "a.jsonl", rows(60))), tokenizer, 1, processes=2)
 
 
-def test_a_fault_of_the_program_keeps_its_name_and_its_trace(tmp_path, tokenizer, monkeypatch, capfd):
+def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
+    tmp_path, tokenizer, monkeypatch, capfd
+):
     path = write(tmp_path / "a.jsonl", rows(60))
-    monkeypatch.setattr(processes, "_PROGRAM", "import engine.data.processes as p; p.encode_batch = lambda *_: 1 / 0; "
-                                               "p.serve()")
+    monkeypatch.setattr(
+        processes,
+        "_PROGRAM",
+        "import engine.data.processes as p; p.encode_batch = lambda *_: 1 / 0; p.serve()",
+    )
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
         prepare_data(config(path), tokenizer, 1, processes=2)
     assert "Traceback" in capfd.readouterr().err
@@ -166,22 +215,29 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
 
 def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(600))
-    code = ("import os, sys, psutil; from engine.config.data_settings import DataConfig\n"
-            "from engine.data import encoded; from engine.data.loader import prepare_data\n"
-            "from tests.support import data_tokenizers as made\n"
-            "encoded._ROWS = 16\n"
-            "def die(*_):\n"
-            "    for child in psutil.Process().children():\n"
-            "        assert not any('torch' in m.path for m in child.memory_maps())\n"
-            "        print(child.pid, flush=True)\n"
-            "    os.kill(os.getpid(), 9)\n"
-            "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
-            "prepare_data(DataConfig(sys.argv[1]), tokenizer, 1, processes=2, progress=die)")
-    ended = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, check=False)
+    code = (
+        "import os, sys, psutil; from engine.config.data_settings import DataConfig\n"
+        "from engine.data import encoded; from engine.data.loader import prepare_data\n"
+        "from tests.support import data_tokenizers as made\n"
+        "encoded._ROWS = 16\n"
+        "def die(*_):\n"
+        "    for child in psutil.Process().children():\n"
+        "        assert not any('torch' in m.path for m in child.memory_maps())\n"
+        "        print(child.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
+        "prepare_data(DataConfig(sys.argv[1]), tokenizer, 1, processes=2, progress=die)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, check=False
+    )
     assert ended.returncode == -signal.SIGKILL
     left = [int(pid) for pid in ended.stdout.split()]
     assert len(left) == 2
     until = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in left):
+    while any(
+        psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        for pid in left
+    ):
         assert time.monotonic() < until
         time.sleep(0.05)

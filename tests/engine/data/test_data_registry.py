@@ -15,32 +15,60 @@ from tests.support import data_references as reference
 
 ENTRIES = {
     "plain": {"file_name": "alpaca.json"},
-    "renamed": {"file_name": "renamed.json", "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"}},
+    "renamed": {
+        "file_name": "renamed.json",
+        "columns": {"prompt": "q", "query": "more", "response": "a", "system": "s"},
+    },
     "history": {"file_name": "history.json", "columns": {"history": "before"}},
-    "turns": {"file_name": "turns.json", "formatting": "sharegpt", "columns": {"messages": "talk", "tools": "tools"},
-              "tags": {"role_tag": "who", "content_tag": "said", "user_tag": "me", "assistant_tag": "it"}},
+    "turns": {
+        "file_name": "turns.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "talk", "tools": "tools"},
+        "tags": {"role_tag": "who", "content_tag": "said", "user_tag": "me", "assistant_tag": "it"},
+    },
     "hub": {"hf_hub_url": "owner/name", "subset": "main", "split": "test"},
-    "ranked": {"file_name": "alpaca.json", "ranking": True}, "images": {"file_name": "a.json", "formatting": "llava"},
+    "ranked": {"file_name": "alpaca.json", "ranking": True},
+    "images": {"file_name": "a.json", "formatting": "llava"},
     "few": {"file_name": "many.jsonl", "num_samples": 3, "columns": {"history": ""}},
     "more": {"file_name": "many.jsonl", "num_samples": 50},
     "called": {"file_name": "called.json", "columns": {"tools": "functions"}},
-    "nowhere": {"columns": {}}, "lost": {"file_name": "lost.json"}, "odd": {"file_name": "alpaca.json", "tags": ["a"]},
+    "nowhere": {"columns": {}},
+    "lost": {"file_name": "lost.json"},
+    "odd": {"file_name": "alpaca.json", "tags": ["a"]},
 }
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 FILES = {
     "alpaca.json": [{"instruction": "hello", "input": "an", "output": "he", "system": "unused"}],
     "renamed.json": [{"q": "hello", "more": "an", "a": "he", "s": "be", "output": "another thing"}],
-    "called.json": [{"instruction": "hello", "input": "an", "output": "he", "functions": json.dumps(TOOLS)},
-                    {"instruction": "no answer", "output": " "}],
-    "history.json": [{"instruction": "two", "input": "", "output": "he", "before": [["one", "an"]]}],
-    "turns.json": [{"talk": [{"who": "me", "said": "hello"}, {"who": "it", "said": "he"}], "tools": "[]"}],
+    "called.json": [
+        {"instruction": "hello", "input": "an", "output": "he", "functions": json.dumps(TOOLS)},
+        {"instruction": "no answer", "output": " "},
+    ],
+    "history.json": [
+        {"instruction": "two", "input": "", "output": "he", "before": [["one", "an"]]}
+    ],
+    "turns.json": [
+        {"talk": [{"who": "me", "said": "hello"}, {"who": "it", "said": "he"}], "tools": "[]"}
+    ],
 }
-SYSTEM, ASKED, ANSWER = ({"role": "system", "content": "be"}, {"role": "user", "content": "hello\n\nan"},
-                         {"role": "assistant", "content": "he"})
+SYSTEM, ASKED, ANSWER = (
+    {"role": "system", "content": "be"},
+    {"role": "user", "content": "hello\n\nan"},
+    {"role": "assistant", "content": "he"},
+)
 EXPECTED = {
     "renamed": [SYSTEM, ASKED, ANSWER],
-    "history": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "an"},
-                {"role": "user", "content": "two"}, ANSWER],
+    "history": [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "an"},
+        {"role": "user", "content": "two"},
+        ANSWER,
+    ],
     "turns": [{"role": "user", "content": "hello"}, ANSWER],
 }
 
@@ -54,8 +82,9 @@ def tokenizer():
 def registry(tmp_path):
     for name, rows in FILES.items():
         (tmp_path / name).write_text(json.dumps(rows))
-    (tmp_path / "many.jsonl").write_text("".join(
-        json.dumps({"instruction": f"q{i}", "output": "an"}) + "\n" for i in range(9)))
+    (tmp_path / "many.jsonl").write_text(
+        "".join(json.dumps({"instruction": f"q{i}", "output": "an"}) + "\n" for i in range(9))
+    )
     path = tmp_path / "dataset_info.json"
     path.write_text(json.dumps(ENTRIES))
     return path
@@ -81,7 +110,10 @@ def test_an_entry_without_names_has_alpacas(registry, tokenizer):
 
 def test_tools_of_an_alpaca_entry_reach_the_template(registry, tokenizer):
     data = prepare_data(config(registry, "called"), tokenizer, 1)
-    assert data.train.ids.tolist() == tokenizer.apply_chat_template([ASKED, ANSWER], tools=TOOLS)["input_ids"]
+    assert (
+        data.train.ids.tolist()
+        == tokenizer.apply_chat_template([ASKED, ANSWER], tools=TOOLS)["input_ids"]
+    )
     assert data.summary["rows_skipped"] == 1
 
 
@@ -89,22 +121,45 @@ def test_tools_of_an_alpaca_entry_reach_the_template(registry, tokenizer):
 def test_num_samples_takes_the_first_rows_and_says_so(registry, tokenizer, name, count):
     data = prepare_data(config(registry, name), tokenizer, 1)
     texts = tokenizer.decode(data.train.ids.tolist())
-    assert [f"q{i}" in texts for i in range(9)] == [i < count for i in range(9)] and data.summary["rows_read"] == count
+    assert [f"q{i}" in texts for i in range(9)] == [i < count for i in range(9)] and data.summary[
+        "rows_read"
+    ] == count
     shown = preview(config(registry, name), tokenizer)
     assert shown["rows_measured"] == count
-    said = f"No more than the first {ENTRIES[name]['num_samples']} rows of {registry.parent / 'many.jsonl'} are read"
+    said = (
+        f"No more than the first {ENTRIES[name]['num_samples']} rows of "
+        f"{registry.parent / 'many.jsonl'} are read"
+    )
     for warnings in (data.summary["warnings"], shown["warnings"]):
         assert sum(warning.startswith(said) for warning in warnings) == 1
 
 
 WRONG = {
-    "kto": ({"columns": {"kto_tag": "label"}}, r"has columns\.kto_tag: it marks answers as good or bad"),
-    "pictures": ({"columns": {"images": "pictures"}}, r"has columns\.images: it names images, videos or audios, but "),
+    "kto": (
+        {"columns": {"kto_tag": "label"}},
+        r"has columns\.kto_tag: it marks answers as good or bad",
+    ),
+    "pictures": (
+        {"columns": {"images": "pictures"}},
+        r"has columns\.images: it names images, videos or audios, but ",
+    ),
     "chosen": ({"columns": {"chosen": "better"}}, r"has columns\.chosen: it holds rankings"),
-    "a column": ({"columns": {"respons": "a"}}, r"has columns\.respons, which is not known there; write response if"),
-    "another kind's column": ({"formatting": "sharegpt", "columns": {"message": "a"}}, r"has .* write messages if"),
-    "a tag": ({"formatting": "sharegpt", "tags": {"user_tags": "a"}}, r"has tags\.user_tags, .* write user_tag if"),
-    "a column for a tag": ({"tags": {"kto_tag": "a"}}, r"has tags\.kto_tag, which is not known there"),
+    "a column": (
+        {"columns": {"respons": "a"}},
+        r"has columns\.respons, which is not known there; write response if",
+    ),
+    "another kind's column": (
+        {"formatting": "sharegpt", "columns": {"message": "a"}},
+        r"has .* write messages if",
+    ),
+    "a tag": (
+        {"formatting": "sharegpt", "tags": {"user_tags": "a"}},
+        r"has tags\.user_tags, .* write user_tag if",
+    ),
+    "a column for a tag": (
+        {"tags": {"kto_tag": "a"}},
+        r"has tags\.kto_tag, which is not known there",
+    ),
     "a key": ({"formating": "sharegpt"}, r"has formating, which is not known; write formatting if"),
     "a folder": ({"folder": "sub"}, r"has folder, which is not supported"),
     "no text": ({"formatting": ["alpaca"]}, r"has a formatting that is not text"),
@@ -117,18 +172,39 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_an_entry_asks_for_and_is_not_done_is_refused_by_name(registry, tokenizer, name):
     entry, sentence = WRONG[name]
-    registry.write_text(json.dumps({"a": {"file_name": "alpaca.json", "description": "ours"} | entry}))
-    for use in (lambda found: prepare_data(found, tokenizer, 1), lambda found: preview(found, tokenizer)):
+    registry.write_text(
+        json.dumps({"a": {"file_name": "alpaca.json", "description": "ours"} | entry})
+    )
+    for use in (
+        lambda found: prepare_data(found, tokenizer, 1),
+        lambda found: preview(found, tokenizer),
+    ):
         with pytest.raises(DataError, match=rf"^The entry a of dataset_info\.json {sentence}.*\.$"):
             use(config(registry, "a"))
 
 
-@pytest.mark.parametrize("history", [["three four", "on"], ["ab"], 5, [5], [["a"]], [["a", "b", "c"]], [["a", 1]],
-                                     [["a", None]], "text", {"a": "b"}, [{"a": 1, "b": 2}]])
+@pytest.mark.parametrize(
+    "history",
+    [
+        ["three four", "on"],
+        ["ab"],
+        5,
+        [5],
+        [["a"]],
+        [["a", "b", "c"]],
+        [["a", 1]],
+        [["a", None]],
+        "text",
+        {"a": "b"},
+        [{"a": 1, "b": 2}],
+    ],
+)
 def test_a_history_that_is_no_list_of_pairs_names_the_row(registry, tokenizer, history):
     rows = [*FILES["history.json"], {"instruction": "two", "output": "he", "before": history}]
     (registry.parent / "history.json").write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=r"^The column before in item 2 of history\.json is not a list of pairs of "):
+    with pytest.raises(
+        DataError, match=r"^The column before in item 2 of history\.json is not a list of pairs of "
+    ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
 
@@ -141,8 +217,12 @@ def test_a_row_without_history_is_a_conversation_without_it(registry, tokenizer,
 
 
 def test_a_question_that_is_no_text_is_refused_with_a_history_too(registry, tokenizer):
-    (registry.parent / "history.json").write_text(json.dumps([{"instruction": 0, "output": "he", "before": []}]))
-    with pytest.raises(DataError, match=r"turn 1 of messages in item 1 of history\.json is int, not text"):
+    (registry.parent / "history.json").write_text(
+        json.dumps([{"instruction": 0, "output": "he", "before": []}])
+    )
+    with pytest.raises(
+        DataError, match=r"turn 1 of messages in item 1 of history\.json is int, not text"
+    ):
         prepare_data(config(registry, "history"), tokenizer, 1)
 
 
@@ -179,11 +259,20 @@ def test_only_bundled_files_are_kept_by_their_short_name(tmp_path, monkeypatch):
     assert lasting_source(str(program / "mine" / "x.jsonl")) == str(program / "mine" / "x.jsonl")
 
 
-@pytest.mark.parametrize(("name", "sentence"), [
-    ("other", r"^There is no entry other in dataset_info\.json; it has called, few, history, hub, "),
-    ("ranked", r"^The entry ranked of dataset_info\.json holds rankings"),
-    ("images", r"has the formatting llava; use alpaca or sharegpt"), ("nowhere", r"neither file_name nor hf_hub_url"),
-    ("lost", r"names the file lost\.json, which is not beside it"), ("odd", r"^The tags of the entry odd .*are not names")])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "other",
+            r"^There is no entry other in dataset_info\.json; it has called, few, history, hub, ",
+        ),
+        ("ranked", r"^The entry ranked of dataset_info\.json holds rankings"),
+        ("images", r"has the formatting llava; use alpaca or sharegpt"),
+        ("nowhere", r"neither file_name nor hf_hub_url"),
+        ("lost", r"names the file lost\.json, which is not beside it"),
+        ("odd", r"^The tags of the entry odd .*are not names"),
+    ],
+)
 def test_an_entry_that_cannot_be_used_is_one_sentence(registry, tokenizer, name, sentence):
     with pytest.raises(DataError, match=sentence) as caught:
         prepare_data(config(registry, name), tokenizer, 1)
@@ -191,5 +280,7 @@ def test_an_entry_that_cannot_be_used_is_one_sentence(registry, tokenizer, name,
 
 
 def test_a_registry_that_is_not_there_is_a_missing_file(tokenizer):
-    with pytest.raises(DataError, match=r"^There is no file nowhere/dataset_info\.json:a; check data\.source"):
+    with pytest.raises(
+        DataError, match=r"^There is no file nowhere/dataset_info\.json:a; check data\.source"
+    ):
         prepare_data(config("nowhere/dataset_info.json", "a"), tokenizer, 1)

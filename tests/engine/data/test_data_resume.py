@@ -1,4 +1,6 @@
-"""A run on a mix of data sets, stopped and resumed: the same bits, with tokens found again or made again."""
+"""A run on a mix of data sets, stopped and resumed: the same bits, with tokens found again or made
+again.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,15 @@ def mixed(tmp_path):
     (tmp_path / "texts").mkdir()
     texts = [{"text": " ".join(WORDS[(k + i) % 10] for i in range(5 + k))} for k in range(12)]
     (tmp_path / "texts" / "part.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
-    return make_config(tmp_path, **{"data.source": [{"source": str(tmp_path / "turns.jsonl"), "weight": 0.6},
-                                                    {"source": str(tmp_path / "texts"), "weight": 2.5}]})
+    return make_config(
+        tmp_path,
+        **{
+            "data.source": [
+                {"source": str(tmp_path / "turns.jsonl"), "weight": 0.6},
+                {"source": str(tmp_path / "texts"), "weight": 2.5},
+            ]
+        },
+    )
 
 
 @pytest.mark.parametrize("tokens", ["found", "made again"])
@@ -35,11 +44,16 @@ def test_a_run_on_a_mix_is_resumed_to_the_bit(tmp_path, mixed, own_cache, tokens
         shutil.rmtree(own_cache)
     again = resume_run(tmp_path / "runs", part.id)
     assert execute(again).state == "finished"
-    assert [event.summary["cached"] for event in events_of(again, DataPrepared)] == [True, tokens == "found"]
+    assert [event.summary["cached"] for event in events_of(again, DataPrepared)] == [
+        True,
+        tokens == "found",
+    ]
     assert events_of(again, RunStarted)[-1].resumed_step == reached < 8
     assert planes_on_disk(again) == planes_on_disk(whole)
     ours, theirs = again.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    assert (
+        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    )
 
 
 def test_a_resume_refuses_a_mix_of_which_one_source_changed(tmp_path, mixed):

@@ -1,4 +1,6 @@
-"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be resumed."""
+"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def tokenizer():
 def source(tmp_path):
     path = tmp_path / "rows.jsonl"
     choose = np.random.default_rng(3)
-    rows = [{"prompt": f"q{i} " + "he" * int(choose.integers(0, 20)), "completion": f"a{i}"} for i in range(60)]
+    rows = [
+        {"prompt": f"q{i} " + "he" * int(choose.integers(0, 20)), "completion": f"a{i}"}
+        for i in range(60)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -50,7 +55,9 @@ def test_labels_are_shifted_and_never_cross_documents(source, tokenizer):
     assert rows.packed
     for i in range(len(rows)):
         row = rows.row(i)
-        assert row.documents == len(rows.rows[i]) and len(row.input_ids) == rows.row_length(i) <= 128
+        assert (
+            row.documents == len(rows.rows[i]) and len(row.input_ids) == rows.row_length(i) <= 128
+        )
         starts = np.flatnonzero(row.position_ids == 0)
         assert len(starts) == row.documents
         for start, end in zip(starts, [*starts[1:], len(row.input_ids)]):
@@ -58,9 +65,13 @@ def test_labels_are_shifted_and_never_cross_documents(source, tokenizer):
             assert row.labels[end - 1] == -100
             text = tokenizer.decode(row.input_ids[start:end].tolist())
             wanted = row.labels[start:end] != -100
-            assert (row.labels[start:end][wanted] == row.input_ids[start + 1:end][wanted[:-1]]).all()
+            assert (
+                row.labels[start:end][wanted] == row.input_ids[start + 1 : end][wanted[:-1]]
+            ).all()
             number = text.split("<|im_start|>user\nq")[1].split()[0]
-            assert tokenizer.decode(row.labels[start:end][wanted].tolist()) == f"a{number}<|im_end|>"
+            assert (
+                tokenizer.decode(row.labels[start:end][wanted].tolist()) == f"a{number}<|im_end|>"
+            )
 
 
 def test_padding_is_a_document_of_its_own_and_is_not_counted(source, tokenizer):
@@ -72,17 +83,24 @@ def test_padding_is_a_document_of_its_own_and_is_not_counted(source, tokenizer):
     assert batch.input_ids.shape[1] == max(real)
     for line, length in enumerate(real):
         assert (batch.labels[line, length:] == -100).all()
-        assert batch.position_ids[line, length:].tolist() == list(range(batch.input_ids.shape[1] - length))
+        assert batch.position_ids[line, length:].tolist() == list(
+            range(batch.input_ids.shape[1] - length)
+        )
         assert (batch.input_ids[line, length:] == tokenizer.pad_token_id).all()
 
 
 def test_without_packing_one_document_a_row_and_no_positions(source, tokenizer):
     for changes in ({"packing": False}, {"packing_problem": "tiny: documents see each other"}):
         data = prepared(source, tokenizer, **changes)
-        assert len(data.train) == data.summary["train_examples"] == 54 and not data.summary["packing"]
+        assert (
+            len(data.train) == data.summary["train_examples"] == 54 and not data.summary["packing"]
+        )
         for batch in batches(data.train, 8, 4, 1, True, 2):
             assert batch.position_ids is None and len(batch.input_ids) == 4
-    assert any("Packing is off" in w and "tiny: documents see each other" in w for w in data.summary["warnings"])
+    assert any(
+        "Packing is off" in w and "tiny: documents see each other" in w
+        for w in data.summary["warnings"]
+    )
 
 
 def test_like_lengths_stand_together_within_a_step_and_every_row_is_there(source, tokenizer):
@@ -112,9 +130,16 @@ def test_uneven_micro_batches_have_the_rows_of_a_step(source, tokenizer):
     whole = batches(rows, 10, 10, 1, True, 2)[0]
     parts = batches(rows, 10, 4, 1, True, 2)
     assert [len(part.input_ids) for part in parts] == [4, 3, 3]
-    lengths = [[int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts]
-    assert sum(lengths, []) == sorted(sum(lengths, []), reverse=True)  # the longest rows where most rows are
-    assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (whole.tokens, whole.loss_tokens)
+    lengths = [
+        [int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts
+    ]
+    assert sum(lengths, []) == sorted(
+        sum(lengths, []), reverse=True
+    )  # the longest rows where most rows are
+    assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (
+        whole.tokens,
+        whole.loss_tokens,
+    )
 
 
 def test_the_order_is_a_function_of_seed_epoch_and_step(source, tokenizer):
@@ -136,10 +161,10 @@ def test_steps_read_one_epoch_after_another(source, tokenizer):
     for step in range(1, 21):
         (batch,) = batches(rows, 8, 8, 1, True, step)
         assert len(batch.input_ids) == 8
-        seen.extend(batch.input_ids[:, :batch.input_ids.shape[1]].tolist())
+        seen.extend(batch.input_ids[:, : batch.input_ids.shape[1]].tolist())
     for place, line in enumerate(seen):
         ids = rows.row(wanted[place]).input_ids.tolist()
-        assert line[:len(ids)] == ids and set(line[len(ids):]) <= {tokenizer.pad_token_id}
+        assert line[: len(ids)] == ids and set(line[len(ids) :]) <= {tokenizer.pad_token_id}
 
 
 def test_the_held_out_split_is_disjoint_exact_and_independent_of_the_seed(source, tokenizer):
@@ -150,14 +175,20 @@ def test_the_held_out_split_is_disjoint_exact_and_independent_of_the_seed(source
     trained = tokenizer.decode(first.train.ids.tolist())
     assert len(asked) == 6 and not any(text + "<|im_end|>" in trained for text in asked)
     (only,) = list(one_pass(first.eval, 100))
-    assert only.tokens == first.summary["eval_tokens"] and only.loss_tokens == first.eval.loss_tokens
+    assert (
+        only.tokens == first.summary["eval_tokens"] and only.loss_tokens == first.eval.loss_tokens
+    )
     assert sum(len(b.input_ids) for b in one_pass(first.eval, 1)) == len(first.eval)
 
 
-@pytest.mark.parametrize(("rows", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.9, 1), (10, 0.0, 0)])
+@pytest.mark.parametrize(
+    ("rows", "fraction", "held_out"), [(1, 0.5, 0), (2, 0.01, 1), (2, 0.9, 1), (10, 0.0, 0)]
+)
 def test_small_sets_keep_a_row_on_either_side(tmp_path, tokenizer, rows, fraction, held_out):
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"q{i}", "completion": "a"}) + "\n" for i in range(rows)))
+    path.write_text(
+        "".join(json.dumps({"prompt": f"q{i}", "completion": "a"}) + "\n" for i in range(rows))
+    )
     summary = prepared(path, tokenizer, eval_fraction=fraction).summary
     assert (summary["train_examples"], summary["eval_examples"]) == (rows - held_out, held_out)
 
@@ -168,16 +199,27 @@ def test_a_held_out_row_is_found_even_when_the_chosen_one_is_skipped(tmp_path, t
         rows = [{"prompt": f"q{i}", "completion": "" if i == empty else "a"} for i in range(3)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         summary = prepared(path, tokenizer, eval_fraction=0.01).summary
-        assert (summary["train_examples"], summary["eval_examples"], summary["rows_skipped"]) == (1, 1, 1)
+        assert (summary["train_examples"], summary["eval_examples"], summary["rows_skipped"]) == (
+            1,
+            1,
+            1,
+        )
 
 
 def test_long_rows_are_cut_and_rows_without_an_answer_left_are_skipped(tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
-    rows = [{"prompt": "q", "completion": "b" * 50}, {"prompt": "q" * 50, "completion": "b"},
-            {"prompt": "q", "completion": "b"}]
+    rows = [
+        {"prompt": "q", "completion": "b" * 50},
+        {"prompt": "q" * 50, "completion": "b"},
+        {"prompt": "q", "completion": "b"},
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = prepared(path, tokenizer, eval_fraction=0.0, max_seq_len=40)
-    assert (data.summary["rows_cut"], data.summary["rows_skipped"], data.summary["train_examples"]) == (1, 1, 2)
+    assert (
+        data.summary["rows_cut"],
+        data.summary["rows_skipped"],
+        data.summary["train_examples"],
+    ) == (1, 1, 2)
     assert data.summary["skipped_because"] == {"no trained token is left within max_seq_len": 1}
     assert data.summary["tokens_per_example"]["longest"] == 40
     assert any("max_seq_len 40" in warning for warning in data.summary["warnings"])
@@ -187,7 +229,12 @@ def test_long_rows_are_cut_and_rows_without_an_answer_left_are_skipped(tmp_path,
 
 def test_progress_is_told_and_can_stop_the_preparation(source, tokenizer):
     told = []
-    prepare_data(DataConfig(source=str(source)), tokenizer, 1, progress=lambda *told_now: told.append(told_now))
+    prepare_data(
+        DataConfig(source=str(source)),
+        tokenizer,
+        1,
+        progress=lambda *told_now: told.append(told_now),
+    )
     assert told[-1] == (60, 60, "Tokenised rows.jsonl")
 
     def stop(done, total, message):
@@ -201,5 +248,8 @@ def test_the_data_side_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, engine.data.loader, engine.data.preview; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    code = (
+        "import sys, engine.data.loader, engine.data.preview; sys.exit('torch' in sys.modules or "
+        "'datasets' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

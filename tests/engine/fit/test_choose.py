@@ -30,25 +30,55 @@ from tests.support.tiny import tiny_config
 
 def big_shape(dtype: str = "bfloat16") -> ModelShape:
     """Qwen2.5 7B as its configuration gives it, without building it."""
-    block = UnitShape("block", 233057792, 233057792, 18944, Activations(225400.0), Activations(237688.0, 2.0),
-                      Activations(106616.0))
+    block = UnitShape(
+        "block",
+        233057792,
+        233057792,
+        18944,
+        Activations(225400.0),
+        Activations(237688.0, 2.0),
+        Activations(106616.0),
+    )
     outer = 152064 * 3584
-    units = (UnitShape("embed", outer, outer), *(dataclasses.replace(block, name=f"block {k}") for k in range(28)),
-             UnitShape("head", outer + 3584, outer + 3584))
-    return ModelShape(model_type="qwen2", source="qwen", dtype=dtype, attention="sdpa", units=units, tied=False, packs=True,
-                      hidden_size=3584, vocab_size=152064, active_parameters=sum(u.parameter_count for u in units),
-                      max_position_embeddings=32768, logit_bytes=14 if dtype == "bfloat16" else 16,
-                      argument_numel=256, attention_heads=28, attention_width=3584)
+    units = (
+        UnitShape("embed", outer, outer),
+        *(dataclasses.replace(block, name=f"block {k}") for k in range(28)),
+        UnitShape("head", outer + 3584, outer + 3584),
+    )
+    return ModelShape(
+        model_type="qwen2",
+        source="qwen",
+        dtype=dtype,
+        attention="sdpa",
+        units=units,
+        tied=False,
+        packs=True,
+        hidden_size=3584,
+        vocab_size=152064,
+        active_parameters=sum(u.parameter_count for u in units),
+        max_position_embeddings=32768,
+        logit_bytes=14 if dtype == "bfloat16" else 16,
+        argument_numel=256,
+        attention_heads=28,
+        attention_width=3584,
+    )
 
 
 def config(**changes) -> TrainConfig:
-    base = TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d", "packing": False},
-                                  "train": {"batch_size": 148}})
+    base = TrainConfig.from_dict(
+        {
+            "model": {"source": "m"},
+            "data": {"source": "d", "packing": False},
+            "train": {"batch_size": 148},
+        }
+    )
     return base.with_values({name.replace("__", "."): value for name, value in changes.items()})
 
 
 def on_gpu(gib: float, shape: ModelShape | None = None, length: int = 1024, **changes):
-    return choose(shape or big_shape(), config(**changes), "cuda", round(gib * GIB), 200 * GIB, length)
+    return choose(
+        shape or big_shape(), config(**changes), "cuda", round(gib * GIB), 200 * GIB, length
+    )
 
 
 # ---------------------------------------------------------------------- policy
@@ -62,6 +92,7 @@ NUMEL = {unit.name: unit.numel for unit in big_shape().units}
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch):
     """Says why nothing can be compiled; here something can."""
+
     def say(problem: str) -> None:
         monkeypatch.setattr(choosing, "compiler_problem", lambda: problem)
 
@@ -76,11 +107,15 @@ def either(compiler, request):
 
 
 def plan_of(chosen) -> StepPlan:
-    return build_step_plan([unit for unit in NUMEL if unit.startswith("block")], False, chosen.choices, NUMEL)
+    return build_step_plan(
+        [unit for unit in NUMEL if unit.startswith("block")], False, chosen.choices, NUMEL
+    )
 
 
 def with_candidates(monkeypatch, gib: float, **changes):
-    """What is chosen, and (seconds, rows of a micro-batch, choices, sizer) of everything that was timed."""
+    """What is chosen, and (seconds, rows of a micro-batch, choices, sizer) of everything that was
+    timed.
+    """
     seen, timed = [], choosing._Planner._timed
 
     def record(planner, fitting):
@@ -102,15 +137,26 @@ def test_memory_is_used_where_it_is_and_saved_where_it_is_not(either):
         assert not c.host_boundaries and chosen.host_boundary_bytes == 0
         assert c.device_homes and c.update_buffers > 1
     assert large.micro_batch_size > middle.micro_batch_size
-    assert (small.choices.rounds, small.choices.gradient_sum, small.choices.kept_blocks) == (1, "vertical", 0)
+    assert (small.choices.rounds, small.choices.gradient_sum, small.choices.kept_blocks) == (
+        1,
+        "vertical",
+        0,
+    )
     assert small.choices.host_boundaries and small.choices.resident_blocks < 28
     assert small.host_boundary_bytes == 28 * 148 * 1024 * 3584 * 2
     for gib in LIMITS:
         chosen, rows = on_gpu(gib), 148
         assert chosen.gpu_bytes <= COMFORTABLE["cuda"] * gib * GIB
         assert -(-rows // chosen.micro_batch_size) == chosen.choices.micro_batches
-        assert chosen.choices.micro_batches % chosen.choices.rounds == 0 and chosen.choices.gradient_sum != "host"
-        assert chosen.choices.compiled == either and chosen.choices.slots == 2 and chosen.choices.prefetch_depth == 1
+        assert (
+            chosen.choices.micro_batches % chosen.choices.rounds == 0
+            and chosen.choices.gradient_sum != "host"
+        )
+        assert (
+            chosen.choices.compiled == either
+            and chosen.choices.slots == 2
+            and chosen.choices.prefetch_depth == 1
+        )
         assert chosen.rounding["rounds"] == chosen.choices.rounds
         validate(plan_of(chosen))
 
@@ -120,14 +166,24 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
     chosen, seen = with_candidates(monkeypatch, gib)
     limit = COMFORTABLE["cuda"] * gib * GIB
     assert all(sizer.total(size, choices) <= limit for _, size, choices, sizer in seen)
-    assert (chosen.micro_batch_size, chosen.choices) in [(size, choices) for _, size, choices, _ in seen]
+    assert (chosen.micro_batch_size, chosen.choices) in [
+        (size, choices) for _, size, choices, _ in seen
+    ]
     for _, size, choices, sizer in seen:
         kept, resident = choices.kept_blocks, choices.resident_blocks
-        placed = dataclasses.replace(choices, device_homes=("embed",) if choices.update_buffers else ())
+        placed = dataclasses.replace(
+            choices, device_homes=("embed",) if choices.update_buffers else ()
+        )
         if kept < 28:  # what is kept comes before what stays
-            assert not sizer.fits(size, dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0), sizer.keeping)
+            assert not sizer.fits(
+                size,
+                dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0),
+                sizer.keeping,
+            )
         if resident < 28:
-            assert not sizer.fits(size, dataclasses.replace(placed, resident_blocks=resident + 1), sizer.keeping)
+            assert not sizer.fits(
+                size, dataclasses.replace(placed, resident_blocks=resident + 1), sizer.keeping
+            )
 
 
 @pytest.mark.parametrize("rates", [TYPICAL["cuda"], QUICK], ids=["typical", "quick"])
@@ -147,7 +203,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     spreads = {}
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0]):
         spreads.setdefault((size, choices.rounds), choices)
-    for (size, _), choices in [*spreads.items()][:choosing.SIMULATED]:
+    for (size, _), choices in [*spreads.items()][: choosing.SIMULATED]:
         assert ours <= 1.002 * simulated(size, choices)
     for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0])[:25:6]:
         exact = simulated(size, choices)
@@ -157,15 +213,21 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
 def test_one_more_resident_block_would_not_have_fitted():
     for gib in (16, 20, 24, 28):
         chosen = on_gpu(gib)
-        more = on_gpu(gib, engine__residency=chosen.choices.resident_blocks + 1,
-                      engine__rounds=chosen.choices.rounds, train__micro_batch_size=chosen.micro_batch_size)
+        more = on_gpu(
+            gib,
+            engine__residency=chosen.choices.resident_blocks + 1,
+            engine__rounds=chosen.choices.rounds,
+            train__micro_batch_size=chosen.micro_batch_size,
+        )
         assert chosen.gpu_bytes <= COMFORTABLE["cuda"] * gib * GIB < more.gpu_bytes
 
 
 def test_micro_batches_saturate_but_do_not_sprawl():
     """In one round."""
     one = dict(engine__rounds=1)
-    assert on_gpu(139, **one).micro_batch_size == 37  # 148 = 4 x 37 has no divisor near 16 rows of 1,024 tokens below it
+    assert (
+        on_gpu(139, **one).micro_batch_size == 37
+    )  # 148 = 4 x 37 has no divisor near 16 rows of 1,024 tokens below it
     assert on_gpu(20, **one).micro_batch_size == 4
     assert on_gpu(139, train__batch_size=128, **one).micro_batch_size == 32
     assert on_gpu(139, train__batch_size=128, length=32768, **one).micro_batch_size == 1
@@ -175,36 +237,58 @@ def test_micro_batches_saturate_but_do_not_sprawl():
 
 
 def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
-    for gib, length, rows in itertools.product((48, 80, 139), (256, 1024, 8192), (7, 100, 148, 512)):
+    for gib, length, rows in itertools.product(
+        (48, 80, 139), (256, 1024, 8192), (7, 100, 148, 512)
+    ):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
         c = chosen.choices
-        assert c.rounds <= choosing.MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
+        assert (
+            c.rounds <= choosing.MOST_ROUNDS
+            and -(-rows // chosen.micro_batch_size) == c.micro_batches
+        )
         assert c.rounds == 1 or chosen.micro_batch_size * length >= choosing.LEAST_TOKENS
     asked = on_gpu(139, train__micro_batch_size=4)
-    assert asked.micro_batch_size == 4 and asked.choices.micro_batches == 37 and asked.choices.rounds in (1, 37)
+    assert (
+        asked.micro_batch_size == 4
+        and asked.choices.micro_batches == 37
+        and asked.choices.rounds in (1, 37)
+    )
 
 
 def test_spare_buffers_take_the_place_of_activations_and_leave_recomputes_theirs(monkeypatch):
     _, seen = with_candidates(monkeypatch, 139)
     sizer, size = next((sizer, size) for _, size, choices, sizer in seen if choices.spare_buffers)
-    base = PlanChoices(micro_batches=2, rounds=2, gradient_sum="device", kept_blocks=20, update_buffers=8, compiled=True,
-                       device_homes=("embed",))
+    base = PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum="device",
+        kept_blocks=20,
+        update_buffers=8,
+        compiled=True,
+        device_homes=("embed",),
+    )
     piece = 14 * max(unit.numel for unit in sizer.shape.blocks)
     activations = sizer.shape.blocks[0].compiled_activations.of(size, sizer.row_length)
     for spare in (4, 8):
         lenders = sizer.spare_blocks(size, base, spare)
         assert (lenders - 1) * activations >= spare * piece > (lenders - 2) * activations
-        more = dataclasses.replace(base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders)
+        more = dataclasses.replace(
+            base, update_buffers=8 + spare, spare_buffers=spare, spare_blocks=lenders
+        )
         assert sizer.total(size, more) == sizer.total(size, base)  # no memory of their own
     few = dataclasses.replace(base, kept_blocks=lenders)
     assert sizer.spare_blocks(size, dataclasses.replace(base, kept_blocks=lenders - 1), 8) is None
     all_of_it = lenders * activations // piece
-    more = dataclasses.replace(few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders)
+    more = dataclasses.replace(
+        few, update_buffers=8 + all_of_it, spare_buffers=all_of_it, spare_blocks=lenders
+    )
     assert sizer.total(size, few) < sizer.total(size, more)  # what is recomputed finds less space
 
 
 def test_explicit_settings_are_kept():
-    asked = on_gpu(80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host").choices
+    asked = on_gpu(
+        80, engine__slots=3, engine__residency=5, engine__save_level="boundary_host"
+    ).choices
     assert (asked.slots, asked.prefetch_depth, asked.resident_blocks) == (3, 2, 5)
     assert asked.host_boundaries and asked.kept_blocks == 0
     assert on_gpu(24, engine__save_level="boundary").choices.host_boundaries is False
@@ -262,8 +346,11 @@ def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(comp
 
 
 def test_logits_stay_bounded(either):
-    for shape in (big_shape(), dataclasses.replace(big_shape(), vocab_size=1000),
-                  dataclasses.replace(big_shape(), vocab_size=262144)):
+    for shape in (
+        big_shape(),
+        dataclasses.replace(big_shape(), vocab_size=1000),
+        dataclasses.replace(big_shape(), vocab_size=262144),
+    ):
         at = shape.vocab_size * (shape.compiled_logit_bytes if either else shape.logit_bytes)
         for gib, most in ((139, LOGITS_BYTES["cuda"]), (16, LOGITS_BYTES["small"])):
             chunk = on_gpu(gib, shape).loss_chunk
@@ -271,7 +358,9 @@ def test_logits_stay_bounded(either):
             assert chunk == 8192 or (chunk + 128) * at > most
         # Another chunk rounds differently: there are two, not one for every GPU.
         assert on_gpu(139, shape).loss_chunk == on_gpu(SMALL_GPU_BYTES / GIB, shape).loss_chunk
-    assert on_gpu(139, dataclasses.replace(big_shape(), max_position_embeddings=64)).loss_chunk == 64
+    assert (
+        on_gpu(139, dataclasses.replace(big_shape(), max_position_embeddings=64)).loss_chunk == 64
+    )
     on_cpu = choose(big_shape(), config(), "cpu", None, 300 * GIB, 1024).loss_chunk
     assert on_cpu * 152064 * 14 <= 256 << 20 or on_cpu == 128
 
@@ -280,73 +369,133 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
     settings = config(model__dtype="float32", train__batch_size=32)
     small = choose(tiny, settings, "cpu", None, 8 * GIB, 64)
-    assert (small.choices.resident_blocks, small.choices.kept_blocks) == (3, 3) and not small.choices.host_boundaries
+    assert (small.choices.resident_blocks, small.choices.kept_blocks) == (
+        3,
+        3,
+    ) and not small.choices.host_boundaries
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
     large = choose(big_shape(), config(), "cpu", None, 160 * GIB, 1024).choices
     assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
 
 
 def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
-    same = dict(train__micro_batch_size=37, engine__rounds=1, engine__residency=0, engine__save_level="boundary_host")
+    same = dict(
+        train__micro_batch_size=37,
+        engine__rounds=1,
+        engine__residency=0,
+        engine__save_level="boundary_host",
+    )
     free = dataclasses.replace(big_shape(), attention=DOCUMENTS)
-    packed, plain = ({item.name: item.bytes for item in on_gpu(24, free, data__packing=packing, **same).gpu_items}
-                     for packing in (True, False))
-    assert packed["Rotary embeddings"] == 148 * 1024 * 256 * 2 and plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
+    packed, plain = (
+        {
+            item.name: item.bytes
+            for item in on_gpu(24, free, data__packing=packing, **same).gpu_items
+        }
+        for packing in (True, False)
+    )
+    assert (
+        packed["Rotary embeddings"] == 148 * 1024 * 256 * 2
+        and plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
+    )
 
 
 def test_what_cannot_fit_is_answered_with_the_leanest_choices():
     chosen = on_gpu(1)
-    assert chosen.micro_batch_size == 1 and chosen.choices.host_boundaries and chosen.choices.resident_blocks == 0
+    assert (
+        chosen.micro_batch_size == 1
+        and chosen.choices.host_boundaries
+        and chosen.choices.resident_blocks == 0
+    )
     assert chosen.gpu_bytes > GIB
 
 
 def test_dense_masks_are_counted_only_where_rows_are_packed():
-    same = dict(train__micro_batch_size=37, engine__rounds=1, engine__residency=0, engine__save_level="boundary_host")
-    sizes = [{item.name: item.bytes for item in on_gpu(24, data__packing=packing, **same).gpu_items}
-             for packing in (True, False)]
+    same = dict(
+        train__micro_batch_size=37,
+        engine__rounds=1,
+        engine__residency=0,
+        engine__save_level="boundary_host",
+    )
+    sizes = [
+        {item.name: item.bytes for item in on_gpu(24, data__packing=packing, **same).gpu_items}
+        for packing in (True, False)
+    ]
     masks = sizes[0].pop("Tokens and masks") - sizes[1].pop("Tokens and masks")
-    assert masks == 148 * 1024 * 1024 and sizes[0]["Working set"] > sizes[1]["Working set"]  # which keeps a mask too
+    assert (
+        masks == 148 * 1024 * 1024 and sizes[0]["Working set"] > sizes[1]["Working set"]
+    )  # which keeps a mask too
     plain = on_gpu(24)
     unpackable = dataclasses.replace(big_shape(), packs=False)
     assert on_gpu(24, unpackable, data__packing=True) == plain
     sliding = dataclasses.replace(big_shape(), sliding_window=512)
-    assert on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
+    assert (
+        on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
+    )
 
 
 def test_attention_by_documents_makes_no_masks_on_the_gpu():
     shape = dataclasses.replace(big_shape(), argument_numel=0)
     plain, free = on_gpu(24, shape), dataclasses.replace(shape, attention=DOCUMENTS)
-    assert on_gpu(24, free, data__packing=True) == on_gpu(24, dataclasses.replace(free, sliding_window=512)) == plain
+    assert (
+        on_gpu(24, free, data__packing=True)
+        == on_gpu(24, dataclasses.replace(free, sliding_window=512))
+        == plain
+    )
     assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
     sliding = dataclasses.replace(free, sliding_window=512)
     assert not free.masked_blocks(True, 1024, "cpu") and sliding.masked_blocks(True, 1024, "cpu")
-    assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(True, 512, "cpu")
+    assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(
+        True, 512, "cpu"
+    )
 
 
 def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
     free = dataclasses.replace(big_shape("float32"), attention=DOCUMENTS, argument_numel=0)
-    same = dict(engine__rounds=1, engine__residency=0, engine__save_level="boundary_host", train__batch_size=8)
+    same = dict(
+        engine__rounds=1,
+        engine__residency=0,
+        engine__save_level="boundary_host",
+        train__batch_size=8,
+    )
 
     def masks(rows: int, length: int) -> int:
-        packed, plain = ({item.name: item.bytes for item in on_gpu(80, free, length, data__packing=packing,
-                                                                   train__micro_batch_size=rows, **same).gpu_items}
-                         for packing in (True, False))
+        packed, plain = (
+            {
+                item.name: item.bytes
+                for item in on_gpu(
+                    80, free, length, data__packing=packing, train__micro_batch_size=rows, **same
+                ).gpu_items
+            }
+            for packing in (True, False)
+        )
         return packed["Tokens and masks"] - plain["Tokens and masks"]
 
-    assert masks(4, 512) == 8 * 512 * 512 * 4 and masks(8, 512) == 0 and masks(1, 1024) == 8 * 1024 * 1024 * 4
+    assert (
+        masks(4, 512) == 8 * 512 * 512 * 4
+        and masks(8, 512) == 0
+        and masks(1, 1024) == 8 * 1024 * 1024 * 4
+    )
 
 
 # ---------------------------------------------------------------------- contradictions
 
-@pytest.mark.parametrize("field,changes", [
-    ("engine.residency", dict(engine__residency=29)),
-    ("engine.rounds", dict(engine__rounds=3)),
-    ("engine.rounds", dict(engine__rounds=4, train__micro_batch_size=74)),
-])
+
+@pytest.mark.parametrize(
+    "field,changes",
+    [
+        ("engine.residency", dict(engine__residency=29)),
+        ("engine.rounds", dict(engine__rounds=3)),
+        ("engine.rounds", dict(engine__rounds=4, train__micro_batch_size=74)),
+    ],
+)
 def test_contradictions_are_refused_by_name(field, changes):
     with pytest.raises(ConfigError) as caught:
         on_gpu(80, **changes)
-    assert caught.value.field == field and "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert (
+        caught.value.field == field
+        and "\n" not in str(caught.value)
+        and str(caught.value).endswith(".")
+    )
 
 
 def test_rows_beyond_a_table_of_positions_are_refused():
@@ -358,9 +507,14 @@ def test_rows_beyond_a_table_of_positions_are_refused():
 
 
 def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
-    """With these rates rounds with boundaries on the host are a little faster; there is RAM for them in one case."""
+    """With these rates rounds with boundaries on the host are a little faster; there is RAM for
+    them in one case.
+    """
+
     def boundaries(ram: int) -> int:
         asked = config(train__batch_size=256)
-        return choose(big_shape(), asked, "cuda", 48 * GIB, ram * GIB, 1024, rates=QUICK).host_boundary_bytes
+        return choose(
+            big_shape(), asked, "cuda", 48 * GIB, ram * GIB, 1024, rates=QUICK
+        ).host_boundary_bytes
 
     assert boundaries(125) <= 125 * GIB - big_shape().host_bytes

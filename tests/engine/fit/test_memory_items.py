@@ -1,4 +1,6 @@
-"""What every item of memory counts as: in predictions, in the sentence of what no longer fits, in shares, in colours."""
+"""What every item of memory counts as: in predictions, in the sentence of what no longer fits, in
+shares, in colours.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,56 @@ from engine.model.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
 from engine.train.memory_shortage import GpuFigures, gpu_shares, host_shares
 from engine.words import GIB
 
-HOST = ("Runtime", "Libraries", "Margin", "weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad",
-        "Boundaries on the host", "Tokenised data", "Loading peak")
-DEVICE = ("Block slots", "Embed and head slots", "Resident blocks", "Gradient sums", "Gradient staging", "Optimizer states",
-          "Boundary rings", "Boundaries", "Hidden states", "Rotary embeddings", "Kept activations", "Working set",
-          "Tokens and masks", "CUDA context", "Allocator slack")
+HOST = (
+    "Runtime",
+    "Libraries",
+    "Margin",
+    "weight_high",
+    "weight_low",
+    "exp_avg",
+    "exp_avg_sq",
+    "grad",
+    "Boundaries on the host",
+    "Tokenised data",
+    "Loading peak",
+)
+DEVICE = (
+    "Block slots",
+    "Embed and head slots",
+    "Resident blocks",
+    "Gradient sums",
+    "Gradient staging",
+    "Optimizer states",
+    "Boundary rings",
+    "Boundaries",
+    "Hidden states",
+    "Rotary embeddings",
+    "Kept activations",
+    "Working set",
+    "Tokens and masks",
+    "CUDA context",
+    "Allocator slack",
+)
 DISK = ("Checkpoints", "Export", "Record")
 NAMES = HOST + DEVICE + DISK
 COLOURS = {
-    "weight_high": BLUE, "weight_low": TEAL, "exp_avg": GREEN, "exp_avg_sq": VIOLET, "grad": ORANGE,
-    "Boundaries on the host": AMBER, "Loading peak": PINK, "Resident blocks": BLUE, "Block slots": TEAL,
-    "Embed and head slots": PINK, "Gradient sums": ORANGE, "Optimizer states": VIOLET, "Kept activations": AMBER,
-    "Boundaries": AMBER, "Working set": GREEN, "Checkpoints": BLUE, "Export": GREEN,
+    "weight_high": BLUE,
+    "weight_low": TEAL,
+    "exp_avg": GREEN,
+    "exp_avg_sq": VIOLET,
+    "grad": ORANGE,
+    "Boundaries on the host": AMBER,
+    "Loading peak": PINK,
+    "Resident blocks": BLUE,
+    "Block slots": TEAL,
+    "Embed and head slots": PINK,
+    "Gradient sums": ORANGE,
+    "Optimizer states": VIOLET,
+    "Kept activations": AMBER,
+    "Boundaries": AMBER,
+    "Working set": GREEN,
+    "Checkpoints": BLUE,
+    "Export": GREEN,
 }
 
 
@@ -50,8 +90,16 @@ def test_a_prediction_leaves_out_what_is_set_aside_and_what_is_only_there_while_
     assert in_sum(found["host_bytes"], names) == set(names) - {"Margin", "Loading peak"}
     assert in_sum(found["gpu_peak_bytes"], DEVICE) == set(DEVICE)
     assert in_sum(found["loading_peak_bytes"], names) == {
-        "Runtime", "Tokenised data", "weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad", "Boundaries on the host",
-        "Loading peak"}
+        "Runtime",
+        "Tokenised data",
+        "weight_high",
+        "weight_low",
+        "exp_avg",
+        "exp_avg_sq",
+        "grad",
+        "Boundaries on the host",
+        "Loading peak",
+    }
 
 
 @pytest.mark.parametrize("dtype, copy", [("bfloat16", 2), ("float32", 4)])
@@ -60,43 +108,85 @@ def test_loading_that_takes_no_more_than_training_is_the_weights_and_a_copy(dtyp
     drawn = predictions({"host": {"items": items}, "model": model})["loading_peak_bytes"]
     assert in_sum(drawn, HOST) == {"Runtime", "Tokenised data", "weight_high", "weight_low"}
     read = [*items, {"name": "Loading peak", "bytes": 0, "note": ""}]
-    assert predictions({"host": {"items": read}, "model": model})["loading_peak_bytes"] == drawn + (copy << 20)
+    assert predictions({"host": {"items": read}, "model": model})["loading_peak_bytes"] == drawn + (
+        copy << 20
+    )
 
 
 def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
     names = HOST + DEVICE
-    found = {share.name: share.planned for share in host_shares({"host": {"items": of_powers(names)}}, {}, 0, 0, 0)}
+    found = {
+        share.name: share.planned
+        for share in host_shares({"host": {"items": of_powers(names)}}, {}, 0, 0, 0)
+    }
     planes = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
-    assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {"Tokenised data"}
+    assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
+        "Tokenised data"
+    }
     assert in_sum(found["boundaries"], names) == {"Boundaries on the host"}
     assert in_sum(found["the rest of it"], names) == set(names) - planes - {
-        "Tokenised data", "Boundaries on the host", "Margin", "Loading peak"}
+        "Tokenised data",
+        "Boundaries on the host",
+        "Margin",
+        "Loading peak",
+    }
 
 
 def test_shares_of_the_host_while_weights_are_read():
-    found = {share.name: share.planned for share in host_shares({"host": {"items": of_powers(HOST)}}, {}, 0, 0, 0, True)}
-    assert in_sum(found["planes"], HOST) == {"weight_high", "weight_low"} and "boundaries" not in found
-    assert in_sum(found["the rest of it"], HOST) == {"Runtime", "exp_avg", "exp_avg_sq", "grad", "Boundaries on the host",
-                                                     "Loading peak"}
+    found = {
+        share.name: share.planned
+        for share in host_shares({"host": {"items": of_powers(HOST)}}, {}, 0, 0, 0, True)
+    }
+    assert (
+        in_sum(found["planes"], HOST) == {"weight_high", "weight_low"} and "boundaries" not in found
+    )
+    assert in_sum(found["the rest of it"], HOST) == {
+        "Runtime",
+        "exp_avg",
+        "exp_avg_sq",
+        "grad",
+        "Boundaries on the host",
+        "Loading peak",
+    }
 
 
 def test_shares_of_the_gpu_are_of_activations_buffers_and_gaps():
     items = [item(one["name"], one["bytes"]) for one in of_powers(DEVICE)]
     activations, buffers, gaps, _ = gpu_shares(items, GpuFigures(0, 0, 0, 0, 0, 0), 0)
-    assert in_sum(activations.planned, DEVICE) == {"Boundaries", "Hidden states", "Rotary embeddings", "Kept activations",
-                                                   "Working set", "Tokens and masks"}
+    assert in_sum(activations.planned, DEVICE) == {
+        "Boundaries",
+        "Hidden states",
+        "Rotary embeddings",
+        "Kept activations",
+        "Working set",
+        "Tokens and masks",
+    }
     assert in_sum(gaps.planned, DEVICE) == {"Allocator slack"}
     assert in_sum(buffers.planned, DEVICE) == set(DEVICE[:7])
 
 
-@pytest.mark.parametrize("name", ["Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack"])
+@pytest.mark.parametrize(
+    "name", ["Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack"]
+)
 def test_what_every_run_needs_is_never_what_no_longer_fits(name):
-    assert _breaking(Part((item("grad", GIB), item(name, 5 * GIB)), 4 * GIB)) == "the program alone takes more"
-    assert _breaking(Part((item("grad", 2 * GIB), item(name, 3 * GIB)), 4 * GIB)) == "grad (2.0 GiB) is what no longer fits"
+    assert (
+        _breaking(Part((item("grad", GIB), item(name, 5 * GIB)), 4 * GIB))
+        == "the program alone takes more"
+    )
+    assert (
+        _breaking(Part((item("grad", 2 * GIB), item(name, 3 * GIB)), 4 * GIB))
+        == "grad (2.0 GiB) is what no longer fits"
+    )
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in (
-    "Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in NAMES
+        if name not in ("Runtime", "Libraries", "Margin", "CUDA context", "Allocator slack")
+    ],
+)
 def test_the_item_that_crosses_the_limit_is_named(name):
     part = Part((item("Runtime", GIB), item(name, 2 * GIB), item("Export", 3 * GIB)), 2 * GIB)
     assert _breaking(part) == f"{name} (2.0 GiB) is what no longer fits"
@@ -109,17 +199,28 @@ def test_every_item_has_its_colour(name):
 
 def test_a_part_as_plain_data_names_its_items_in_text():
     told = Part((item("Runtime", 3), Item(MemoryItem.WEIGHT_HIGH, 4, "a note")), 10).to_dict()
-    assert told == {"items": [{"name": "Runtime", "bytes": 3, "note": ""},
-                              {"name": "weight_high", "bytes": 4, "note": "a note"}],
-                    "total": 7, "limit": 10, "least": None}
+    assert told == {
+        "items": [
+            {"name": "Runtime", "bytes": 3, "note": ""},
+            {"name": "weight_high", "bytes": 4, "note": "a note"},
+        ],
+        "total": 7,
+        "limit": 10,
+        "least": None,
+    }
     assert all(type(one["name"]) is str for one in told["items"])
 
 
 # ---------------------------------------------------------------------- read back
 
+
 def test_the_names_are_those_that_records_have():
     assert tuple(kind.value for kind in MemoryItem) == (*NAMES, "")
-    assert {kind.value for kind in MemoryItem if kind.is_plane} == PLANES == set().union(*PLANE_ITEM_BYTES.values())
+    assert (
+        {kind.value for kind in MemoryItem if kind.is_plane}
+        == PLANES
+        == set().union(*PLANE_ITEM_BYTES.values())
+    )
     assert tuple(kind.value for kind in MemoryItem if kind.is_weights) == WEIGHT_PLANES
 
 
@@ -138,8 +239,16 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
     (share,) = host_shares({"host": {"items": [told]}}, {}, 0, 0, 0)
     assert (share.name, share.planned) == ("the rest of it", GIB)
-    assert [share.planned for share in gpu_shares([unknown], GpuFigures(0, 0, 0, 0, 0, 0), 0)] == [0, GIB, 0, 0]
-    assert _breaking(Part((item("Runtime", GIB), unknown), GIB)) == f"{unknown.name} (1.0 GiB) is what no longer fits"
+    assert [share.planned for share in gpu_shares([unknown], GpuFigures(0, 0, 0, 0, 0, 0), 0)] == [
+        0,
+        GIB,
+        0,
+        0,
+    ]
+    assert (
+        _breaking(Part((item("Runtime", GIB), unknown), GIB))
+        == f"{unknown.name} (1.0 GiB) is what no longer fits"
+    )
 
 
 @pytest.mark.parametrize("report", [{}, {"gpu": None}, {"gpu": {}}, {"gpu": {"items": None}}])

@@ -1,4 +1,6 @@
-"""What a plan takes on the device, and what a model's shape says, are the engine's own, to the byte where it can be."""
+"""What a plan takes on the device, and what a model's shape says, are the engine's own, to the byte
+where it can be.
+"""
 
 from __future__ import annotations
 
@@ -27,36 +29,105 @@ from engine.runtime.device_state import DeviceState
 from tests.engine.fit.test_choose import big_shape
 from tests.support.tiny import plain_model, streamed, tiny_config
 
-QWEN_7B = dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], hidden_size=3584, intermediate_size=18944,
-               num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, vocab_size=152064,
-               max_position_embeddings=32768, tie_word_embeddings=False, use_sliding_window=False)
+QWEN_7B = dict(
+    model_type="qwen2",
+    architectures=["Qwen2ForCausalLM"],
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    vocab_size=152064,
+    max_position_embeddings=32768,
+    tie_word_embeddings=False,
+    use_sliding_window=False,
+)
 
-BUFFER_GRID = [PlanChoices(micro_batches=4, rounds=r, slots=s, resident_blocks=k, kept_blocks=a, host_boundaries=h,
-                           boundary_rings=b, gradient_sum=g)
-               for r, g in ((1, "vertical"), (2, "device"), (2, "host")) for s in (1, 2, 5) for k in (0, 1, 3)
-               for a in (0, 1, 3) for h, b in ((False, 3), (True, 1), (True, 3))]
-HOME_GRID = [PlanChoices(micro_batches=4, rounds=r, gradient_sum=g, resident_blocks=k, device_homes=homes, update_buffers=n)
-             for r, g in ((1, "vertical"), (2, "device"), (2, "host")) for k in (0, 2) for n in (1, 2, 3, 8)
-             for homes in (("embed",), ("block 0", "block 2"), ("embed", "block 0", "block 1", "block 2", "head"))]
-HOME_GRID += [dataclasses.replace(choices, kept_blocks=3, spare_buffers=choices.update_buffers - 1, spare_blocks=2)
-              for choices in HOME_GRID if choices.update_buffers > 1]
+BUFFER_GRID = [
+    PlanChoices(
+        micro_batches=4,
+        rounds=r,
+        slots=s,
+        resident_blocks=k,
+        kept_blocks=a,
+        host_boundaries=h,
+        boundary_rings=b,
+        gradient_sum=g,
+    )
+    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
+    for s in (1, 2, 5)
+    for k in (0, 1, 3)
+    for a in (0, 1, 3)
+    for h, b in ((False, 3), (True, 1), (True, 3))
+]
+HOME_GRID = [
+    PlanChoices(
+        micro_batches=4,
+        rounds=r,
+        gradient_sum=g,
+        resident_blocks=k,
+        device_homes=homes,
+        update_buffers=n,
+    )
+    for r, g in ((1, "vertical"), (2, "device"), (2, "host"))
+    for k in (0, 2)
+    for n in (1, 2, 3, 8)
+    for homes in (
+        ("embed",),
+        ("block 0", "block 2"),
+        ("embed", "block 0", "block 1", "block 2", "head"),
+    )
+]
+HOME_GRID += [
+    dataclasses.replace(
+        choices, kept_blocks=3, spare_buffers=choices.update_buffers - 1, spare_blocks=2
+    )
+    for choices in HOME_GRID
+    if choices.update_buffers > 1
+]
 
 
-@pytest.mark.parametrize("family,tied,dtype", [("llama", False, "bfloat16"), ("qwen2", True, "float32"),
-                                               ("mixtral", False, "bfloat16"), ("gpt2", True, "bfloat16")])
+@pytest.mark.parametrize(
+    "family,tied,dtype",
+    [
+        ("llama", False, "bfloat16"),
+        ("qwen2", True, "float32"),
+        ("mixtral", False, "bfloat16"),
+        ("gpt2", True, "bfloat16"),
+    ],
+)
 def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
-    model = build_model(tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype))
+    model = build_model(
+        tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
+    )
     shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    numel, state_bytes = {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[dtype].values())
+    numel, state_bytes = (
+        {unit.name: unit.numel for unit in shape.units},
+        sum(PLANE_ITEM_BYTES[dtype].values()),
+    )
     for choices in BUFFER_GRID + HOME_GRID:
         plan = build_step_plan(names, model.tied, choices, numel, state_bytes)
         state = DeviceState(model, plan, torch.device("cpu"), boundary_numel=24 * 32)
-        assert sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes(), choices
+        assert (
+            sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()
+        ), choices
 
 
-@pytest.mark.parametrize("choices", [PlanChoices(micro_batches=2), PlanChoices(micro_batches=2, host_boundaries=True),
-                                     PlanChoices(micro_batches=4, rounds=2, gradient_sum="host", host_boundaries=True,
-                                                 resident_blocks=2, kept_blocks=1)])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        PlanChoices(micro_batches=2),
+        PlanChoices(micro_batches=2, host_boundaries=True),
+        PlanChoices(
+            micro_batches=4,
+            rounds=2,
+            gradient_sum="host",
+            host_boundaries=True,
+            resident_blocks=2,
+            kept_blocks=1,
+        ),
+    ],
+)
 def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
     run = streamed(plain_model(tiny_config("llama")), choices, tokens=24)
     expected = host_boundary_bytes(shape_of(run.model), choices, 24)
@@ -66,9 +137,16 @@ def test_host_boundaries_are_the_engine_s_to_the_byte(choices):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "olmo2", "mixtral", "qwen3_moe"])
 def test_counted_activations_are_what_autograd_keeps(family):
-    """Counted on the meta device, against the tensors that a real block really keeps, masked and not."""
-    wide = dict(hidden_size=128, intermediate_size=192, head_dim=32) | ({"sliding_window": 512} if family == "gemma2" else {})
-    model = build_model(tiny_config(family, max_position_embeddings=512, **wide), ModelConfig(source="x", dtype="bfloat16"))
+    """Counted on the meta device, against the tensors that a real block really keeps, masked and
+    not.
+    """
+    wide = dict(hidden_size=128, intermediate_size=192, head_dim=32) | (
+        {"sliding_window": 512} if family == "gemma2" else {}
+    )
+    model = build_model(
+        tiny_config(family, max_position_embeddings=512, **wide),
+        ModelConfig(source="x", dtype="bfloat16"),
+    )
     plain = plain_model(tiny_config(family, max_position_embeddings=512, **wide), torch.bfloat16)
     plain.set_attn_implementation(DOCUMENTS)
     block, counted = plain.model.layers[0], count_activations(model)
@@ -77,9 +155,12 @@ def test_counted_activations_are_what_autograd_keeps(family):
         captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)
         given = captured.arguments[0]
         if masked:
-            given.kwargs["attention_mask"] = Pattern(Documents.whole_rows(1, length, torch.from_numpy), window=50)
+            given.kwargs["attention_mask"] = Pattern(
+                Documents.whole_rows(1, length, torch.from_numpy), window=50
+            )
         own = {t.data_ptr() for t in block.parameters()} | {
-            t.data_ptr() for _, t in tensors_in(given.args) + tensors_in(given.kwargs)}
+            t.data_ptr() for _, t in tensors_in(given.args) + tensors_in(given.kwargs)
+        }
         kept = {}
 
         def keep(tensor):
@@ -90,19 +171,32 @@ def test_counted_activations_are_what_autograd_keeps(family):
         hidden = captured.hidden.detach().clone().normal_().requires_grad_()
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = given.call(block, hidden)
-        assert (counted[0].masked if masked else counted[0].plain).of(1, length) == pytest.approx(sum(kept.values()), rel=0.06)
+        assert (counted[0].masked if masked else counted[0].plain).of(1, length) == pytest.approx(
+            sum(kept.values()), rel=0.06
+        )
         del out
 
 
-@pytest.mark.parametrize("family, kinds", [("gpt2", 0), ("qwen2", 1), ("mixtral", 1), ("gemma3_text", 2)])
+@pytest.mark.parametrize(
+    "family, kinds", [("gpt2", 0), ("qwen2", 1), ("mixtral", 1), ("gemma3_text", 2)]
+)
 def test_rotary_embeddings_are_counted_by_the_token(family, kinds):
-    """A cosine and a sine for each feature of a head, of each kind of layer; none where positions come from a table."""
-    layers = {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2} if kinds == 2 else {}
+    """A cosine and a sine for each feature of a head, of each kind of layer; none where positions
+    come from a table.
+    """
+    layers = (
+        {"layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2}
+        if kinds == 2
+        else {}
+    )
     model = build_model(tiny_config(family, **layers), ModelConfig(source="tiny", dtype="float32"))
     shape, text = shape_of(model), model.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     assert shape.argument_numel == 2 * width * kinds
-    assert (shape.attention_heads, shape.attention_width) == (text.num_attention_heads, text.num_attention_heads * width)
+    assert (shape.attention_heads, shape.attention_width) == (
+        text.num_attention_heads,
+        text.num_attention_heads * width,
+    )
 
 
 def test_a_shape_from_a_config_file_alone(tmp_path):
@@ -110,11 +204,19 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     shape = shape_from_source(ModelConfig(source=str(tmp_path)))
     assert shape.parameter_count == shape.active_parameters == 7_615_616_512
     alignment = 14 * sum(unit.numel - unit.parameter_count for unit in shape.units)
-    assert shape.host_bytes == 14 * shape.parameter_count + alignment and alignment < 1e-4 * shape.host_bytes
-    assert shape.checkpoint_bytes == 12 * shape.plane_numel and shape.export_bytes == 2 * shape.parameter_count
+    assert (
+        shape.host_bytes == 14 * shape.parameter_count + alignment
+        and alignment < 1e-4 * shape.host_bytes
+    )
+    assert (
+        shape.checkpoint_bytes == 12 * shape.plane_numel
+        and shape.export_bytes == 2 * shape.parameter_count
+    )
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
-    assert shape == dataclasses.replace(big_shape(), source=str(tmp_path), units=shape.units, attention=DOCUMENTS)
+    assert shape == dataclasses.replace(
+        big_shape(), source=str(tmp_path), units=shape.units, attention=DOCUMENTS
+    )
     assert shape_from_source(ModelConfig(source=str(tmp_path))) is shape
 
 
@@ -130,7 +232,11 @@ def test_a_shape_follows_its_file_and_a_failure_is_not_final(tmp_path):
 
 
 def test_planning_needs_no_torch():
-    code = ("import sys, engine.model.shape, engine.model.find_shape, engine.fit.choose, engine.fit.report, "
-            "engine.machine.known_machines, engine.cli.check; "
-            "sys.exit('torch' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
+    code = (
+        "import sys, engine.model.shape, engine.model.find_shape, engine.fit.choose, "
+        "engine.fit.report, engine.machine.known_machines, engine.cli.check; sys.exit('torch' in "
+        "sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0
+    )

@@ -1,5 +1,6 @@
-"""The bundled catalog of published models, and the starter's shape: counts are right, are the engine's own, and are had
-without torch."""
+"""The bundled catalog of published models, and the starter's shape: counts are right, are the
+engine's own, and are had without torch.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +33,28 @@ def test_the_catalog_is_wide_and_each_model_is_in_it_once():
     ids = [known.lower() for entry in entries for known in (entry.id, *entry.also)]
     assert len(entries) >= 40 and len(ids) == len(set(ids))
     assert {entry.family for entry in entries} >= {
-        "Llama 2", "Llama 3.1", "Qwen2.5", "Qwen3", "Qwen3 MoE", "Mistral", "Mixtral", "Gemma 2", "Gemma 3", "Phi-3",
-        "Phi-4", "DeepSeek", "GLM-4.5", "gpt-oss", "OLMo 2", "Yi"}
+        "Llama 2",
+        "Llama 3.1",
+        "Qwen2.5",
+        "Qwen3",
+        "Qwen3 MoE",
+        "Mistral",
+        "Mixtral",
+        "Gemma 2",
+        "Gemma 3",
+        "Phi-3",
+        "Phi-4",
+        "DeepSeek",
+        "GLM-4.5",
+        "gpt-oss",
+        "OLMo 2",
+        "Yi",
+    }
     assert max(entry.shape().parameter_count for entry in entries) > 400e9
-    assert all(set(entry.contexts) <= set(entry.also) and entry.source.startswith("https://") for entry in entries)
+    assert all(
+        set(entry.contexts) <= set(entry.also) and entry.source.startswith("https://")
+        for entry in entries
+    )
 
 
 @pytest.mark.parametrize("entry", catalog(), ids=lambda entry: entry.id)
@@ -48,44 +67,74 @@ def test_counts_are_those_that_the_publisher_gives(entry):
         assert shape.active_parameters < shape.parameter_count / 2
 
 
-# ---------------------------------------------------------------------- by hand, from the published configurations
+# ---------------------------------------------------------------------- by hand, from the published
+
 
 def test_llama_3_1_8b_by_hand():
     vocabulary, hidden, ffn, layers, key_value = 128256, 4096, 14336, 32, 8 * 128
-    block = (2 * hidden * hidden + 2 * hidden * key_value  # q and o; k and v
-             + 3 * hidden * ffn                            # gate, up, down
-             + 2 * hidden)                                 # two norms
+    block = (
+        2 * hidden * hidden
+        + 2 * hidden * key_value  # q and o; k and v
+        + 3 * hidden * ffn  # gate, up, down
+        + 2 * hidden
+    )  # two norms
     shape = catalog_shape("meta-llama/Llama-3.1-8B")
-    assert [unit.parameter_count for unit in shape.units] == [vocabulary * hidden, *[block] * layers,
-                                                              vocabulary * hidden + hidden]
-    assert shape.parameter_count == 2 * vocabulary * hidden + layers * block + hidden == 8_030_261_248
+    assert [unit.parameter_count for unit in shape.units] == [
+        vocabulary * hidden,
+        *[block] * layers,
+        vocabulary * hidden + hidden,
+    ]
+    assert (
+        shape.parameter_count == 2 * vocabulary * hidden + layers * block + hidden == 8_030_261_248
+    )
 
 
 def test_qwen2_5_7b_by_hand():
     vocabulary, hidden, ffn, layers, key_value = 152064, 3584, 18944, 28, 4 * 128
-    block = (2 * hidden * hidden + 2 * hidden * key_value
-             + hidden + 2 * key_value                      # biases of q, k and v
-             + 3 * hidden * ffn + 2 * hidden)
+    block = (
+        2 * hidden * hidden
+        + 2 * hidden * key_value
+        + hidden
+        + 2 * key_value  # biases of q, k and v
+        + 3 * hidden * ffn
+        + 2 * hidden
+    )
     shape = catalog_shape("Qwen/Qwen2.5-7B")
-    assert shape.parameter_count == 2 * vocabulary * hidden + layers * block + hidden == 7_615_616_512
+    assert (
+        shape.parameter_count == 2 * vocabulary * hidden + layers * block + hidden == 7_615_616_512
+    )
     assert not shape.tied and shape.units[1].parameter_count == block == 233_057_792
 
 
 def test_mixtral_8x7b_by_hand():
-    vocabulary, hidden, ffn, layers, key_value, experts, chosen = 32000, 4096, 14336, 32, 8 * 128, 8, 2
+    vocabulary, hidden, ffn, layers, key_value, experts, chosen = (
+        32000,
+        4096,
+        14336,
+        32,
+        8 * 128,
+        8,
+        2,
+    )
     expert = 3 * hidden * ffn
-    shared = 2 * hidden * hidden + 2 * hidden * key_value + hidden * experts + 2 * hidden  # the router is hidden x experts
+    shared = (
+        2 * hidden * hidden + 2 * hidden * key_value + hidden * experts + 2 * hidden
+    )  # the router is hidden x experts
     outside = 2 * vocabulary * hidden + hidden
     shape = catalog_shape("mistralai/Mixtral-8x7B-v0.1")
     assert shape.parameter_count == outside + layers * (shared + experts * expert) == 46_702_792_704
-    assert shape.active_parameters == outside + layers * (shared + chosen * expert) == 12_879_925_248
+    assert (
+        shape.active_parameters == outside + layers * (shared + chosen * expert) == 12_879_925_248
+    )
 
 
 def test_qwen3_30b_a3b_by_hand():
     vocabulary, hidden, ffn, layers, head, experts, chosen = 151936, 2048, 768, 48, 128, 128, 8
     query, key_value = 32 * head, 4 * head
     expert = 3 * hidden * ffn
-    shared = 2 * hidden * query + 2 * hidden * key_value + 2 * head + hidden * experts + 2 * hidden  # norms of q and k
+    shared = (
+        2 * hidden * query + 2 * hidden * key_value + 2 * head + hidden * experts + 2 * hidden
+    )  # norms of q and k
     outside = 2 * vocabulary * hidden + hidden
     shape = catalog_shape("Qwen/Qwen3-30B-A3B")
     assert shape.parameter_count == outside + layers * (shared + experts * expert) == 30_532_122_624
@@ -95,7 +144,9 @@ def test_qwen3_30b_a3b_by_hand():
 def test_gemma_2_9b_by_hand():
     vocabulary, hidden, ffn, layers, head = 256000, 3584, 14336, 42, 256
     query, key_value = 16 * head, 8 * head
-    block = 2 * hidden * query + 2 * hidden * key_value + 3 * hidden * ffn + 4 * hidden  # norms before and after each part
+    block = (
+        2 * hidden * query + 2 * hidden * key_value + 3 * hidden * ffn + 4 * hidden
+    )  # norms before and after each part
     shape = catalog_shape("google/gemma-2-9b")
     assert shape.parameter_count == vocabulary * hidden + layers * block + hidden == 9_241_705_984
     assert shape.tied and shape.head.parameter_count == hidden  # the head is the embedding
@@ -103,20 +154,31 @@ def test_gemma_2_9b_by_hand():
 
 # ---------------------------------------------------------------------- against the meta device
 
+
 def _meta_config(entry):
     from engine.model.library import transformers
 
     return transformers().AutoConfig.for_model(**entry.config_of(entry.id))
 
 
-@pytest.mark.parametrize("model_id,dtype", [
-    ("HuggingFaceTB/SmolLM2-135M", "bfloat16"), ("Qwen/Qwen3-0.6B", "float32"), ("google/gemma-3-270m", "bfloat16"),
-    ("Qwen/Qwen2.5-0.5B", "bfloat16"), ("allenai/OLMoE-1B-7B-0924", "bfloat16")])
+@pytest.mark.parametrize(
+    "model_id,dtype",
+    [
+        ("HuggingFaceTB/SmolLM2-135M", "bfloat16"),
+        ("Qwen/Qwen3-0.6B", "float32"),
+        ("google/gemma-3-270m", "bfloat16"),
+        ("Qwen/Qwen2.5-0.5B", "bfloat16"),
+        ("allenai/OLMoE-1B-7B-0924", "bfloat16"),
+    ],
+)
 def test_bundled_shapes_are_the_meta_device_s_field_by_field(model_id, dtype):
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
 
-    built = shape_of(build_model(_meta_config(entry_of(model_id)), ModelConfig(source=model_id, dtype=dtype)), model_id)
+    built = shape_of(
+        build_model(_meta_config(entry_of(model_id)), ModelConfig(source=model_id, dtype=dtype)),
+        model_id,
+    )
     bundled = catalog_shape(model_id, dtype)
     for item in dataclasses.fields(built):
         assert getattr(bundled, item.name) == getattr(built, item.name), item.name
@@ -124,14 +186,18 @@ def test_bundled_shapes_are_the_meta_device_s_field_by_field(model_id, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
-    """Found by what its configuration says, wherever it lies; `assets/make/models.py assets/starter-model` writes it."""
+    """Found by what its configuration says, wherever it lies; `assets/make/models.py
+    assets/starter-model` writes it.
+    """
     from engine.model.build import build_model
     from engine.model.pretrained_files import load_config
     from engine.model.measure_shape import shape_of
 
     folder = PROGRAM_ROOT / "assets" / "starter-model"
     content = (folder / "config.json").read_bytes()
-    built = shape_of(build_model(load_config(str(folder)), ModelConfig(source="a copy", dtype=dtype)), "a copy")
+    built = shape_of(
+        build_model(load_config(str(folder)), ModelConfig(source="a copy", dtype=dtype)), "a copy"
+    )
     bundled = starter_shape(content, dtype, "auto", "a copy")
     for item in dataclasses.fields(built):
         assert getattr(bundled, item.name) == getattr(built, item.name), item.name
@@ -139,32 +205,45 @@ def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
     assert starter_shape(content + b"\n", dtype, "auto", "a copy") is None
 
 
-@pytest.mark.parametrize("entry", [entry for entry in catalog() if len(entry.shape().blocks) <= 28],
-                         ids=lambda entry: entry.id)
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in catalog() if len(entry.shape().blocks) <= 28],
+    ids=lambda entry: entry.id,
+)
 def test_counts_are_those_of_the_library_s_own_model(entry):
     import torch
 
     from engine.model.library import empty_model
 
     model = empty_model(_meta_config(entry), torch.bfloat16)
-    assert sum(parameter.numel() for parameter in model.parameters()) == entry.shape().parameter_count
+    assert (
+        sum(parameter.numel() for parameter in model.parameters()) == entry.shape().parameter_count
+    )
 
 
-# ---------------------------------------------------------------------- what is answered, and what is not
+# ---------------------------------------------------------------------- what is answered, and what
+
 
 def test_ids_are_found_in_any_case_and_a_shape_is_named_as_it_was_asked_for():
     entry = entry_of(" qwen/qwen2.5-7b-instruct ")
     assert entry is entry_of("Qwen/Qwen2.5-7B") and entry_of("Qwen/no-such-model") is None
     shape = catalog_shape(" qwen/qwen2.5-7b-instruct ")
     assert shape.source == "qwen/qwen2.5-7b-instruct" and shape.max_position_embeddings == 32768
-    assert dataclasses.replace(shape, source=entry.id, max_position_embeddings=131072) == entry.shape()
+    assert (
+        dataclasses.replace(shape, source=entry.id, max_position_embeddings=131072) == entry.shape()
+    )
     assert entry.config_of(shape.source) == {**entry.config, "max_position_embeddings": 32768}
 
 
 def test_only_what_is_bundled_is_answered():
     plain, exact = catalog_shape("Qwen/Qwen3-8B"), catalog_shape("Qwen/Qwen3-8B", "float32")
-    assert catalog_shape("Qwen/Qwen3-8B", "bfloat16", "eager") is None and catalog_shape("no/such-model") is None
-    assert exact.dtype == "float32" and exact.plane_bytes() == plain.in_dtype("float32").plane_bytes()
+    assert (
+        catalog_shape("Qwen/Qwen3-8B", "bfloat16", "eager") is None
+        and catalog_shape("no/such-model") is None
+    )
+    assert (
+        exact.dtype == "float32" and exact.plane_bytes() == plain.in_dtype("float32").plane_bytes()
+    )
     assert exact.blocks[0].activations.per_token > 1.5 * plain.blocks[0].activations.per_token
     entry = entry_of("Qwen/Qwen3-8B")
     uncounted = dataclasses.replace(entry, _shape={**entry._shape, "logit_bytes": {"bfloat16": 14}})
@@ -179,16 +258,31 @@ text, code = check(None, "meta-llama/Llama-3.1-405B", [], sys.argv[1], ram_gib=8
 heavy = sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers", "huggingface_hub"})
 print(text.splitlines()[0], code, heavy)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=PROGRAM_ROOT, capture_output=True, text=True,
-                          env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub")})
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=PROGRAM_ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub")},
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "meta-llama/Llama-3.1-405B: llama, 405.85 billion parameters in 126 blocks, bfloat16 0 []"
+    assert done.stdout.strip() == (
+        "meta-llama/Llama-3.1-405B: llama, 405.85 billion parameters in 126 blocks, bfloat16 0 []"
+    )
 
 
-# ---------------------------------------------------------------------- what is here wins over what is bundled
+# ---------------------------------------------------------------------- what is here wins over what
 
-TINY = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "vocab_size": 97,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 
 
 def _into_cache(hub: Path, model_id: str) -> Path:
@@ -203,15 +297,24 @@ def _into_cache(hub: Path, model_id: str) -> Path:
 
 def test_a_configuration_in_the_hub_cache_is_the_truth(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("engine.model.find_shape._build", lambda model: asked.append(model.source) or "from the configuration")
-    for name, hub in (("HF_HUB_CACHE", tmp_path / "a"), ("HUGGINGFACE_HUB_CACHE", tmp_path / "b"),
-                      ("HF_HOME", tmp_path / "c"), ("XDG_CACHE_HOME", tmp_path / "d")):
+    monkeypatch.setattr(
+        "engine.model.find_shape._build",
+        lambda model: asked.append(model.source) or "from the configuration",
+    )
+    for name, hub in (
+        ("HF_HUB_CACHE", tmp_path / "a"),
+        ("HUGGINGFACE_HUB_CACHE", tmp_path / "b"),
+        ("HF_HOME", tmp_path / "c"),
+        ("XDG_CACHE_HOME", tmp_path / "d"),
+    ):
         for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
             monkeypatch.delenv(variable, raising=False)
         monkeypatch.setenv(name, str(hub))
         monkeypatch.setattr("engine.model.find_shape._known", {})
         folder = hub / {"HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}.get(name, "")
-        assert shape_from_source(ModelConfig(source="Qwen/Qwen3-8B")) == catalog_shape("Qwen/Qwen3-8B")
+        assert shape_from_source(ModelConfig(source="Qwen/Qwen3-8B")) == catalog_shape(
+            "Qwen/Qwen3-8B"
+        )
         file = _into_cache(folder, "Qwen/Qwen3-8B")
         assert cached_config("Qwen/Qwen3-8B") == file and cached_config("Qwen/Qwen3-4B") is None
         assert shape_from_source(ModelConfig(source="Qwen/Qwen3-8B")) == "from the configuration"

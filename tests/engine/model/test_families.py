@@ -1,5 +1,7 @@
-"""Law 1 for every decoder-only family that transformers has: streamed training equals plain transformers +
-clip_grad_norm_ + torch.optim.AdamW in float32. What cannot be right is refused by name before anything is allocated."""
+"""Law 1 for every decoder-only family that transformers has: streamed training equals plain
+transformers + clip_grad_norm_ + torch.optim.AdamW in float32. What cannot be right is refused by
+name before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,60 @@ CARRIED = "further input that is trained"
 HANDED_ON = "further result of the block before it"
 SHARED = "shares model.layers.1"
 REFUSED = {
-    **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "musicgen",
-                     "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "whisper"), ENCODER_DECODER),
-    **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "git",
-                     "megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
-                     "xlm-roberta", "xlm-roberta-xl", "xmod"), ENCODER),
-    **dict.fromkeys(("gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "moss_transcribe_diarize"),
-                    MULTIMODAL),
+    **dict.fromkeys(
+        (
+            "bart",
+            "bigbird_pegasus",
+            "blenderbot",
+            "blenderbot-small",
+            "marian",
+            "mbart",
+            "musicgen",
+            "musicgen_melody",
+            "mvp",
+            "pegasus",
+            "plbart",
+            "prophetnet",
+            "whisper",
+        ),
+        ENCODER_DECODER,
+    ),
+    **dict.fromkeys(
+        (
+            "bert",
+            "bert-generation",
+            "big_bird",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "ernie",
+            "git",
+            "megatron-bert",
+            "rembert",
+            "roberta",
+            "roberta-prelayernorm",
+            "roc_bert",
+            "roformer",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "xmod",
+        ),
+        ENCODER,
+    ),
+    **dict.fromkeys(
+        ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "got_ocr2", "moss_transcribe_diarize"),
+        MULTIMODAL,
+    ),
     **dict.fromkeys(("cpmant", "gemma3n_text", "gemma4_text", "inkling2_text"), CARRIED),
     **dict.fromkeys(("glm_moe_dsa", "hy_v4", "zaya"), HANDED_ON),
     **dict.fromkeys(("zamba", "zamba2"), SHARED),
     **dict.fromkeys(("mllama", "phi4_multimodal"), "did not run its blocks"),
     **dict.fromkeys(("deepseek_v4", "xlnet"), "instead of one state a token"),
     **dict.fromkeys(("blt", "hrm_text"), "from being trained"),
-    **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant", "reformer"), "does not run under the capture"),
+    **dict.fromkeys(
+        ("gemma4_assistant", "gemma4_unified_assistant", "reformer"),
+        "does not run under the capture",
+    ),
     "fuyu": "parameters that take no part",
     "recurrent_gemma": "keeps state in its blocks",
     "xlm": "changes the hidden state between block 0 and block 1",
@@ -53,32 +95,48 @@ NEVER_TIED = ("bailing_hybrid", "inkling_text", "kimi_linear", "moshi", "nemotro
 """Families whose code has no way to tie the head to the embedding."""
 
 AMPLIFIES = ("gemma4_unified_text",)
-"""Attention that is not scaled turns the rounding of one step into far more in the next: plain training starts each
-step from the streamed weights, once they are compared."""
+"""Attention that is not scaled turns the rounding of one step into far more in the next: plain
+training starts each step from the streamed weights, once they are compared.
+"""
 
 STEPS = 5
 TIED_STEPS = 2
-"""What differs is the one gradient that embedding and head add up, and the weights that come of it."""
+"""What differs is the one gradient that embedding and head add up, and the weights that come of it.
+"""
 RATE = 1e-3
 SUPPORTED = [family for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in REFUSED]
 
 
-def law_one(config, resync: bool = False, tokens: int = 10, rows: int = 2, steps: int = STEPS) -> None:
-    """Train `config` streamed and plainly, two micro-batches a step: losses, gradients and parameters agree. `resync`:
-    plain training goes on from the streamed weights after each step."""
+def law_one(
+    config, resync: bool = False, tokens: int = 10, rows: int = 2, steps: int = STEPS
+) -> None:
+    """Train `config` streamed and plainly, two micro-batches a step: losses, gradients and
+    parameters agree. `resync`: plain training goes on from the streamed weights after each step.
+    """
     plain = plain_model(config)
     run = streamed(plain, PlanChoices(micro_batches=2), tokens=rows * tokens, config=config)
     try:
         assert run.model.tied == config.get_text_config().tie_word_embeddings
-        names = {s.full_name: (u.name, s, o) for u in run.model.units
-                 for s, o in zip(u.layout.parameters, u.layout.offsets)}
+        names = {
+            s.full_name: (u.name, s, o)
+            for u in run.model.units
+            for s, o in zip(u.layout.parameters, u.layout.offsets)
+        }
         parameters = dict(plain.named_parameters())
         assert set(names) == set(parameters)
         decayed = {name for name, (_, spec, _) in names.items() if spec.decay}
         optimizer = torch.optim.AdamW(
-            [{"params": [p for n, p in parameters.items() if n in decayed], "weight_decay": 0.1},
-             {"params": [p for n, p in parameters.items() if n not in decayed], "weight_decay": 0.0}],
-            lr=RATE, betas=(0.9, 0.999), eps=1e-5)
+            [
+                {"params": [p for n, p in parameters.items() if n in decayed], "weight_decay": 0.1},
+                {
+                    "params": [p for n, p in parameters.items() if n not in decayed],
+                    "weight_decay": 0.0,
+                },
+            ],
+            lr=RATE,
+            betas=(0.9, 0.999),
+            eps=1e-5,
+        )
         for step in range(1, steps + 1):
             batches = random_batches(2, rows, tokens, seed=step)
             homes = []
@@ -91,12 +149,14 @@ def law_one(config, resync: bool = False, tokens: int = 10, rows: int = 2, steps
             assert homes[0].grad_norm == pytest.approx(float(norm), rel=1e-4)
             for name, parameter in parameters.items():
                 unit, spec, offset = names[name]
-                mine = run.store.tensor(unit, "grad")[offset:offset + spec.numel].view(spec.shape)
+                mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)
                 true = torch.zeros_like(mine) if parameter.grad is None else parameter.grad
                 error = (mine - true).norm() / norm
-                # After the first step the two sets of weights differ by rounding, which training amplifies.
-                assert error < (1e-6 if step == 1 else 2e-5), \
+                # After the first step the two sets of weights differ by rounding, which training
+                # amplifies.
+                assert error < (1e-6 if step == 1 else 2e-5), (
                     f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
+                )
                 if parameter.grad is not None:
                     parameter.grad.mul_(min(1.0, 1.0 / (float(norm) + 1e-6)))
             optimizer.step()
@@ -105,18 +165,33 @@ def law_one(config, resync: bool = False, tokens: int = 10, rows: int = 2, steps
                 for name, parameter in parameters.items():
                     unit, spec, _ = names[name]
                     master = run.store.master(unit, spec.name)
-                    torch.testing.assert_close(master, parameter.detach(), rtol=1e-4, atol=2e-5,
-                                               msg=lambda m: f"{name}: {m}")
+                    torch.testing.assert_close(
+                        master,
+                        parameter.detach(),
+                        rtol=1e-4,
+                        atol=2e-5,
+                        msg=lambda m: f"{name}: {m}",
+                    )
                     parameter.data.copy_(master)
     finally:
         run.close()
 
 
-@pytest.mark.parametrize("family, tied", [pytest.param(family, tied, id=f"{family}-{'tied' if tied else 'untied'}")
-                                          for family in SUPPORTED for tied in (False, True)
-                                          if not (tied and family in NEVER_TIED)])
+@pytest.mark.parametrize(
+    "family, tied",
+    [
+        pytest.param(family, tied, id=f"{family}-{'tied' if tied else 'untied'}")
+        for family in SUPPORTED
+        for tied in (False, True)
+        if not (tied and family in NEVER_TIED)
+    ],
+)
 def test_streamed_training_equals_plain_training(family, tied):
-    law_one(tiny_family_config(family, tied=tied), family in AMPLIFIES, steps=TIED_STEPS if tied else STEPS)
+    law_one(
+        tiny_family_config(family, tied=tied),
+        family in AMPLIFIES,
+        steps=TIED_STEPS if tied else STEPS,
+    )
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
@@ -128,7 +203,11 @@ def test_what_is_allocated_is_what_was_said(family):
     try:
         shape = shape_of(run.model)
         assert run.store.allocated_bytes == shape.host_bytes == sum(shape.plane_bytes().values())
-        planes = [run.store.tensor(unit.name, plane) for unit in run.model.units for plane in run.store.planes]
+        planes = [
+            run.store.tensor(unit.name, plane)
+            for unit in run.model.units
+            for plane in run.store.planes
+        ]
         assert sum(plane.numel() * plane.element_size() for plane in planes) == shape.host_bytes
         assert run.engine.boundary_bytes == host_boundary_bytes(shape, choices, rows * tokens)
         said = fixed_items(shape, choices, rows * tokens * shape.hidden_size)
@@ -156,17 +235,27 @@ def test_what_cannot_be_right_is_refused_by_name(family):
     assert "\n" not in str(refusal.value) and str(refusal.value).endswith(".")
 
 
-@pytest.mark.parametrize("name, value", [("output_router_logits", True), ("layerdrop", 0.1),
-                                         ("z_loss_coefficient", 1e-4)])
+@pytest.mark.parametrize(
+    "name, value",
+    [("output_router_logits", True), ("layerdrop", 0.1), ("z_loss_coefficient", 1e-4)],
+)
 def test_what_is_not_streamed_is_refused_until_it_is_switched_off(name, value):
-    family = {"output_router_logits": "mixtral", "layerdrop": "opt", "z_loss_coefficient": "bamba"}[name]
+    family = {"output_router_logits": "mixtral", "layerdrop": "opt", "z_loss_coefficient": "bamba"}[
+        name
+    ]
     with pytest.raises(ModelError, match=name):
-        build_model(tiny_family_config(family, **{name: value}), ModelConfig(source="tiny", dtype="float32"))
+        build_model(
+            tiny_family_config(family, **{name: value}), ModelConfig(source="tiny", dtype="float32")
+        )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neo", "bloom", "phi", "granite", "qwen3_moe", "opt", "biogpt"])
+@pytest.mark.parametrize(
+    "family", ["gpt2", "gpt_neo", "bloom", "phi", "granite", "qwen3_moe", "opt", "biogpt"]
+)
 def test_dropout_draws_the_same_numbers_in_the_recompute(family):
-    """Each block starts from a seed of its own; plain training given the same seeds has the same gradients."""
+    """Each block starts from a seed of its own; plain training given the same seeds has the same
+    gradients.
+    """
     config = tiny_family_config(family, dropout=0.2)
     plain = plain_model(config)
     run = streamed(plain, PlanChoices(micro_batches=2))
@@ -192,8 +281,12 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     assert abs(homes[0].loss - plain_loss(plain.eval(), batches).item()) > 1e-4
     for unit in run.model.units:
         for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
-            mine = run.store.tensor(unit.name, "grad")[offset:offset + spec.numel].view(spec.shape)
-            assert (mine - plain.get_parameter(spec.full_name).grad).norm() / norm < 1e-6, spec.full_name
+            mine = run.store.tensor(unit.name, "grad")[offset : offset + spec.numel].view(
+                spec.shape
+            )
+            assert (mine - plain.get_parameter(spec.full_name).grad).norm() / norm < 1e-6, (
+                spec.full_name
+            )
     run.close()
 
 
@@ -211,8 +304,14 @@ def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys
 def test_the_readme_has_the_table_of_today():
     """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""
     assert set(PACKED) | set(NOT_PACKED) == set(SUPPORTED) and not set(PACKED) & set(NOT_PACKED)
-    found = {family: verdict(family) if family in REFUSED else Verdict(unpacked="" if family in PACKED else WHY_NOT_PACKED)
-             for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    found = {
+        family: verdict(family)
+        if family in REFUSED
+        else Verdict(unpacked="" if family in PACKED else WHY_NOT_PACKED)
+        for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    }
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
-    assert inside == table(found), "run python -m tests.support.families and put its output into README.md"
+    assert inside == table(found), (
+        "run python -m tests.support.families and put its output into README.md"
+    )

@@ -1,5 +1,6 @@
-"""Models of a hub: downloaded with progress, given up at once, gone on with where they were, and told in one sentence when they
-cannot be had."""
+"""Models of a hub: downloaded with progress, given up at once, gone on with where they were, and
+told in one sentence when they cannot be had.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +64,7 @@ def gives_up_after(size):
     def progress(done, total, words):
         if done >= size:
             raise GivenUp
+
     return progress
 
 
@@ -76,8 +78,12 @@ def contents(folder):
 
 def processes():
     """Of downloads that this process has started."""
-    listed = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "stat=,args="], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if "hub_download" in line and not line.startswith("Z")]
+    listed = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "stat=,args="], capture_output=True, text=True
+    ).stdout
+    return [
+        line for line in listed.splitlines() if "hub_download" in line and not line.startswith("Z")
+    ]
 
 
 # ------------------------------------------------------------------ what is fetched
@@ -105,7 +111,9 @@ def test_what_is_there_is_not_fetched_again(hub):
 def test_without_weights_only_small_files_come(hub):
     seen = []
     fetch(NAME, False, told(seen), nothing)
-    assert cached_weights(NAME) is None and hub.weights_asked() == [] and seen[-1][2] == "5 of 5 files"
+    assert (
+        cached_weights(NAME) is None and hub.weights_asked() == [] and seen[-1][2] == "5 of 5 files"
+    )
 
 
 def test_only_the_weights_that_are_read_are_fetched(hub, tmp_path):
@@ -113,23 +121,52 @@ def test_only_the_weights_that_are_read_are_fetched(hub, tmp_path):
     folder = tmp_path / "sharded"
     make_model(folder)
     whole = (folder / "model.safetensors").read_bytes()
-    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "consolidated.safetensors"):
+    for name in (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "consolidated.safetensors",
+    ):
         (folder / name).write_bytes(name.encode() + whole)
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {
-        "a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}), encoding="utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps(
+            {
+                "weight_map": {
+                    "a": "model-00001-of-00002.safetensors",
+                    "b": "model-00002-of-00002.safetensors",
+                }
+            }
+        ),
+        encoding="utf-8",
+    )
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     hub.models[NAME] = folder
     fetch(NAME, True, told([]), nothing)
-    assert {path.name for path in cached_weights(NAME).iterdir()} == {path.name for path in folder.iterdir()} - {
-        "consolidated.safetensors", "pytorch_model.bin"}
+    assert {path.name for path in cached_weights(NAME).iterdir()} == {
+        path.name for path in folder.iterdir()
+    } - {"consolidated.safetensors", "pytorch_model.bin"}
 
 
-@pytest.mark.parametrize("files, expected", [
-    ({"config.json": "{}", "model.safetensors": "", "model.safetensors.index.json": "{"}, ["model.safetensors"]),
-    ({"config.json": '{"transformers_weights": "own.safetensors"}', "own.safetensors": "", "model.safetensors": ""},
-     ["own.safetensors"]),
-    ({"config.json": "{}", "model.safetensors.index.json": "[]"}, []), ({"config.json": "{"}, []), ({}, [])])
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        (
+            {"config.json": "{}", "model.safetensors": "", "model.safetensors.index.json": "{"},
+            ["model.safetensors"],
+        ),
+        (
+            {
+                "config.json": '{"transformers_weights": "own.safetensors"}',
+                "own.safetensors": "",
+                "model.safetensors": "",
+            },
+            ["own.safetensors"],
+        ),
+        ({"config.json": "{}", "model.safetensors.index.json": "[]"}, []),
+        ({"config.json": "{"}, []),
+        ({}, []),
+    ],
+)
 def test_which_files_hold_the_weights(files, expected):
     assert weight_files(files, files.__getitem__) == expected
 
@@ -155,8 +192,14 @@ def test_a_download_that_was_given_up_goes_on_where_it_was(hub, model, tmp_path,
     hub.pause, hub.ignores_ranges, seen = 0, ignores_ranges, []
     fetch(NAME, True, told(seen), nothing)
     assert hub.weights_asked() == ["", f"bytes={have}-"]
-    assert seen[0][0] >= have and [s[0] for s in seen] == sorted(s[0] for s in seen) and seen[-1][0] == seen[-1][1]
-    assert (cached_weights(NAME) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert (
+        seen[0][0] >= have
+        and [s[0] for s in seen] == sorted(s[0] for s in seen)
+        and seen[-1][0] == seen[-1][1]
+    )
+    assert (cached_weights(NAME) / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()
     assert not partial.exists()
 
 
@@ -203,34 +246,48 @@ def test_the_time_left_is_that_of_the_latest_bytes(monkeypatch):
 
 
 def test_an_unknown_model_is_one_sentence(hub):
-    with pytest.raises(ModelError, match=r"^model\.source: 'acme/none' is neither a local folder nor a model that the hub gave "
-                                         r"\(.*\); check the name, and log in with `hf auth login` or set HF_TOKEN if it is"):
+    with pytest.raises(
+        ModelError,
+        match=r"^model\.source: 'acme/none' is neither a local folder nor a model that the hub gave "
+        r"\(.*\); check the name, and log in with `hf auth login` or set HF_TOKEN if it is",
+    ):
         fetch("acme/none", True, told([]), nothing)
 
 
 def test_a_gated_model_is_one_sentence(hub):
     hub.gated.add(NAME)
-    with pytest.raises(ModelError, match=rf"only to those who have accepted its licence; do so on "
-                                         rf"http://127\.0\.0\.1:{hub.port}/acme/tiny, then log in with `hf auth login` or set "
-                                         r"HF_TOKEN, and try again\.$"):
+    with pytest.raises(
+        ModelError,
+        match=rf"only to those who have accepted its licence; do so on "
+        rf"http://127\.0\.0\.1:{hub.port}/acme/tiny, then log in with `hf auth login` or set "
+        r"HF_TOKEN, and try again\.$",
+    ):
         fetch(NAME, True, told([]), nothing)
 
 
 def test_a_lost_connection_is_one_sentence_and_goes_on_later(hub, model):
     hub.breaks_after = 3 << 20
-    with pytest.raises(ModelError, match=r"^model\.source: the connection to the hub was lost while acme/tiny was downloaded "
-                                         r"\(.*\); try again when it is back: what has come is kept\.$"):
+    with pytest.raises(
+        ModelError,
+        match=r"^model\.source: the connection to the hub was lost while acme/tiny was downloaded "
+        r"\(.*\); try again when it is back: what has come is kept\.$",
+    ):
         fetch(NAME, True, told([]), nothing)
     hub.breaks_after = None
     fetch(NAME, True, told([]), nothing)
-    assert (cached_weights(NAME) / "model.safetensors").read_bytes() == (model / "model.safetensors").read_bytes()
+    assert (cached_weights(NAME) / "model.safetensors").read_bytes() == (
+        model / "model.safetensors"
+    ).read_bytes()
     assert hub.weights_asked()[-1].startswith("bytes=")
 
 
 def test_too_little_disk_is_told_before_anything_is_fetched(hub, tmp_path):
     hub.claimed["model.safetensors"] = 1 << 60
-    with pytest.raises(FitError, match=r"^model\.source: [\d,.]+ GiB of acme/tiny are still to be downloaded to .*/hub, where "
-                                       r".* is free; free some disk space, or set HF_HOME to a folder on a larger disk\.$"):
+    with pytest.raises(
+        FitError,
+        match=r"^model\.source: [\d,.]+ GiB of acme/tiny are still to be downloaded to .*/hub, where "
+        r".* is free; free some disk space, or set HF_HOME to a folder on a larger disk\.$",
+    ):
         fetch(NAME, True, told([]), nothing)
     assert hub.weights_asked() == []
 
@@ -239,7 +296,10 @@ def test_weights_that_arrive_damaged_are_not_used(hub, model, tmp_path):
     blobs(tmp_path).mkdir(parents=True)
     partial = blobs(tmp_path) / f"{content_name(model / 'model.safetensors')}.incomplete"
     partial.write_bytes(bytes(1 << 20))  # as a power cut may leave it
-    with pytest.raises(ModelError, match=r"model\.safetensors of acme/tiny arrived damaged and was thrown away; try again\.$"):
+    with pytest.raises(
+        ModelError,
+        match=r"model\.safetensors of acme/tiny arrived damaged and was thrown away; try again\.$",
+    ):
         fetch(NAME, True, told([]), nothing)
     assert not partial.exists() and cached_weights(NAME) is None
     fetch(NAME, True, told([]), nothing)
@@ -253,12 +313,18 @@ def test_without_a_hub_the_cache_will_do(hub, tmp_path, monkeypatch, how):
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.breaks_after = 0
     fetch(NAME, False, told([]), nothing)
-    with pytest.raises(ModelError, match=r"^model\.source: the weights of acme/tiny are not in the Hugging Face cache, and the "
-                                         r"hub did not give them \(.*\); check your connection"):
+    with pytest.raises(
+        ModelError,
+        match=r"^model\.source: the weights of acme/tiny are not in the Hugging Face cache, and the "
+        r"hub did not give them \(.*\); check your connection",
+    ):
         fetch(NAME, True, told([]), nothing)
     if how == "no answer":
-        with pytest.raises(ModelError, match=r"'acme/other' is neither a local folder nor a model that the hub gave \(.*\); "
-                                             r"check the name or your connection"):
+        with pytest.raises(
+            ModelError,
+            match=r"'acme/other' is neither a local folder nor a model that the hub gave \(.*\); "
+            r"check the name or your connection",
+        ):
             fetch("acme/other", True, told([]), nothing)
     hub.breaks_after = None
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
@@ -273,9 +339,14 @@ def test_without_a_hub_the_cache_will_do(hub, tmp_path, monkeypatch, how):
 def test_the_run_bar_says_how_far_it_is():
     snapshot = RunSnapshot()
     snapshot.state = "preparing"
-    snapshot._job_progressed(1.0, JobProgressed("download", 34, 100, "3 of 7 files, about 12 min left"))
+    snapshot._job_progressed(
+        1.0, JobProgressed("download", 34, 100, "3 of 7 files, about 12 min left")
+    )
     shown = run_bar(snapshot, "one", "Tiny", True)
-    assert shown["sentence"] == "Downloading the model 34 %: 3 of 7 files, about 12 min left." and "stop" in shown["actions"]
+    assert (
+        shown["sentence"] == "Downloading the model 34 %: 3 of 7 files, about 12 min left."
+        and "stop" in shown["actions"]
+    )
 
 
 def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
@@ -293,7 +364,9 @@ def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
     talkers.load(source, lambda *given: seen.append(given)).close()
     downloading = f"Downloading {config.model.source}"
     assert seen[:3] == [(0, 0), (0, 70, downloading), (70, 70, downloading)]
-    assert {given[2] for given in seen[3:]} == {f"Loading the weights: {source.label}"} and seen[-1][0] == seen[-1][1]
+    assert {given[2] for given in seen[3:]} == {f"Loading the weights: {source.label}"} and seen[
+        -1
+    ][0] == seen[-1][1]
 
     def cancel(*_):
         raise GivenUp
@@ -303,9 +376,22 @@ def test_talk_downloads_before_it_loads(tmp_path, monkeypatch):
 
 
 def train(tmp_path, variables, *given):
-    command = [sys.executable, str(PROGRAM_ROOT / "launch.py"), "train", *map(str, given), "--runs-dir", str(tmp_path / "runs")]
-    return subprocess.Popen(command, cwd=tmp_path, env=os.environ | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            text=True)
+    command = [
+        sys.executable,
+        str(PROGRAM_ROOT / "launch.py"),
+        "train",
+        *map(str, given),
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def folded(folder):
@@ -317,13 +403,19 @@ def folded(folder):
 
 def downloads(events):
     """The job's progress, of each session; weights follow small files."""
-    return [(event["done"], event["total"]) for event in map(json.loads, events.read_text(encoding="utf-8").splitlines())
-            if event["kind"] == "job_progressed" and event["job"] == "download"]
+    return [
+        (event["done"], event["total"])
+        for event in map(json.loads, events.read_text(encoding="utf-8").splitlines())
+        if event["kind"] == "job_progressed" and event["job"] == "download"
+    ]
 
 
 def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
     config = make_config(tmp_path, **{"train.steps": 3, "output.checkpoint_every": 2}).to_dict()
-    config["model"]["source"], config["data"]["source"] = NAME, str(make_data(tmp_path / "rows.jsonl"))
+    config["model"]["source"], config["data"]["source"] = (
+        NAME,
+        str(make_data(tmp_path / "rows.jsonl")),
+    )
     preset = tmp_path / "preset.yaml"
     preset.write_text(yaml.safe_dump(config), encoding="utf-8")
     shutil.rmtree(tmp_path / "model")
@@ -350,7 +442,9 @@ def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
         weights = hub.weights_asked()
         assert len(weights) == 2 and weights[1].startswith("bytes=")
         seen = downloads(folder / "events.jsonl")
-        assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1] == (hub.size(NAME),) * 2
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen) and seen[-1] == (
+            hub.size(NAME),
+        ) * 2
 
         asked = [path for _, path, _ in hub.requests]
     again = train(tmp_path, variables, preset)  # all is in the cache, so that no hub is needed

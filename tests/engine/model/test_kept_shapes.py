@@ -1,5 +1,6 @@
-"""Models seen before are answered from the cache folder without torch, with the same report; what is kept is never trusted
-further than it can be checked."""
+"""Models seen before are answered from the cache folder without torch, with the same report; what
+is kept is never trusted further than it can be checked.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,19 @@ from engine.words import GIB
 from tests.support.folders import make_model
 from tests.support.tiny import tiny_config
 
-MACHINES = (Machine("a CPU", 8, 64 * GIB, 64 * GIB, 60 * GIB, disk_free=100 * GIB),
-            Machine("a CPU", 8, 64 * GIB, 64 * GIB, 60 * GIB, (GpuInfo("a GPU", 24 * GIB, 23 * GIB),), "", 100 * GIB))
+MACHINES = (
+    Machine("a CPU", 8, 64 * GIB, 64 * GIB, 60 * GIB, disk_free=100 * GIB),
+    Machine(
+        "a CPU",
+        8,
+        64 * GIB,
+        64 * GIB,
+        60 * GIB,
+        (GpuInfo("a GPU", 24 * GIB, 23 * GIB),),
+        "",
+        100 * GIB,
+    ),
+)
 
 SCRIPT = """
 import json, sys
@@ -49,8 +61,12 @@ print(json.dumps([reports, sorted({"torch", "transformers", "numpy.testing"} & s
 
 def in_a_new_process(config: TrainConfig) -> tuple[list[dict], list[str]]:
     """(reports on MACHINES, which of the slow libraries were imported for them)"""
-    given = json.dumps({"config": config.to_dict(), "machines": [machine.to_dict() for machine in MACHINES]})
-    done = subprocess.run([sys.executable, "-c", SCRIPT, given], cwd=PROGRAM_ROOT, capture_output=True, text=True)
+    given = json.dumps(
+        {"config": config.to_dict(), "machines": [machine.to_dict() for machine in MACHINES]}
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, given], cwd=PROGRAM_ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     reports, imported = json.loads(done.stdout)
     return reports, imported
@@ -60,12 +76,19 @@ def here(config: TrainConfig) -> list[dict]:
     """The reports as they are for a model that is built anew."""
     model = config.model
     shape = shape_of(build_model(load_config(model.source), model), model.source)
-    return json.loads(json.dumps([estimate(config, machine, shape).to_dict() for machine in MACHINES]))
+    return json.loads(
+        json.dumps([estimate(config, machine, shape).to_dict() for machine in MACHINES])
+    )
 
 
 def job(folder: Path, **model) -> TrainConfig:
-    return TrainConfig.from_dict({"model": {"source": str(folder), **model}, "data": {"source": "any", "max_seq_len": 32},
-                                  "train": {"steps": 8, "batch_size": 4}})
+    return TrainConfig.from_dict(
+        {
+            "model": {"source": str(folder), **model},
+            "data": {"source": "any", "max_seq_len": 32},
+            "train": {"steps": 8, "batch_size": 4},
+        }
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +99,9 @@ def unedited(monkeypatch):
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """`forget()`: as a new process would, the memory is empty. Its `built` lists what was built since."""
+    """`forget()`: as a new process would, the memory is empty. Its `built` lists what was built
+    since.
+    """
     built, build = [], shapes._build
     monkeypatch.setattr(shapes, "_build", lambda model: built.append(model.source) or build(model))
 
@@ -92,6 +117,7 @@ def forgetful(monkeypatch):
 
 # ---------------------------------------------------------------------- without torch
 
+
 def test_the_starter_s_verdict_takes_no_torch():
     config = TrainConfig.load(PROGRAM_ROOT / "presets" / "starter.yaml")
     reports, imported = in_a_new_process(config)
@@ -102,11 +128,17 @@ def test_the_starter_s_verdict_takes_no_torch():
 def test_a_copy_of_the_starter_is_answered_as_well(tmp_path, forgetful):
     shutil.copytree(PROGRAM_ROOT / "assets" / "starter-model", tmp_path / "mine")
     shape = shape_from_source(ModelConfig(source=str(tmp_path / "mine")))
-    assert shape.source == str(tmp_path / "mine") and shape.parameter_count == 637_728 and forgetful.built == []
+    assert (
+        shape.source == str(tmp_path / "mine")
+        and shape.parameter_count == 637_728
+        and forgetful.built == []
+    )
 
 
 @pytest.mark.parametrize("family,dtype", [("llama", "float32"), ("qwen3_moe", "bfloat16")])
-def test_a_second_process_answers_without_torch_until_the_configuration_changes(tmp_path, family, dtype):
+def test_a_second_process_answers_without_torch_until_the_configuration_changes(
+    tmp_path, family, dtype
+):
     folder = make_model(tmp_path / "model", family)
     config = job(folder, dtype=dtype)
     first, imported = in_a_new_process(config)
@@ -117,8 +149,12 @@ def test_a_second_process_answers_without_torch_until_the_configuration_changes(
     text = file.read_text(encoding="utf-8")
     assert text.count('"num_hidden_layers": 3') == 1
     stamp = file.stat()
-    file.write_text(text.replace('"num_hidden_layers": 3', '"num_hidden_layers": 2').replace(
-        '"full_attention",\n    "full_attention",\n    "full_attention"', '"full_attention",\n    "full_attention"'))
+    file.write_text(
+        text.replace('"num_hidden_layers": 3', '"num_hidden_layers": 2').replace(
+            '"full_attention",\n    "full_attention",\n    "full_attention"',
+            '"full_attention",\n    "full_attention"',
+        )
+    )
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     changed, imported = in_a_new_process(config)
     assert "torch" in imported and changed == here(config) != first
@@ -127,6 +163,7 @@ def test_a_second_process_answers_without_torch_until_the_configuration_changes(
 
 
 # ---------------------------------------------------------------------- what is answered
+
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", "mixtral"])
 @pytest.mark.parametrize("dtype,attention", [("bfloat16", "auto"), ("float32", "eager")])
@@ -142,7 +179,9 @@ def test_what_is_kept_is_the_shape_itself(tmp_path, forgetful, family, dtype, at
     assert forgetful.built == [] and shape_from_source(model) is kept
 
 
-def test_another_folder_with_the_same_configuration_is_the_same_model_by_another_name(tmp_path, forgetful):
+def test_another_folder_with_the_same_configuration_is_the_same_model_by_another_name(
+    tmp_path, forgetful
+):
     for name in ("a", "b"):
         tiny_config("llama").save_pretrained(tmp_path / name)
     one = shape_from_source(ModelConfig(source=str(tmp_path / "a")))
@@ -152,7 +191,9 @@ def test_another_folder_with_the_same_configuration_is_the_same_model_by_another
 
 
 def test_a_configuration_in_the_hub_cache_is_answered_as_well(tmp_path, monkeypatch, forgetful):
-    """In the cache's own layout, where the file is a link to one without a suffix; the hub is never asked."""
+    """In the cache's own layout, where the file is a link to one without a suffix; the hub is never
+    asked.
+    """
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     model = tmp_path / "models--some--model"
     snapshot = model / "snapshots" / "0123456789abcdef"
@@ -163,7 +204,11 @@ def test_a_configuration_in_the_hub_cache_is_answered_as_well(tmp_path, monkeypa
     (tmp_path / "made" / "config.json").rename(model / "blobs" / "fedcba")
     (snapshot / "config.json").symlink_to("../../blobs/fedcba")
     built = shape_from_source(ModelConfig(source="some/model"))
-    assert forgetful.built == ["some/model"] and built.source == "some/model" and built.hidden_size == 32
+    assert (
+        forgetful.built == ["some/model"]
+        and built.source == "some/model"
+        and built.hidden_size == 32
+    )
     forgetful()
     assert shape_from_source(ModelConfig(source="some/model")) == built and forgetful.built == []
 
@@ -171,8 +216,11 @@ def test_a_configuration_in_the_hub_cache_is_answered_as_well(tmp_path, monkeypa
 def test_what_a_key_depends_on(monkeypatch):
     content = b'{"model_type": "llama"}'
     key = shape_key(content, "bfloat16", "auto")
-    others = {shape_key(content + b" ", "bfloat16", "auto"), shape_key(content, "float32", "auto"),
-              shape_key(content, "bfloat16", "eager")}
+    others = {
+        shape_key(content + b" ", "bfloat16", "auto"),
+        shape_key(content, "float32", "auto"),
+        shape_key(content, "bfloat16", "eager"),
+    }
     monkeypatch.setattr(kept_shapes, "_versions", lambda: ["2.0", "5.0", None, None])
     others.add(shape_key(content, "bfloat16", "auto"))
     monkeypatch.undo()
@@ -180,8 +228,15 @@ def test_what_a_key_depends_on(monkeypatch):
     others.add(shape_key(content, "bfloat16", "auto"))
     assert len(others | {key}) == 6 and None not in others
     # Another file has a say in it, or it is no configuration.
-    assert [shape_key(other, "bfloat16", "auto") for other in (
-        b'{"model_type": "llama", "configuration_files": ["config.4.0.0.json"]}', b"[]", b"{", b"\xff", b"[" * 100_000)
+    assert [
+        shape_key(other, "bfloat16", "auto")
+        for other in (
+            b'{"model_type": "llama", "configuration_files": ["config.4.0.0.json"]}',
+            b"[]",
+            b"{",
+            b"\xff",
+            b"[" * 100_000,
+        )
     ] == [None] * 5
 
 
@@ -189,7 +244,9 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
     tiny_config("llama").save_pretrained(tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.4.0.0.json").write_text(json.dumps(values | {"hidden_size": 64}))
-    (tmp_path / "config.json").write_text(json.dumps(values | {"configuration_files": ["config.4.0.0.json"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(values | {"configuration_files": ["config.4.0.0.json"]})
+    )
     model = ModelConfig(source=str(tmp_path))
     assert shape_from_source(model).hidden_size == 64
     (tmp_path / "config.4.0.0.json").write_text(json.dumps(values | {"hidden_size": 96}))
@@ -197,14 +254,41 @@ def test_a_configuration_that_names_other_files_is_read_each_time(tmp_path, forg
     assert shape_from_source(model).hidden_size == 96
 
 
-# ---------------------------------------------------------------------- files that cannot be trusted
+# ---------------------------------------------------------------------- files that cannot be truste
 
 KEY = "0" * 64
-SHAPE = ModelShape("llama", "any", "bfloat16", "documents", (
-    UnitShape("embed", 128, 100),
-    *(UnitShape(f"block {k}", 256, 200, 8, Activations(64.5), Activations(64.5, 2.0), Activations(32.0)) for k in range(3)),
-    UnitShape("head", 64, 8)), True, True, 8, 12, 708, 64,
-    sliding_window=None, logit_bytes=14, attention_heads=2, attention_width=8)
+SHAPE = ModelShape(
+    "llama",
+    "any",
+    "bfloat16",
+    "documents",
+    (
+        UnitShape("embed", 128, 100),
+        *(
+            UnitShape(
+                f"block {k}",
+                256,
+                200,
+                8,
+                Activations(64.5),
+                Activations(64.5, 2.0),
+                Activations(32.0),
+            )
+            for k in range(3)
+        ),
+        UnitShape("head", 64, 8),
+    ),
+    True,
+    True,
+    8,
+    12,
+    708,
+    64,
+    sliding_window=None,
+    logit_bytes=14,
+    attention_heads=2,
+    attention_width=8,
+)
 
 
 @pytest.fixture
@@ -216,7 +300,10 @@ def file(own_cache):
 def test_a_file_is_read_as_it_was_written(file):
     assert kept_shape(KEY, "bfloat16", "any") == SHAPE
     assert kept_shape(KEY, "bfloat16", "other") == dataclasses.replace(SHAPE, source="other")
-    assert kept_shape("1" * 64, "bfloat16", "any") is None and kept_shape(KEY, "float32", "any") is None
+    assert (
+        kept_shape("1" * 64, "bfloat16", "any") is None
+        and kept_shape(KEY, "float32", "any") is None
+    )
     shutil.copy(file, file.with_name("1" * 64 + ".json"))
     assert kept_shape("1" * 64, "bfloat16", "any") is None  # one that was renamed
     assert [entry.name for entry in file.parent.iterdir() if entry.name.startswith(".")] == []
@@ -232,7 +319,15 @@ def test_a_damaged_file_counts_as_not_there(file):
         damaged[position] ^= 1
         file.write_bytes(damaged)
         assert kept_shape(KEY, "bfloat16", "any") is None, position
-    for content in (b"[" * 200_000, b"null", b"[]", b"{}", b"9" * 5000, b"\xff\xfe", b" " * (2 << 20)):
+    for content in (
+        b"[" * 200_000,
+        b"null",
+        b"[]",
+        b"{}",
+        b"9" * 5000,
+        b"\xff\xfe",
+        b" " * (2 << 20),
+    ):
         file.write_bytes(content)
         assert kept_shape(KEY, "bfloat16", "any") is None
     file.unlink()
@@ -243,28 +338,78 @@ def test_a_damaged_file_counts_as_not_there(file):
     assert kept_shape(KEY, "bfloat16", "any") is None
 
 
-@pytest.mark.parametrize("changes", [
-    {"model_type": 7}, {"tied": 1}, {"packs": None}, {"hidden_size": 0}, {"hidden_size": 8.0}, {"hidden_size": True},
-    {"vocab_size": -1}, {"active_parameters": "708"}, {"max_position_embeddings": -5}, {"sliding_window": [8]},
-    {"attention_heads": 0}, {"mask_kinds": 1 << 80}, {"logit_bytes": {}}, {"logit_bytes": {"bfloat16": 0}},
-    {"logit_bytes": {"bfloat16": 14, "float32": 16}}, {"kinds": {}}, {"kinds": [3]}, {"kinds": []}, {"units": []},
-    {"units": [[0, 1]]}, {"units": [[0, 1], [9, 3], [2, 1]]}, {"units": [[0, 1], [-1, 3]]}, {"units": [[0, 10**9], [1, 1]]},
-    {"units": [[0, 60_000], [1, 60_000]]}, {"units": [[0, 1, 2], [1, 3]]}, {"units": [[0, 0], [1, 3]]}, {"units": "units"},
-    {"kinds": [{"numel": 128, "parameters": 100}] * 3}, {"kinds": [{"numel": -1, "parameters": 0, "widest": 0}] * 3},
-    {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5}] * 3},
-    {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5 + [float("inf")]}] * 3},
-    {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5 + [float("nan")]}] * 3},
-    {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": None}] * 3}, {"kinds": [[]] * 3},
-], ids=lambda changes: next(iter(changes)))
-def test_a_file_with_values_of_another_kind_counts_as_not_there_whatever_its_checksum(file, changes):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": 7},
+        {"tied": 1},
+        {"packs": None},
+        {"hidden_size": 0},
+        {"hidden_size": 8.0},
+        {"hidden_size": True},
+        {"vocab_size": -1},
+        {"active_parameters": "708"},
+        {"max_position_embeddings": -5},
+        {"sliding_window": [8]},
+        {"attention_heads": 0},
+        {"mask_kinds": 1 << 80},
+        {"logit_bytes": {}},
+        {"logit_bytes": {"bfloat16": 0}},
+        {"logit_bytes": {"bfloat16": 14, "float32": 16}},
+        {"kinds": {}},
+        {"kinds": [3]},
+        {"kinds": []},
+        {"units": []},
+        {"units": [[0, 1]]},
+        {"units": [[0, 1], [9, 3], [2, 1]]},
+        {"units": [[0, 1], [-1, 3]]},
+        {"units": [[0, 10**9], [1, 1]]},
+        {"units": [[0, 60_000], [1, 60_000]]},
+        {"units": [[0, 1, 2], [1, 3]]},
+        {"units": [[0, 0], [1, 3]]},
+        {"units": "units"},
+        {"kinds": [{"numel": 128, "parameters": 100}] * 3},
+        {"kinds": [{"numel": -1, "parameters": 0, "widest": 0}] * 3},
+        {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5}] * 3},
+        {
+            "kinds": [
+                {"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5 + [float("inf")]}
+            ]
+            * 3
+        },
+        {
+            "kinds": [
+                {"numel": 1, "parameters": 1, "widest": 0, "bfloat16": [1.0] * 5 + [float("nan")]}
+            ]
+            * 3
+        },
+        {"kinds": [{"numel": 1, "parameters": 1, "widest": 0, "bfloat16": None}] * 3},
+        {"kinds": [[]] * 3},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_file_with_values_of_another_kind_counts_as_not_there_whatever_its_checksum(
+    file, changes
+):
     found = json.loads(file.read_text())
     row = found["shape"] | changes
     file.write_text(json.dumps(found | {"shape": row, "sha256": kept_shapes._checksum(row)}))
     assert kept_shape(KEY, "bfloat16", "any") is None
 
 
-@pytest.mark.parametrize("missing", ["model_type", "tied", "hidden_size", "max_position_embeddings", "sliding_window",
-                                     "logit_bytes", "kinds", "units"])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "model_type",
+        "tied",
+        "hidden_size",
+        "max_position_embeddings",
+        "sliding_window",
+        "logit_bytes",
+        "kinds",
+        "units",
+    ],
+)
 def test_a_file_that_lacks_something_counts_as_not_there(file, missing):
     found = json.loads(file.read_text())
     row = {name: value for name, value in found["shape"].items() if name != missing}
@@ -280,17 +425,32 @@ def test_a_damaged_file_is_made_again(tmp_path, own_cache, forgetful):
     good = file.read_bytes()
     file.write_bytes(good[:-9])
     forgetful()
-    assert shape_from_source(model) == built and forgetful.built == [str(tmp_path)] and file.read_bytes() == good
+    assert (
+        shape_from_source(model) == built
+        and forgetful.built == [str(tmp_path)]
+        and file.read_bytes() == good
+    )
 
 
 # ---------------------------------------------------------------------- what is kept, and where
 
-OTHER_NAMES = tuple(dataclasses.replace(unit, name=unit.name.replace("block", "layer")) for unit in SHAPE.units)
+OTHER_NAMES = tuple(
+    dataclasses.replace(unit, name=unit.name.replace("block", "layer")) for unit in SHAPE.units
+)
 
 
-@pytest.mark.parametrize("changes", [{"sliding_window": [8]}, {"hidden_size": 8.0}, {"logit_bytes": float("nan")},
-                                     {"model_type": None}, {"max_position_embeddings": object()}, {"units": OTHER_NAMES}],
-                         ids=lambda changes: next(iter(changes)))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": [8]},
+        {"hidden_size": 8.0},
+        {"logit_bytes": float("nan")},
+        {"model_type": None},
+        {"max_position_embeddings": object()},
+        {"units": OTHER_NAMES},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
 def test_what_would_not_be_read_again_is_not_kept(own_cache, changes):
     keep_shape(KEY, dataclasses.replace(SHAPE, **changes))
     assert not (own_cache / "shapes").exists()

@@ -43,8 +43,12 @@ assert not errors, errors
 
 def test_threads_may_need_it_first_at_the_same_moment():
     """A page makes a preview and a verdict while a run starts."""
-    done = subprocess.run([sys.executable, "-c", AT_ONCE, "assets/starter-model"], cwd=PROGRAM_ROOT, capture_output=True,
-                          text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE, "assets/starter-model"],
+        cwd=PROGRAM_ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -54,8 +58,9 @@ def test_an_empty_model_is_the_librarys_own_without_weights(family, dtype):
     plain = AutoModelForCausalLM.from_config(tiny_config(family), dtype=dtype)
     empty = empty_model(tiny_config(family), dtype)
     assert empty.config.dtype == plain.config.dtype == dtype
-    assert ([(name, p.shape, p.dtype, p.device.type) for name, p in empty.named_parameters()]
-            == [(name, p.shape, p.dtype, "meta") for name, p in plain.named_parameters()])
+    assert [(name, p.shape, p.dtype, p.device.type) for name, p in empty.named_parameters()] == [
+        (name, p.shape, p.dtype, "meta") for name, p in plain.named_parameters()
+    ]
     buffers = dict(empty.named_buffers())
     assert buffers.keys() == dict(plain.named_buffers()).keys()
     for name, buffer in plain.named_buffers():
@@ -71,7 +76,10 @@ def test_building_leaves_other_threads_and_the_process_alone():
 
     watcher = threading.Thread(target=look)
     watcher.start()
-    builders = [threading.Thread(target=empty_model, args=(tiny_config("qwen2"), torch.bfloat16)) for _ in range(8)]
+    builders = [
+        threading.Thread(target=empty_model, args=(tiny_config("qwen2"), torch.bfloat16))
+        for _ in range(8)
+    ]
     for thread in builders:
         thread.start()
     for thread in builders:
@@ -84,6 +92,7 @@ def test_building_leaves_other_threads_and_the_process_alone():
 
 def test_a_hub_without_a_name_is_not_asked(monkeypatch):
     """The library would try again for half a minute."""
+
     def unknown(*_):
         raise socket.gaierror("Temporary failure in name resolution")
 
@@ -91,7 +100,10 @@ def test_a_hub_without_a_name_is_not_asked(monkeypatch):
     monkeypatch.setattr("engine.model.library.getproxies", dict)
     monkeypatch.setattr("engine.model.library.socket.getaddrinfo", unknown)
     asked = []
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **given: asked.append(given) or "config")
+    monkeypatch.setattr(
+        "transformers.AutoConfig.from_pretrained",
+        lambda *_, **given: asked.append(given) or "config",
+    )
     assert hub_is_cut_off() and load_config("nobody/nothing") == "config"
     monkeypatch.setattr("engine.model.library.getproxies", lambda: {"https": "http://proxy:3128"})
     assert not hub_is_cut_off() and load_config("nobody/nothing") == "config"

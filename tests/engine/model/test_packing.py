@@ -1,5 +1,6 @@
-"""Packed documents do not see each other: loss and gradients of a packed row equal those of the documents alone, or the
-test at load finds that they do not and packing is off, by name."""
+"""Packed documents do not see each other: loss and gradients of a packed row equal those of the
+documents alone, or the test at load finds that they do not and packing is off, by name.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +25,141 @@ from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
 LENGTHS = ((9, 4, 11), (1, 20, 3))
 """Tokens of the documents of each row."""
 PACKED = (
-    "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "biogpt", "bitnet", "codegen", "cohere", "cohere2",
-    "cohere2_moe", "cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "dots1",
-    "emu3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "flex_olmo", "flint", "gemma", "gemma2", "gemma3_text",
-    "gemma4_unified_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo",
-    "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe", "granitemoe_swa",
-    "granitemoeshared", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3",
-    "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "llama4", "llama4_text", "longcat_flash", "mellum",
-    "mimo_v2_flash", "minicpm3", "minimax_m2", "minimax_m3_vl_text", "ministral", "ministral3", "mistral", "mixtral",
-    "modernbert-decoder", "moshi", "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi",
-    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "solar_open", "stablelm",
-    "starcoder2", "vaultgemma", "youtu")
+    "afmoe",
+    "apertus",
+    "arcee",
+    "aria_text",
+    "axk1",
+    "beam",
+    "biogpt",
+    "bitnet",
+    "codegen",
+    "cohere",
+    "cohere2",
+    "cohere2_moe",
+    "cohere_compass_text",
+    "ctrl",
+    "cwm",
+    "dbrx",
+    "deepseek_v2",
+    "deepseek_v3",
+    "diffllama",
+    "dots1",
+    "emu3",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "exaone4",
+    "exaone_moe",
+    "flex_olmo",
+    "flint",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_unified_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "gpt-sw3",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gpt_neox_japanese",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "granite_swa",
+    "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
+    "helium",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hy_v3",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
+    "jetmoe",
+    "kolibri1",
+    "laguna",
+    "llama",
+    "llama4",
+    "llama4_text",
+    "longcat_flash",
+    "mellum",
+    "mimo_v2_flash",
+    "minicpm3",
+    "minimax_m2",
+    "minimax_m3_vl_text",
+    "ministral",
+    "ministral3",
+    "mistral",
+    "mixtral",
+    "modernbert-decoder",
+    "moshi",
+    "nanochat",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phi3",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "solar_open",
+    "stablelm",
+    "starcoder2",
+    "vaultgemma",
+    "youtu",
+)
 NOT_PACKED = (
-    "axk2", "bailing_hybrid", "bamba", "bloom", "deepseek_v32", "doge", "dots3_note", "dots3_note_text", "falcon",
-    "falcon_h1", "falcon_mamba", "granitemoehybrid", "inkling_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3",
-    "mamba", "mamba2", "minimax", "mpt", "nemotron_h", "olmo_hybrid", "openai-gpt", "qwen3_5", "qwen3_5_moe",
-    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text", "rwkv", "trocr", "xglm", "xlstm")
+    "axk2",
+    "bailing_hybrid",
+    "bamba",
+    "bloom",
+    "deepseek_v32",
+    "doge",
+    "dots3_note",
+    "dots3_note_text",
+    "falcon",
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "inkling_text",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "lfm3",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "mpt",
+    "nemotron_h",
+    "olmo_hybrid",
+    "openai-gpt",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "rwkv",
+    "trocr",
+    "xglm",
+    "xlstm",
+)
 """Families in which one document of a row reaches another."""
 WHY_NOT_PACKED = "documents that share a row see each other"
 
@@ -47,15 +167,27 @@ WHY_NOT_PACKED = "documents that share a row see each other"
 def packed_and_apart(rows_of=LENGTHS) -> tuple[list[Batch], list[Batch]]:
     generator = np.random.default_rng(5)
     rows = [[generator.integers(3, VOCAB, n) for n in lengths] for lengths in rows_of]
-    apart = [Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1) for row in rows for d in row]
+    apart = [
+        Batch(d[None], np.append(d[1:], -100)[None], None, len(d), len(d) - 1)
+        for row in rows
+        for d in row
+    ]
     ids = np.stack([np.concatenate(row) for row in rows])
     labels = np.stack([np.concatenate([np.append(d[1:], -100) for d in row]) for row in rows])
     positions = np.stack([np.concatenate([np.arange(n) for n in lengths]) for lengths in rows_of])
     return [Batch(ids, labels, positions, ids.size, sum(b.loss_tokens for b in apart))], apart
 
 
-def gradients(plain, batches: list[Batch], choices: PlanChoices | None = None, config=None) -> tuple[float, torch.Tensor]:
-    run = streamed(plain, choices or PlanChoices(micro_batches=len(batches)), max_grad_norm=None, tokens=48, config=config)
+def gradients(
+    plain, batches: list[Batch], choices: PlanChoices | None = None, config=None
+) -> tuple[float, torch.Tensor]:
+    run = streamed(
+        plain,
+        choices or PlanChoices(micro_batches=len(batches)),
+        max_grad_norm=None,
+        tokens=48,
+        config=config,
+    )
     homes = []
     run.engine.train_step(1, batches, 0.0, homes.append)
     run.engine.drain()
@@ -94,7 +226,9 @@ def test_a_family_whose_documents_see_each_other_is_found(family):
     assert not packing.safe and packing.problem == WHY_NOT_PACKED
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "phi3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family", ["llama", "qwen2", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "phi3", "qwen3_moe"]
+)
 def test_configurations_of_real_size_are_told_by_a_small_model(family):
     packing = packing_of(CONFIG_MAPPING[family]())
     assert packing.safe and packing.attention == DOCUMENTS
@@ -110,17 +244,35 @@ def test_a_part_that_the_small_model_lacks_is_not_believed():
 
 
 ROPES = {
-    "longrope": ("phi3", dict(max_position_embeddings=4096, original_max_position_embeddings=32,
-                              rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
-                                               "long_factor": [4.0] * 4, "original_max_position_embeddings": 32})),
-    "dynamic": ("llama", dict(max_position_embeddings=32,
-                              rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0})),
+    "longrope": (
+        "phi3",
+        dict(
+            max_position_embeddings=4096,
+            original_max_position_embeddings=32,
+            rope_parameters={
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [4.0] * 4,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+    ),
+    "dynamic": (
+        "llama",
+        dict(
+            max_position_embeddings=32,
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("rope", ROPES)
 def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope):
-    """Documents of 40 and 3 tokens depend on each other beyond a limit of 32, those of rows of 32 do not."""
+    """Documents of 40 and 3 tokens depend on each other beyond a limit of 32, those of rows of 32
+    do not.
+    """
     family, changes = ROPES[rope]
     config = tiny_config(family, **changes)
     packing = packing_of(config)
@@ -129,7 +281,9 @@ def test_a_rope_that_depends_on_the_length_of_a_row_packs_short_rows_alone(rope)
     plain = plain_model(config)
     for lengths, see_each_other in (((3, 40), True), ((3, 29), False)):
         packed, apart = packed_and_apart((lengths,))
-        assert (difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5) == see_each_other
+        assert (
+            difference(gradients(plain, packed)[1], gradients(plain, apart)[1]) > 1e-5
+        ) == see_each_other
 
 
 def test_positions_become_documents_on_the_host():
@@ -151,7 +305,9 @@ def test_no_tokens_by_tokens_mask_is_made(family):
         for arguments in captured.arguments:
             found = tensors_in(arguments.args) + tensors_in(arguments.kwargs)
             assert not any(list(tensor.shape).count(positions.shape[1]) > 1 for _, tensor in found)
-            assert given_positions is None or isinstance(arguments.kwargs["attention_mask"], Pattern)
+            assert given_positions is None or isinstance(
+                arguments.kwargs["attention_mask"], Pattern
+            )
 
 
 @pytest.mark.parametrize("family, dropout", [("gemma3_text", 0.0), ("gpt2", 0.2)])
@@ -160,7 +316,10 @@ def test_packed_rows_give_the_same_bits_under_any_plan(family, dropout):
     packed, _ = packed_and_apart()
     expected = gradients(plain, packed)
     depth = plain.config.num_hidden_layers
-    for choices in (PlanChoices(resident_blocks=depth, kept_blocks=depth), PlanChoices(slots=1, host_boundaries=True)):
+    for choices in (
+        PlanChoices(resident_blocks=depth, kept_blocks=depth),
+        PlanChoices(slots=1, host_boundaries=True),
+    ):
         loss, gradient = gradients(plain, packed, choices)
         assert loss == expected[0] and torch.equal(gradient, expected[1])
 
@@ -175,7 +334,9 @@ def test_a_mask_for_short_rows_is_what_the_documents_see(window, chunk):
         for length in lengths:
             for query in range(length):
                 for key in range(query + 1):
-                    if (window is None or query - key < window) and (chunk is None or query // chunk == key // chunk):
+                    if (window is None or query - key < window) and (
+                        chunk is None or query // chunk == key // chunk
+                    ):
                         expected[row, 0, start + query, start + key] = 0.0
             start += length
     assert torch.equal(mask, expected)
@@ -184,22 +345,40 @@ def test_a_mask_for_short_rows_is_what_the_documents_see(window, chunk):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_queries_that_share_keys_give_the_same_group_by_group(masked):
-    """As a GPU computes them in float32: heads in their order, and the gradients of shared keys summed."""
+    """As a GPU computes them in float32: heads in their order, and the gradients of shared keys
+    summed.
+    """
     generator = torch.Generator().manual_seed(3)
-    query, key, value = (torch.randn(2, heads, 11, 8, generator=generator, requires_grad=True) for heads in (6, 2, 2))
-    dense = torch.zeros(11, 11).masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf) if masked else None
+    query, key, value = (
+        torch.randn(2, heads, 11, 8, generator=generator, requires_grad=True) for heads in (6, 2, 2)
+    )
+    dense = (
+        torch.zeros(11, 11).masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
+        if masked
+        else None
+    )
     found = _by_group(query, key, value, dense, not masked, dropout=0.0, scaling=0.3)
-    wanted = F.scaled_dot_product_attention(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True,
-                                            scale=0.3).transpose(1, 2)
+    wanted = F.scaled_dot_product_attention(
+        query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True, scale=0.3
+    ).transpose(1, 2)
     weights = torch.randn(wanted.shape, generator=generator)
     torch.testing.assert_close(found, wanted)
-    for ours, theirs in zip(*(torch.autograd.grad((out * weights).sum(), (query, key, value)) for out in (found, wanted))):
+    for ours, theirs in zip(
+        *(
+            torch.autograd.grad((out * weights).sum(), (query, key, value))
+            for out in (found, wanted)
+        )
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "llama4_text"])
 def test_short_rows_are_the_same_under_a_mask_as_document_by_document(family, monkeypatch):
-    plain = plain_model(tiny_config(family)) if family != "llama4_text" else plain_model(tiny_family_config(family))
+    plain = (
+        plain_model(tiny_config(family))
+        if family != "llama4_text"
+        else plain_model(tiny_family_config(family))
+    )
     packed, _ = packed_and_apart()
     at_once, gradient = gradients(plain, packed)
     monkeypatch.setattr("engine.model.attention._MASKED_AT_ONCE", 0)

@@ -1,6 +1,8 @@
-"""Plans of eight choices stand as text beside this file: a change of the planner is a difference of lines.
+"""Plans of eight choices stand as text beside this file: a change of the planner is a difference of
+lines.
 
-`python -m tests.engine.plan.test_golden_plans` writes them anew; read the difference before you commit it.
+`python -m tests.engine.plan.test_golden_plans` writes them anew; read the difference before you
+commit it.
 """
 
 from __future__ import annotations
@@ -22,14 +24,34 @@ HOMES = ("embed", "block 0", "block 1", "head")
 
 CHOICES = {
     "vertical": PlanChoices(micro_batches=2),
-    "host-boundaries": PlanChoices(micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2),
-    "kept-and-resident": PlanChoices(micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True),
-    "rounds-on-the-device": PlanChoices(micro_batches=2, rounds=2, gradient_sum=GradientSum.DEVICE, kept_blocks=4, slots=3,
-                                        prefetch_depth=2),
-    "rounds-on-the-host": PlanChoices(micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True),
+    "host-boundaries": PlanChoices(
+        micro_batches=3, host_boundaries=True, boundary_rings=2, slots=3, prefetch_depth=2
+    ),
+    "kept-and-resident": PlanChoices(
+        micro_batches=2, kept_blocks=2, resident_blocks=1, compiled=True
+    ),
+    "rounds-on-the-device": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        kept_blocks=4,
+        slots=3,
+        prefetch_depth=2,
+    ),
+    "rounds-on-the-host": PlanChoices(
+        micro_batches=4, rounds=2, gradient_sum=GradientSum.HOST, host_boundaries=True
+    ),
     "homes-on-the-device": PlanChoices(micro_batches=2, device_homes=HOMES, update_buffers=2),
-    "spare-buffers": PlanChoices(micro_batches=2, rounds=2, gradient_sum=GradientSum.DEVICE, kept_blocks=4,
-                                 device_homes=HOMES, update_buffers=4, spare_buffers=2, spare_blocks=2),
+    "spare-buffers": PlanChoices(
+        micro_batches=2,
+        rounds=2,
+        gradient_sum=GradientSum.DEVICE,
+        kept_blocks=4,
+        device_homes=HOMES,
+        update_buffers=4,
+        spare_buffers=2,
+        spare_blocks=2,
+    ),
 }
 
 
@@ -58,10 +80,23 @@ def test_the_plans_have_every_kind_of_op():
     assert {op.kind for name in NAMES for op in plan_of(name).ops} == set(OP_TYPES)
 
 
-@pytest.mark.parametrize("sound, broken", [
-    ("slot 0", "slot(block 0"), ("slot 0", "no such kind 3"), ("slot 0", "slot 0/x"), ("slot 0", ""), ("slot=", "slut="),
-    ("slot=", "ring="), ("first=yes", "first=perhaps"), ("compiled: no", "compiled: maybe"), ("kept units:", "kept:"),
-    ("   0 H2D    ", "   0 COMPUTE"), ("micro_batch=0, ", ""), ("\n\n", "\n")])
+@pytest.mark.parametrize(
+    "sound, broken",
+    [
+        ("slot 0", "slot(block 0"),
+        ("slot 0", "no such kind 3"),
+        ("slot 0", "slot 0/x"),
+        ("slot 0", ""),
+        ("slot=", "slut="),
+        ("slot=", "ring="),
+        ("first=yes", "first=perhaps"),
+        ("compiled: no", "compiled: maybe"),
+        ("kept units:", "kept:"),
+        ("   0 H2D    ", "   0 COMPUTE"),
+        ("micro_batch=0, ", ""),
+        ("\n\n", "\n"),
+    ],
+)
 def test_what_is_no_plan_is_refused(sound, broken):
     text = to_text(plan_of("vertical"))
     assert sound in text

@@ -31,12 +31,16 @@ SAME_BITS = {
     "one resident, two kept": dict(resident_blocks=1, kept_blocks=2),
     "host boundaries": dict(host_boundaries=True),
     "host boundaries, one ring": dict(host_boundaries=True, boundary_rings=1),
-    "host boundaries, two kept": dict(host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1),
+    "host boundaries, two kept": dict(
+        host_boundaries=True, resident_blocks=2, kept_blocks=2, slots=1
+    ),
 }
 
 
 class DelayedBackend(CpuBackend):
-    """Holds every op of some lanes back until an op that waits for it runs: the longest delay that waits allow."""
+    """Holds every op of some lanes back until an op that waits for it runs: the longest delay that
+    waits allow.
+    """
 
     def __init__(self, delayed: tuple[str, ...]):
         super().__init__()
@@ -71,13 +75,31 @@ class DelayedBackend(CpuBackend):
 
 class HeldTicket:
     def __init__(self, backend, lane, waits, work):
-        self.backend, self.lane, self.waits, self.work, self.done = backend, lane, waits, work, False
+        self.backend, self.lane, self.waits, self.work, self.done = (
+            backend,
+            lane,
+            waits,
+            work,
+            False,
+        )
 
 
-def planes_after(choices: PlanChoices, backend=None, family: str = "qwen3", tied: bool = False,
-                 dtype: str = "float32", steps: int = 3, dropout: float = 0.0, layers: int = 3) -> list[torch.Tensor]:
+def planes_after(
+    choices: PlanChoices,
+    backend=None,
+    family: str = "qwen3",
+    tied: bool = False,
+    dtype: str = "float32",
+    steps: int = 3,
+    dropout: float = 0.0,
+    layers: int = 3,
+) -> list[torch.Tensor]:
     """Every plane after some steps that are submitted without draining between them."""
-    extra = dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout) if family == "gpt2" else {}
+    extra = (
+        dict(resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout)
+        if family == "gpt2"
+        else {}
+    )
     if layers != 3:
         extra["num_hidden_layers"] = layers
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied, **extra))
@@ -85,7 +107,11 @@ def planes_after(choices: PlanChoices, backend=None, family: str = "qwen3", tied
     for step in range(1, steps + 1):
         run.engine.train_step(step, random_batches(choices.micro_batches, seed=step), 1e-2)
     run.engine.drain()
-    planes = [run.store.tensor(unit.name, plane).clone() for unit in run.model.units for plane in run.store.planes]
+    planes = [
+        run.store.tensor(unit.name, plane).clone()
+        for unit in run.model.units
+        for plane in run.store.planes
+    ]
     run.close()
     return planes
 
@@ -98,8 +124,11 @@ def assert_same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> No
 
 @pytest.fixture(scope="module")
 def reference():
-    return {(dtype, tied): planes_after(BASE, dtype=dtype, tied=tied)
-            for dtype in ("float32", "bfloat16") for tied in (False, True)}
+    return {
+        (dtype, tied): planes_after(BASE, dtype=dtype, tied=tied)
+        for dtype in ("float32", "bfloat16")
+        for tied in (False, True)
+    }
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
@@ -112,18 +141,28 @@ def test_any_plan_gives_the_same_bits(reference, name, dtype, tied):
 
 def test_dropout_draws_the_same_numbers_in_the_recompute():
     recomputed = planes_after(BASE, family="gpt2", dropout=0.2)
-    assert_same_bits(planes_after(dataclasses.replace(BASE, resident_blocks=3, kept_blocks=3), family="gpt2",
-                                  dropout=0.2), recomputed)
+    assert_same_bits(
+        planes_after(
+            dataclasses.replace(BASE, resident_blocks=3, kept_blocks=3), family="gpt2", dropout=0.2
+        ),
+        recomputed,
+    )
     without = planes_after(BASE, family="gpt2")
     assert any(not torch.equal(a, b) for a, b in zip(recomputed, without))
 
 
 def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
-    """On the device the sum is fp32 over all rounds: the same sum in the same order, so the same bits."""
+    """On the device the sum is fp32 over all rounds: the same sum in the same order, so the same
+    bits.
+    """
     vertical = planes_after(BASE, dtype="bfloat16")
-    device = planes_after(dataclasses.replace(BASE, rounds=2, gradient_sum="device"), dtype="bfloat16")
+    device = planes_after(
+        dataclasses.replace(BASE, rounds=2, gradient_sum="device"), dtype="bfloat16"
+    )
     assert_same_bits(device, vertical)
-    host = planes_after(dataclasses.replace(BASE, rounds=2, gradient_sum="host"), dtype="bfloat16", steps=1)
+    host = planes_after(
+        dataclasses.replace(BASE, rounds=2, gradient_sum="host"), dtype="bfloat16", steps=1
+    )
     once = planes_after(BASE, dtype="bfloat16", steps=1)
     gradients = [(a.float(), b.float()) for k, (a, b) in enumerate(zip(host, once)) if k % 5 == 4]
     norm = torch.cat([b for _, b in gradients]).norm()
@@ -131,12 +170,26 @@ def test_sum_over_rounds_in_bf16_differs_by_rounding_only(reference):
     assert 0 < error < 3e-3
 
 
-@pytest.mark.parametrize("lanes", [(Lane.H2D,), (Lane.D2H,), (Lane.HOST,), (Lane.H2D, Lane.D2H), (Lane.D2H, Lane.HOST),
-                                   (Lane.H2D, Lane.HOST), (Lane.H2D, Lane.D2H, Lane.HOST),
-                                   (Lane.COMPUTE,)], ids="+".join)
+@pytest.mark.parametrize(
+    "lanes",
+    [
+        (Lane.H2D,),
+        (Lane.D2H,),
+        (Lane.HOST,),
+        (Lane.H2D, Lane.D2H),
+        (Lane.D2H, Lane.HOST),
+        (Lane.H2D, Lane.HOST),
+        (Lane.H2D, Lane.D2H, Lane.HOST),
+        (Lane.COMPUTE,),
+    ],
+    ids="+".join,
+)
 @pytest.mark.parametrize("name", ["base", "host boundaries", "deep prefetch", "one kept", "rounds"])
 def test_delays_in_any_lane_change_nothing(reference, lanes, name):
-    changes = {"base": {}, "rounds": dict(rounds=2, gradient_sum="host", micro_batches=2)} | SAME_BITS
+    changes = {
+        "base": {},
+        "rounds": dict(rounds=2, gradient_sum="host", micro_batches=2),
+    } | SAME_BITS
     choices = dataclasses.replace(BASE, **changes[name])
     expected = planes_after(choices) if name == "rounds" else reference["float32", False]
     assert_same_bits(planes_after(choices, backend=DelayedBackend(lanes)), expected)
@@ -144,11 +197,30 @@ def test_delays_in_any_lane_change_nothing(reference, lanes, name):
 
 # ---------------------------------------------------------------------- the validator
 
-GRID = [PlanChoices(micro_batches=m, rounds=r, slots=s, prefetch_depth=d, resident_blocks=k, kept_blocks=a,
-                    host_boundaries=h, boundary_rings=b, gradient_sum=g)
-        for m in (1, 4) for r in (1, 2) if m % r == 0 for s in (1, 2, 3) for d in (1, 2) for k in (0, 2)
-        for a in (0, 1, 2) for h in (False, True) for b in (1, 3) if h or b == 3
-        for g in (("vertical",) if r == 1 else ("device", "host"))]
+GRID = [
+    PlanChoices(
+        micro_batches=m,
+        rounds=r,
+        slots=s,
+        prefetch_depth=d,
+        resident_blocks=k,
+        kept_blocks=a,
+        host_boundaries=h,
+        boundary_rings=b,
+        gradient_sum=g,
+    )
+    for m in (1, 4)
+    for r in (1, 2)
+    if m % r == 0
+    for s in (1, 2, 3)
+    for d in (1, 2)
+    for k in (0, 2)
+    for a in (0, 1, 2)
+    for h in (False, True)
+    for b in (1, 3)
+    if h or b == 3
+    for g in (("vertical",) if r == 1 else ("device", "host"))
+]
 
 
 @pytest.mark.parametrize("depth", [2, 5])
@@ -159,7 +231,9 @@ def test_every_plan_of_a_size_grid_validates(depth, tied):
 
 
 def find_dropped_waits(plan: StepPlan) -> list[tuple[str, str]]:
-    """(kind of op, which of its waits) of every single wait of a plan, each of them missed by `validate` when it is gone."""
+    """(kind of op, which of its waits) of every single wait of a plan, each of them missed by
+    `validate` when it is gone.
+    """
     dropped = []
     for index, op in enumerate(plan.ops):
         for which in ("waits", "waits_previous"):
@@ -175,8 +249,11 @@ def find_dropped_waits(plan: StepPlan) -> list[tuple[str, str]]:
 
 def test_dropping_any_single_wait_is_found():
     """The builder keeps only waits that nothing else implies, so every one of them is needed."""
-    plan = build_step_plan([f"block {k}" for k in range(4)], False, PlanChoices(micro_batches=2, host_boundaries=True,
-                                                                               boundary_rings=2))
+    plan = build_step_plan(
+        [f"block {k}" for k in range(4)],
+        False,
+        PlanChoices(micro_batches=2, host_boundaries=True, boundary_rings=2),
+    )
     assert len(find_dropped_waits(plan)) > 20
 
 
@@ -185,7 +262,9 @@ def test_a_wrong_slot_is_found_and_shown():
     ops = list(plan.ops)
     k = next(i for i, op in enumerate(ops) if op.kind == "prefetch" and op.unit == "block 1")
     slot = Buffer(BufferKind.SLOT, number=0)
-    ops[k] = dataclasses.replace(ops[k], slot=slot, writes=((slot, Content(ContentKind.WEIGHTS, "block 1")),))
+    ops[k] = dataclasses.replace(
+        ops[k], slot=slot, writes=((slot, Content(ContentKind.WEIGHTS, "block 1")),)
+    )
     with pytest.raises(PlanError, match="(expects|overwrites)") as raised:
         validate(dataclasses.replace(plan, ops=tuple(ops)))
     (marked,) = [line for line in str(raised.value).splitlines() if line.startswith("->")]
@@ -200,7 +279,10 @@ def test_a_plan_reads_as_a_grid():
 
 
 def test_contradicting_choices_are_refused():
-    for choices in (PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"), PlanChoices(kept_blocks=2),
-                    PlanChoices(gradient_sum=GradientSum.HOST)):
+    for choices in (
+        PlanChoices(micro_batches=3, rounds=2, gradient_sum="host"),
+        PlanChoices(kept_blocks=2),
+        PlanChoices(gradient_sum=GradientSum.HOST),
+    ):
         with pytest.raises(ValueError):
             build_step_plan(["block 0"], False, choices)

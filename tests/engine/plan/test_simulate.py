@@ -1,4 +1,6 @@
-"""The simulator: against steps whose time can be worked out by hand, and against the rules that every schedule keeps."""
+"""The simulator: against steps whose time can be worked out by hand, and against the rules that
+every schedule keeps.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,18 @@ import pytest
 
 from engine.config.settings import ModelConfig
 from engine.fit import cost
-from engine.fit.cost import (BLOCK_CALLS, BUS_SHARE, GRADIENT_BYTES, HALF_SPEED_TOKENS, Cost, attention_flops, op_seconds,
-                             parameter_flops, step_flops, step_seconds)
+from engine.fit.cost import (
+    BLOCK_CALLS,
+    BUS_SHARE,
+    GRADIENT_BYTES,
+    HALF_SPEED_TOKENS,
+    Cost,
+    attention_flops,
+    op_seconds,
+    parameter_flops,
+    step_flops,
+    step_seconds,
+)
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build import build_model
@@ -21,13 +33,25 @@ from engine.plan.simulate import simulate
 from tests.support.tiny import tiny_config
 
 BLOCKS = [f"block {k}" for k in range(6)]
-CHOICES = (PlanChoices(), PlanChoices(micro_batches=4, slots=3, prefetch_depth=2),
-           PlanChoices(micro_batches=4, rounds=2, gradient_sum="host"),
-           PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", resident_blocks=3, kept_blocks=2),
-           PlanChoices(micro_batches=3, host_boundaries=True),
-           PlanChoices(micro_batches=2, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2),
-           PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", device_homes=tuple(BLOCKS), update_buffers=3,
-                       resident_blocks=2, kept_blocks=6))
+CHOICES = (
+    PlanChoices(),
+    PlanChoices(micro_batches=4, slots=3, prefetch_depth=2),
+    PlanChoices(micro_batches=4, rounds=2, gradient_sum="host"),
+    PlanChoices(micro_batches=4, rounds=2, gradient_sum="device", resident_blocks=3, kept_blocks=2),
+    PlanChoices(micro_batches=3, host_boundaries=True),
+    PlanChoices(
+        micro_batches=2, device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2
+    ),
+    PlanChoices(
+        micro_batches=4,
+        rounds=2,
+        gradient_sum="device",
+        device_homes=tuple(BLOCKS),
+        update_buffers=3,
+        resident_blocks=2,
+        kept_blocks=6,
+    ),
+)
 NUMEL = dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 250}
 
 
@@ -38,22 +62,32 @@ def of_lane(**seconds: float):
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices):
     plan = build_step_plan(BLOCKS, False, choices, NUMEL)
-    for seconds in (of_lane(COMPUTE=1.0), of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2), of_lane(H2D=3.0, HOST=2.0),
-                    of_lane(COMPUTE=1.0, STATES_IN=2.0, UPDATE=0.5, STATES_OUT=1.5)):
+    for seconds in (
+        of_lane(COMPUTE=1.0),
+        of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2),
+        of_lane(H2D=3.0, HOST=2.0),
+        of_lane(COMPUTE=1.0, STATES_IN=2.0, UPDATE=0.5, STATES_OUT=1.5),
+    ):
         found = simulate(plan, seconds)
         assert max(found.busy.values()) <= found.seconds + 1e-9
         assert found.seconds <= sum(found.busy.values()) + 1e-9
-        assert simulate(plan, seconds, inline=True).seconds == pytest.approx(sum(found.busy.values()))
+        assert simulate(plan, seconds, inline=True).seconds == pytest.approx(
+            sum(found.busy.values())
+        )
         assert found.exposed == pytest.approx(max(0.0, found.seconds - found.busy[Lane.COMPUTE]))
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_ops_keep_their_lane_and_their_waits(choices):
     plan = build_step_plan(BLOCKS, True, choices, NUMEL)
-    seconds = of_lane(COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1)
+    seconds = of_lane(
+        COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1
+    )
     found = simulate(plan, seconds)
     starts = found.starts
-    assert [end - start for start, end in zip(starts, found.ends)] == pytest.approx([seconds(op) for op in plan.ops])
+    assert [end - start for start, end in zip(starts, found.ends)] == pytest.approx(
+        [seconds(op) for op in plan.ops]
+    )
     ends = [start + seconds(op) for start, op in zip(starts, plan.ops)]
     for op in plan.ops:
         assert all(starts[op.index] >= ends[k] - 1e-9 for k in op.waits)
@@ -66,30 +100,42 @@ def test_compute_that_nothing_holds_up_is_the_whole_step():
     """Copies and updates that take no time: what is left is the sum of the ops of COMPUTE."""
     plan = build_step_plan(BLOCKS, False, PlanChoices(micro_batches=2))
     found = simulate(plan, of_lane(COMPUTE=2.0))
-    assert found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops)) and found.exposed == 0.0
+    assert (
+        found.seconds == pytest.approx(2.0 * sum(op.lane == Lane.COMPUTE for op in plan.ops))
+        and found.exposed == 0.0
+    )
 
 
 def test_updates_run_under_the_next_forward_and_show_when_they_are_longer():
-    """The forward waits for its own block's update: six updates of 1 s, then the pass that was not hidden."""
+    """The forward waits for its own block's update: six updates of 1 s, then the pass that was not
+    hidden.
+    """
     plan = build_step_plan(BLOCKS, False, PlanChoices())
 
     def seconds(update: float):
         return lambda op: {"update": update, "forward": 1.0, "backward": 2.0}.get(op.kind, 0.0)
 
     hidden = simulate(plan, seconds(0.5))
-    # Embed's and the first block's updates come before the forward that needs them; the others hide under it.
+    # Embed's and the first block's updates come before the forward that needs them; the others hide
+    # under it.
     assert hidden.seconds == pytest.approx(6 * 3.0 + 2 * 0.5)
     shown = simulate(plan, seconds(2.0))
-    # All eight updates of 2 s, then the last block's forward would already be over: the head's comes last of all.
+    # All eight updates of 2 s, then the last block's forward would already be over: the head's
+    # comes last of all.
     assert shown.seconds == pytest.approx(8 * 2.0 + 6 * 2.0)
 
 
 def test_a_slow_bus_is_what_a_step_takes():
     plan = build_step_plan(BLOCKS, False, PlanChoices(slots=2))
-    found = simulate(plan, lambda op: {"prefetch": 5.0, "forward": 1.0, "backward": 1.0}.get(op.kind, 0.0))
+    found = simulate(
+        plan, lambda op: {"prefetch": 5.0, "forward": 1.0, "backward": 1.0}.get(op.kind, 0.0)
+    )
     prefetches = sum(op.kind == "prefetch" for op in plan.ops)
     assert found.busy[Lane.H2D] == 5.0 * prefetches
-    assert found.seconds >= found.busy[Lane.H2D] and found.seconds <= found.busy[Lane.H2D] + found.busy[Lane.COMPUTE]
+    assert (
+        found.seconds >= found.busy[Lane.H2D]
+        and found.seconds <= found.busy[Lane.H2D] + found.busy[Lane.COMPUTE]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +148,11 @@ FAST = 1e30
 
 def only(**rates: float) -> Rates:
     """A machine that does all else in no time."""
-    return Rates(**{name: FAST for name in Rates.__dataclass_fields__} | {"overhead": 0.0, "call": 0.0} | rates)
+    return Rates(
+        **{name: FAST for name in Rates.__dataclass_fields__}
+        | {"overhead": 0.0, "call": 0.0}
+        | rates
+    )
 
 
 def bus(rate: float) -> dict[str, float]:
@@ -135,9 +185,13 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     assert of("forward", packed_attention=1.0) < 1e-20
     traffic = of("forward", device_memory=1.0)
     assert traffic == pytest.approx(2 * block.activations.of(2, 16))
-    assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(2 * traffic + GRADIENT_BYTES * block.numel)
+    assert of("backward", kept_plan, device_memory=1.0) == pytest.approx(
+        2 * traffic + GRADIENT_BYTES * block.numel
+    )
     compiled = dataclasses.replace(plan, compiled=True)
-    assert of("forward", compiled, device_memory=1.0) == pytest.approx(block.compiled_activations.of(2, 16))
+    assert of("forward", compiled, device_memory=1.0) == pytest.approx(
+        block.compiled_activations.of(2, 16)
+    )
     assert block.compiled_activations.of(2, 16) < block.activations.of(2, 16)
 
 
@@ -146,18 +200,27 @@ def test_packed_rows_have_a_kernel_of_their_own(shape):
     packed = Cost(shape, rates, 2, 16, False, varlen=True)
     assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
     assert packed.backward("block 0") == pytest.approx(2.5 * packed.forward("block 0"))
-    plain, packed = (Cost(shape, only(device_memory=1.0), 2, 16, False, varlen) for varlen in (False, True))
+    plain, packed = (
+        Cost(shape, only(device_memory=1.0), 2, 16, False, varlen) for varlen in (False, True)
+    )
     more = PACKED_BYTES / 3 * 32 * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
     assert packed.forward("block 0") - plain.forward("block 0") == pytest.approx(more)
     assert packed.backward("block 0") - plain.backward("block 0") == pytest.approx(2 * more)
 
 
 def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
-    plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
+    plan = build_step_plan(
+        [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
+    )
     seconds = op_seconds(plan, shape, only(call=1.0), 2, 16)
     took = {op.kind: seconds(op) for op in plan.ops if op.lane == Lane.COMPUTE}
     forward, backward = BLOCK_CALLS["forward"], BLOCK_CALLS["backward"]
-    assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [forward, forward, forward, backward]
+    assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [
+        forward,
+        forward,
+        forward,
+        backward,
+    ]
     assert took["backward"] == pytest.approx(forward + backward)
     slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), 2, 16)
     free = op_seconds(plan, shape, only(matmul=1.0), 2, 16)
@@ -170,33 +233,56 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
     shape = shape_of(build_model(tiny_config("qwen2"), ModelConfig(source="tiny", dtype=dtype)))
     numel = {unit.name: unit.numel for unit in shape.units}
     homes = ("embed", "block 1", "block 2")
-    plan = build_step_plan([unit.name for unit in shape.blocks], False,
-                           PlanChoices(device_homes=homes, update_buffers=2), numel, 2 * weight + states)
+    plan = build_step_plan(
+        [unit.name for unit in shape.blocks],
+        False,
+        PlanChoices(device_homes=homes, update_buffers=2),
+        numel,
+        2 * weight + states,
+    )
 
     def of(kind: str, unit: str, **rates: float) -> float:
         seconds = op_seconds(plan, shape, only(**rates), 2, 16)
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
     for unit in homes:
-        assert of("fetch_states", unit, h2d=1.0, h2d_busy=1.0) == pytest.approx((weight + states) * numel[unit] / BUS_SHARE)
+        assert of("fetch_states", unit, h2d=1.0, h2d_busy=1.0) == pytest.approx(
+            (weight + states) * numel[unit] / BUS_SHARE
+        )
         assert of("offload_weights", unit, d2h_busy=1.0) == pytest.approx(weight * numel[unit])
         assert of("offload_states", unit, d2h_busy=1.0) == pytest.approx(states * numel[unit])
-        assert of("device_update", unit, device_memory=1.0) == pytest.approx(2 * (2 * weight + states) * numel[unit])
+        assert of("device_update", unit, device_memory=1.0) == pytest.approx(
+            2 * (2 * weight + states) * numel[unit]
+        )
         assert of("update", unit, adamw_busy=1.0) == 0
-    assert of("fetch_gradient", "block 2", h2d=1.0, h2d_busy=1.0) == pytest.approx(weight * numel["block 2"] / BUS_SHARE)
-    assert of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0  # they never left
+    assert of("fetch_gradient", "block 2", h2d=1.0, h2d_busy=1.0) == pytest.approx(
+        weight * numel["block 2"] / BUS_SHARE
+    )
+    assert (
+        of("fetch_gradient", "embed", h2d=1.0) == of("fetch_gradient", "block 1", h2d=1.0) == 0
+    )  # they never left
     # Half of the time beside them.
-    assert of("update", "block 0", adamw_busy=1.0) == of("update", "block 0", adamw=1.0) == numel["block 0"] / 2
+    assert (
+        of("update", "block 0", adamw_busy=1.0)
+        == of("update", "block 0", adamw=1.0)
+        == numel["block 0"] / 2
+    )
 
 
 def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     flops = step_flops(shape, 4, 16, recomputed=len(shape.blocks))
     parameters = shape.parameter_count
-    assert flops["parameters"] == parameter_flops(shape.active_parameters, 64) == 6 * parameters * 64
+    assert (
+        flops["parameters"] == parameter_flops(shape.active_parameters, 64) == 6 * parameters * 64
+    )
     assert flops["model"] == pytest.approx(
-        6 * (parameters - shape.embed.parameter_count) * 64 + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention_width)
+        6 * (parameters - shape.embed.parameter_count) * 64
+        + 3 * 3 * 2 * 4 * 16 * 16 * shape.attention_width
+    )
     monkeypatch.setattr(cost, "HALF_SPEED_TOKENS", 0)
-    plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2))
+    plan = build_step_plan(
+        [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
+    )
     found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))
     # Attention's backward multiplies its scores once more, which nobody counts.
     again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
@@ -206,15 +292,29 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
 
 def test_small_micro_batches_are_slower_by_the_token(shape):
     rates = only(matmul=1.0)
-    few, many = (step_seconds(Cost(shape, rates, 64 // m, 16, False), PlanChoices(micro_batches=m), 0.0) for m in (16, 1))
+    few, many = (
+        step_seconds(Cost(shape, rates, 64 // m, 16, False), PlanChoices(micro_batches=m), 0.0)
+        for m in (16, 1)
+    )
     assert few > 3 * many
-    even = [step_seconds(Cost(shape, rates, 4096 // m, 1024, False), PlanChoices(micro_batches=m), 0.0) for m in (16, 1)]
+    even = [
+        step_seconds(Cost(shape, rates, 4096 // m, 1024, False), PlanChoices(micro_batches=m), 0.0)
+        for m in (16, 1)
+    ]
     assert even[0] == pytest.approx(even[1], rel=0.01)
 
 
 def test_a_mixture_counts_the_experts_that_a_token_uses():
-    dense = shape_of(build_model(tiny_config("mixtral", num_experts_per_tok=4), ModelConfig(source="t", dtype="float32")))
-    sparse = shape_of(build_model(tiny_config("mixtral", num_experts_per_tok=1), ModelConfig(source="t", dtype="float32")))
+    dense = shape_of(
+        build_model(
+            tiny_config("mixtral", num_experts_per_tok=4), ModelConfig(source="t", dtype="float32")
+        )
+    )
+    sparse = shape_of(
+        build_model(
+            tiny_config("mixtral", num_experts_per_tok=1), ModelConfig(source="t", dtype="float32")
+        )
+    )
     assert dense.parameter_count == sparse.parameter_count
     assert step_flops(sparse, 2, 16, 0)["model"] < 0.6 * step_flops(dense, 2, 16, 0)["model"]
 
@@ -228,8 +328,11 @@ def test_ops_without_a_duration_take_none(shape):
 
 # ---------------------------------------------------------------------- where optimizers run
 
+
 def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
-    return choose_homes(Cost(shape, rates, 2, 16, False), PlanChoices(update_buffers=buffers, **changes))
+    return choose_homes(
+        Cost(shape, rates, 2, 16, False), PlanChoices(update_buffers=buffers, **changes)
+    )
 
 
 def test_optimizers_run_where_weights_are_ready_first(shape):
@@ -247,7 +350,8 @@ def test_optimizers_run_where_weights_are_ready_first(shape):
 def test_a_host_that_the_bus_slows_down_is_left_alone(shape):
     """Homes on the device would gain less than the host loses."""
     assert homes_of(shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1)) == homes_of(
-        shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1), buffers=0)
+        shape, only(**bus(20.0), adamw=10.0, adamw_busy=0.1), buffers=0
+    )
 
 
 def test_what_the_first_pass_hides_is_not_waited_for(shape):
@@ -255,5 +359,7 @@ def test_what_the_first_pass_hides_is_not_waited_for(shape):
     alone = homes_of(shape, update, buffers=0)[1]
     hidden = homes_of(shape, dataclasses.replace(update, matmul=1e-3), buffers=0)[1]
     assert alone == pytest.approx(shape.plane_numel)
-    first = shape.embed.numel + shape.blocks[0].numel  # the first block's pass waits for these; all others are hidden
+    first = (
+        shape.embed.numel + shape.blocks[0].numel
+    )  # the first block's pass waits for these; all others are hidden
     assert hidden == pytest.approx(first)

@@ -1,4 +1,6 @@
-"""One byte of a run's record changed, anywhere: the list of runs, the replay and the screen of the run go on."""
+"""One byte of a run's record changed, anywhere: the list of runs, the replay and the screen of the
+run go on.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,16 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
     shutil.copy(run.path / "config.yaml", folder.path)
     for _ in range(CHANGES):
         damaged, place = bytearray(whole), generator.choice(places)
-        damaged[place] = generator.choice(BYTES) if generator.random() < 0.5 else damaged[place] ^ 1 << generator.randrange(8)
+        damaged[place] = (
+            generator.choice(BYTES)
+            if generator.random() < 0.5
+            else damaged[place] ^ 1 << generator.randrange(8)
+        )
         folder.events_path.write_bytes(damaged)
-        where = f"byte {place} of {bytes(whole[max(0, place - 30):place + 20])!r} became {bytes(damaged[place:place + 1])!r}"
+        where = (
+            f"byte {place} of {bytes(whole[max(0, place - 30) : place + 20])!r} became "
+            f"{bytes(damaged[place : place + 1])!r}"
+        )
         try:
             assert run.id in runs_as_text(tmp_path / "runs", False)
             assert json.loads(runs_as_text(tmp_path / "runs", True))[0]["id"] == run.id
@@ -59,33 +68,57 @@ def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
             for record in replay(folder.events_path):
                 snapshot.apply(record)
             assert snapshot.progress >= 0.0 and len(list(replay(folder.events_path))) == len(
-                Follower(folder.events_path).read_new())
-            answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
+                Follower(folder.events_path).read_new()
+            )
+            answer = json.loads(
+                b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}"
+            )
         except Exception as error:
             raise AssertionError(where) from error
         assert answer["run_id"] == run.id and "loss" in answer["parts"], where
 
 
-# ---------------------------------------------------------------------- lines of every kind, in the middle of a record
+# ---------------------------------------------------------------------- lines of every kind, in the
 
 STEPS = 60
-DAMAGE = {"garbage": bytes(range(256)).replace(b"\n", b""), "nul bytes": bytes(4096),
-          "half a line": b'{"kind":"step_finished","run_',
-          "not utf-8": b'{"kind":"log_line","run_id":"r","seq":1,"time":1.0,"text":"\xff\xfe"}', "nested": b"[" * 100_000,
-          "a long line": b"x" * (50 << 20), "no numbers": b'{"kind":"step_finished","run_id":"r","seq":9,"time":NaN,"step":3}',
-          "empty": b"", "a list": b"[1, 2]", "a backward step": None, "a far step": None}
+DAMAGE = {
+    "garbage": bytes(range(256)).replace(b"\n", b""),
+    "nul bytes": bytes(4096),
+    "half a line": b'{"kind":"step_finished","run_',
+    "not utf-8": b'{"kind":"log_line","run_id":"r","seq":1,"time":1.0,"text":"\xff\xfe"}',
+    "nested": b"[" * 100_000,
+    "a long line": b"x" * (50 << 20),
+    "no numbers": b'{"kind":"step_finished","run_id":"r","seq":9,"time":NaN,"step":3}',
+    "empty": b"",
+    "a list": b"[1, 2]",
+    "a backward step": None,
+    "a far step": None,
+}
 WRONG_VALUES = {
     "state_changed": [{"state": "on_holiday"}, {"state": ["running"]}, {"reason": None}],
-    "run_ended": [{"state": "on_holiday"}, {"reason": {}}], "exact_match_measured": [{"samples": [1]}, {"moment": []}],
-    "plan_built": [{"choices": [1]}, {"choices": {"predicted_seconds": "9"}}, {"grid": 3}], "data_prepared": [{"summary": [1]}],
+    "run_ended": [{"state": "on_holiday"}, {"reason": {}}],
+    "exact_match_measured": [{"samples": [1]}, {"moment": []}],
+    "plan_built": [{"choices": [1]}, {"choices": {"predicted_seconds": "9"}}, {"grid": 3}],
+    "data_prepared": [{"summary": [1]}],
     "run_started": [{"units": 3}, {"units": [1]}, {"resumed_step": "3"}, {"resumed_step": 10**30}],
-    "job_progressed": [{"job": 3}, {"message": None}, {"done": True}], "unit_norms": [{"step": 61, "norms": 3}],
-    "step_finished": [{"step": 61, "loss": 10**400}, {"step": 61, "tokens": 1 << 62}, {"step": 61, "exposed": {"h2d": "x"}}],
-    "log_line": [{"text": ["x"]}, {"time": 10**400}, {"seq": 10**30}], "prompts_answered": [{"answers": {}}]}
+    "job_progressed": [{"job": 3}, {"message": None}, {"done": True}],
+    "unit_norms": [{"step": 61, "norms": 3}],
+    "step_finished": [
+        {"step": 61, "loss": 10**400},
+        {"step": 61, "tokens": 1 << 62},
+        {"step": 61, "exposed": {"h2d": "x"}},
+    ],
+    "log_line": [{"text": ["x"]}, {"time": 10**400}, {"seq": 10**30}],
+    "prompts_answered": [{"answers": {}}],
+}
 """Lines that parse: fields of a type or a value that nobody could draw."""
-DAMAGE |= {f"{kind.partition('_')[2]} {number}": json.dumps(
-    {"kind": kind, "run_id": "r", "seq": 9, "time": 1.0} | values).encode()
-    for kind, several in WRONG_VALUES.items() for number, values in enumerate(several)}
+DAMAGE |= {
+    f"{kind.partition('_')[2]} {number}": json.dumps(
+        {"kind": kind, "run_id": "r", "seq": 9, "time": 1.0} | values
+    ).encode()
+    for kind, several in WRONG_VALUES.items()
+    for number, values in enumerate(several)
+}
 NEWER = b'{"kind":"of_a_newer_version","run_id":"r","seq":1,"time":1.0,"step":7}'
 
 
@@ -104,7 +137,9 @@ def written(tmp_path):
 
 def line_of(step, seq=500):
     values = {"kind": "step_finished", "run_id": "written", "seq": seq, "time": 1_760_000_100.0}
-    return json.dumps(values | step_finished(max(1, step), STEPS).fields() | {"step": step}).encode()
+    return json.dumps(
+        values | step_finished(max(1, step), STEPS).fields() | {"step": step}
+    ).encode()
 
 
 def the_line(name):
@@ -121,11 +156,19 @@ def test_a_damaged_line_hides_no_other(written, name, place):
     answer = json.loads(b"{" + asyncio.run(watch.answer(0, "step")) + b"}")
     assert answer["parts"]["loss"]["data"][0]["x"] == list(range(1, STEPS + 1))
     assert answer["bar"]["state"] == summarise(folder).state == "finished"
-    if (place, "step" in name) != ("end", True):  # the list reads the last step from the end and has no other to compare it to
+    if (place, "step" in name) != (
+        "end",
+        True,
+    ):  # the list reads the last step from the end and has no other to compare it to
         assert summarise(folder).step == STEPS
-    assert ["Record", "1 line could not be read, so a point of a curve may be missing; the log says which"] in (
-        answer["parts"]["details"]["facts"])
-    assert any("is damaged" in line["text"] or "which cannot be" in line["text"] for line in answer["parts"]["details"]["log"])
+    assert [
+        "Record",
+        "1 line could not be read, so a point of a curve may be missing; the log says which",
+    ] in (answer["parts"]["details"]["facts"])
+    assert any(
+        "is damaged" in line["text"] or "which cannot be" in line["text"]
+        for line in answer["parts"]["details"]["log"]
+    )
 
 
 def test_damage_is_seen_while_a_run_is_followed(written):
@@ -139,19 +182,30 @@ def test_damage_is_seen_while_a_run_is_followed(written):
             file.flush()
             for record in follower.read_new():
                 snapshot.apply(record)
-            file.write(line[10:] + (damage[number // 10 % len(damage)] if number > 20 and number % 10 == 0 else b""))
+            file.write(
+                line[10:]
+                + (damage[number // 10 % len(damage)] if number > 20 and number % 10 == 0 else b"")
+            )
         for record in follower.read_new():
             snapshot.apply(record)
     assert list(snapshot.steps.step) == list(range(1, STEPS + 1)) and snapshot.state == "finished"
     again = RunSnapshot()
     for record in replay(folder.events_path):
         again.apply(record)
-    assert again == snapshot and snapshot.damaged_lines == sum(1 for k in range(21, len(lines)) if k % 10 == 0)
+    assert again == snapshot and snapshot.damaged_lines == sum(
+        1 for k in range(21, len(lines)) if k % 10 == 0
+    )
 
 
 def test_half_of_a_surrogate_pair_is_shown_and_breaks_nothing(written):
     folder, lines = written
-    line = {"kind": "log_line", "run_id": "r", "seq": 9, "time": 1.0, "text": "caf\udce9 \U0001f600"}
+    line = {
+        "kind": "log_line",
+        "run_id": "r",
+        "seq": 9,
+        "time": 1.0,
+        "text": "caf\udce9 \U0001f600",
+    }
     folder.events_path.write_bytes(b"".join([*lines, json.dumps(line).encode() + b"\n"]))
     answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
     assert answer["parts"]["details"]["log"][-1]["text"] == "caf? \U0001f600"
@@ -161,7 +215,9 @@ def test_a_record_that_cannot_be_applied_costs_no_other(written, monkeypatch, ca
     folder, _ = written
     cannot_apply_step(monkeypatch, 7)
     answer = json.loads(b"{" + asyncio.run(Watch(folder, lambda: False).answer(0, "step")) + b"}")
-    assert answer["parts"]["loss"]["data"][0]["x"] == [step for step in range(1, STEPS + 1) if step != 7]
+    assert answer["parts"]["loss"]["data"][0]["x"] == [
+        step for step in range(1, STEPS + 1) if step != 7
+    ]
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert sum("cannot be shown" in line["text"] for line in answer["parts"]["details"]["log"]) == 1
 
@@ -172,7 +228,11 @@ def test_a_run_that_cannot_be_shown_hides_no_other(written):
     assert run_row(run)["state"] == "finished"
     for wrong in ({"state": "on_holiday"}, {"state": ["x"]}, {"loss": "x"}, {"step": None}):
         row = run_row(replace(run, **wrong))
-        assert row["state"] == "unreadable" and row["reason"] and row["actions"] == ["details", "delete"], wrong
+        assert (
+            row["state"] == "unreadable"
+            and row["reason"]
+            and row["actions"] == ["details", "delete"]
+        ), wrong
     assert run_row(replace(run, seconds=float("nan")))["at_work"] == "–"
 
 
@@ -182,7 +242,9 @@ def test_a_thousand_damaged_lines_leave_space_in_the_log(written):
     snapshot = RunSnapshot()
     for record in replay(folder.events_path):
         snapshot.apply(record)
-    assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith("1,000 lines")
+    assert snapshot.damaged_lines == 1000 and dict(details(snapshot)["facts"])["Record"].startswith(
+        "1,000 lines"
+    )
     assert sum("damaged" in entry.text for entry in snapshot.log) == DAMAGED_TOLD
 
 
@@ -226,4 +288,6 @@ def test_a_resume_of_a_damaged_record_goes_on_counting(written):
     recorder.close()
     assert list(recorder.snapshot.steps.step) == [1, 2, 3, 4, 5, 6]
     assert (folder.path / "events.torn").stat().st_size == (50 << 20) + 1
-    assert [r.event.step for r in replay(folder.events_path) if isinstance(r.event, StepFinished)][-1] == 6
+    assert [r.event.step for r in replay(folder.events_path) if isinstance(r.event, StepFinished)][
+        -1
+    ] == 6

@@ -8,23 +8,54 @@ from typing import get_args
 import pytest
 from msgspec.structs import fields
 
-from engine.runs.events import EVENT_TYPES, Event, Record, RunStarted, RunState, StepFinished, StepTimeline, Unknown
+from engine.runs.events import (
+    EVENT_TYPES,
+    Event,
+    Record,
+    RunStarted,
+    RunState,
+    StepFinished,
+    StepTimeline,
+    Unknown,
+)
 from engine.runs.lines import parse_line
 from engine.runs.snapshot import OVER_STATES
 
-KINDS = {"run_started", "state_changed", "job_progressed", "data_prepared", "fit_reported", "plan_built",
-         "plan_simulated", "forecast_checked",
-         "step_finished", "step_timeline", "unit_norms", "memory_sampled", "eval_finished", "exact_match_measured",
-         "checkpoint_written", "export_written", "control_received", "settings_changed", "prompts_answered",
-         "log_line", "run_ended"}
+KINDS = {
+    "run_started",
+    "state_changed",
+    "job_progressed",
+    "data_prepared",
+    "fit_reported",
+    "plan_built",
+    "plan_simulated",
+    "forecast_checked",
+    "step_finished",
+    "step_timeline",
+    "unit_norms",
+    "memory_sampled",
+    "eval_finished",
+    "exact_match_measured",
+    "checkpoint_written",
+    "export_written",
+    "control_received",
+    "settings_changed",
+    "prompts_answered",
+    "log_line",
+    "run_ended",
+}
 
-EXAMPLES = {int: 3, float: 0.1, str: "é \u2028 \"quoted\"\n", bool: True}
+EXAMPLES = {int: 3, float: 0.1, str: 'é \u2028 "quoted"\n', bool: True}
 
 SPECIAL = {"state": "paused", "exposed": {"h2d": 0.5}}
-LISTS = {"norms": [0.5, 1], "answers": [{"prompt": "p", "answer": "a"}],
-         "units": ["embedding", "é"], "samples": [{"prompt": "p", "expected": "a", "answer": "b"}],
-         "waits": [{"start": 0.5, "end": 1, "cause": "h2d"}],
-         "spans": [{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}]}
+LISTS = {
+    "norms": [0.5, 1],
+    "answers": [{"prompt": "p", "answer": "a"}],
+    "units": ["embedding", "é"],
+    "samples": [{"prompt": "p", "expected": "a", "answer": "b"}],
+    "waits": [{"start": 0.5, "end": 1, "cause": "h2d"}],
+    "spans": [{"unit": "block.0", "op": "loss", "lane": "HOST", "start": 0.5, "end": 1}],
+}
 
 
 def filled(kind: type[Event]) -> Event:
@@ -32,10 +63,17 @@ def filled(kind: type[Event]) -> Event:
     values = {}
     for field in fields(kind):
         default = getattr(kind(), field.name)
-        values[field.name] = (SPECIAL[field.name] if field.name in SPECIAL
-                              else LISTS.get(field.name, LISTS["spans"]) if isinstance(default, list)
-                              else {"a": {"predicted": 1, "measured": None, "error": 2.5}} if isinstance(default, dict)
-                              else 5 if default is None else EXAMPLES[type(default)])
+        values[field.name] = (
+            SPECIAL[field.name]
+            if field.name in SPECIAL
+            else LISTS.get(field.name, LISTS["spans"])
+            if isinstance(default, list)
+            else {"a": {"predicted": 1, "measured": None, "error": 2.5}}
+            if isinstance(default, dict)
+            else 5
+            if default is None
+            else EXAMPLES[type(default)]
+        )
     return kind(**values)
 
 
@@ -49,7 +87,10 @@ def test_every_event_survives_json(kind):
     record = Record("run-1", 7, 1700000000.123456, event)
     line = json.dumps(record.to_json())
     assert parse_line(line.encode()) == record
-    assert list(json.loads(line))[:4] == ["kind", "run_id", "seq", "time"] and json.loads(line)["kind"] == kind
+    assert (
+        list(json.loads(line))[:4] == ["kind", "run_id", "seq", "time"]
+        and json.loads(line)["kind"] == kind
+    )
     assert Record.from_json(json.loads(line)) == record
 
 
@@ -61,23 +102,48 @@ def test_no_field_takes_a_name_of_the_envelope(kind):
 
 def test_what_outside_tools_rely_on():
     step = Record("r", 1, 2.0, StepFinished()).to_json()
-    assert {"step", "loss", "grad_norm", "learning_rate", "tokens", "seconds", "tokens_per_second", "tflops",
-            "exposed"} <= set(step)
+    assert {
+        "step",
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "tokens",
+        "seconds",
+        "tokens_per_second",
+        "tflops",
+        "exposed",
+    } <= set(step)
     assert {"step", "spans"} <= set(StepTimeline().fields())
 
 
 def test_a_line_of_an_older_version_takes_the_defaults():
-    record = Record.from_json({"kind": "step_finished", "run_id": "r", "seq": 1, "time": 2.0, "step": 4, "loss": 1.5})
+    record = Record.from_json(
+        {"kind": "step_finished", "run_id": "r", "seq": 1, "time": 2.0, "step": 4, "loss": 1.5}
+    )
     assert record.event == StepFinished(step=4, loss=1.5)
 
 
 def test_a_field_of_a_newer_version_is_passed_over():
-    line = {"kind": "run_started", "run_id": "r", "seq": 1, "time": 2.0, "name": "n", "colour": "red"}
+    line = {
+        "kind": "run_started",
+        "run_id": "r",
+        "seq": 1,
+        "time": 2.0,
+        "name": "n",
+        "colour": "red",
+    }
     assert Record.from_json(line).event == RunStarted(name="n")
 
 
 def test_a_kind_of_a_newer_version_is_kept_as_it_is():
-    line = {"kind": "moon_phase", "run_id": "r", "seq": 1, "time": 2.0, "phase": 0.5, "names": ["a"]}
+    line = {
+        "kind": "moon_phase",
+        "run_id": "r",
+        "seq": 1,
+        "time": 2.0,
+        "phase": 0.5,
+        "names": ["a"],
+    }
     record = Record.from_json(line)
     assert record.event == Unknown("moon_phase", {"phase": 0.5, "names": ["a"]})
     assert record.to_json() == line

@@ -1,4 +1,6 @@
-"""A record read fast, by msgspec, is the record read plainly: each line by json, each value looked at."""
+"""A record read fast, by msgspec, is the record read plainly: each line by json, each value looked
+at.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from hypothesis import strategies as st
 
 from app.pages.compare import Records
 from engine.errors import RunError
-from engine.runs.events import EVENT_TYPES, LineDamaged, LogLine, MemorySampled, Record, RunStarted, StepFinished, UnitNorms
+from engine.runs.events import (
+    EVENT_TYPES,
+    LineDamaged,
+    LogLine,
+    MemorySampled,
+    Record,
+    RunStarted,
+    StepFinished,
+    UnitNorms,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.following import Follower, catch_up, replay
 from engine.runs.lines import parse_line
@@ -40,7 +51,9 @@ def plain_fold(content: bytes) -> RunSnapshot:
             before = plain(line)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             text = f"Line {number} of events.jsonl is damaged: what it recorded is not shown."
-            before = Record(before.run_id, before.seq + 1, before.time, LineDamaged("warning", text))
+            before = Record(
+                before.run_id, before.seq + 1, before.time, LineDamaged("warning", text)
+            )
         snapshot.apply(before)
     return snapshot
 
@@ -63,13 +76,17 @@ def recorded(folder, *sessions) -> bytes:
 
 
 def resumed_run() -> list:
-    """Lists of events: of a run that was stopped and resumed from earlier steps twice, with norms and timelines."""
+    """Lists of events: of a run that was stopped and resumed from earlier steps twice, with norms
+    and timelines.
+    """
     first = run_events(55, total=90, ended="stopped", blocks=3)
     again = run_events(90, total=90, ended=None, blocks=3)
 
     def since(step):
-        return [RunStarted(total_steps=90, resumed_step=step), *(
-            event for event in again if getattr(event, "step", 0) > step)]
+        return [
+            RunStarted(total_steps=90, resumed_step=step),
+            *(event for event in again if getattr(event, "step", 0) > step),
+        ]
 
     return [first, since(35), since(80), since(40)]
 
@@ -77,7 +94,9 @@ def resumed_run() -> list:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A record with resumes, and its lines."""
-    return recorded(tmp_path_factory.mktemp("whole") / "r", *resumed_run()).splitlines(keepends=True)
+    return recorded(tmp_path_factory.mktemp("whole") / "r", *resumed_run()).splitlines(
+        keepends=True
+    )
 
 
 @pytest.fixture
@@ -119,7 +138,11 @@ def test_a_run_of_several_sessions(path, seed):
 def test_a_run_that_was_resumed_from_earlier_steps(path, whole):
     content = b"".join(whole)
     expected = plain_fold(content)
-    assert expected.timeline == timeline(90) and expected.timeline_steps == list(range(10, 91, 10)) and expected.sessions == 4
+    assert (
+        expected.timeline == timeline(90)
+        and expected.timeline_steps == list(range(10, 91, 10))
+        and expected.sessions == 4
+    )
     for name, snapshot in ways(path, content, random.Random(1)):
         assert snapshot == expected, name
     # Whatever the record ends with, and whichever timeline is the last of it.
@@ -131,7 +154,10 @@ def test_a_run_that_was_resumed_from_earlier_steps(path, whole):
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_lines_between_the_others(path, whole, seed):
     rng = random.Random(seed)
-    damage = [line for name, line in DAMAGE.items() if line is not None and len(line) < 200_000] + [line_of(3), line_of(10**9)]
+    damage = [line for name, line in DAMAGE.items() if line is not None and len(line) < 200_000] + [
+        line_of(3),
+        line_of(10**9),
+    ]
     lines = list(whole)
     for _ in range(25):
         lines.insert(rng.randrange(len(lines)), rng.choice(damage) + b"\n")
@@ -142,8 +168,28 @@ def test_damaged_lines_between_the_others(path, whole, seed):
         assert snapshot == expected, name
 
 
-ODD = [None, True, -1, 0, 1.5, 10**9, 2**53, 2**53 + 1, 2**64, -2**63, 1e300, "7", "", [], {}, [1], {"h2d": 1.0}, {"h2d": "1"},
-       {"new": 0.25}, {"h2d": 2**60}]
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**9,
+    2**53,
+    2**53 + 1,
+    2**64,
+    -(2**63),
+    1e300,
+    "7",
+    "",
+    [],
+    {},
+    [1],
+    {"h2d": 1.0},
+    {"h2d": "1"},
+    {"new": 0.25},
+    {"h2d": 2**60},
+]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -161,12 +207,19 @@ def test_lines_that_were_damaged_lost_doubled_or_moved(path, whole, seed):
                 lines[place], lines[other] = lines[other], lines[place]
             case 3:
                 at = rng.randrange(len(lines[place]) - 1)
-                lines[place] = lines[place][:at] + bytes([rng.choice(b'0123456789",:{}.e-x\0')]) + lines[place][at + 1:]
+                lines[place] = (
+                    lines[place][:at]
+                    + bytes([rng.choice(b'0123456789",:{}.e-x\0')])
+                    + lines[place][at + 1 :]
+                )
             case 4:
                 is_whole = lines[place].endswith(b"}\n") and lines[place].count(b"\n") == 1
                 values = json.loads(lines[place]) if is_whole else {"kind": "step_finished"}
                 name = rng.choice(list(values))
-                lines[place] = json.dumps({**values, name: rng.choice(ODD)}, separators=(",", ":")).encode() + b"\n"
+                lines[place] = (
+                    json.dumps({**values, name: rng.choice(ODD)}, separators=(",", ":")).encode()
+                    + b"\n"
+                )
             case 5:
                 lines[place] = lines[place].replace(b'"seq"', b'"time":1.5,"seq"', 1)
     content = b"".join(lines)
@@ -178,10 +231,16 @@ def test_lines_that_were_damaged_lost_doubled_or_moved(path, whole, seed):
 
 
 def timelines(lines) -> list[int]:
-    return [place for place, line in enumerate(lines) if line.startswith(b'{"kind":"step_timeline"')]
+    return [
+        place for place, line in enumerate(lines) if line.startswith(b'{"kind":"step_timeline"')
+    ]
 
 
-DAMAGED_INSIDE = [(b'"lane":"COMPUTE"', b'"lane":COMPUTE,'), (b'"end":', b'"end":"'), (b'"spans":[{', b'"spans":[{{')]
+DAMAGED_INSIDE = [
+    (b'"lane":"COMPUTE"', b'"lane":COMPUTE,'),
+    (b'"end":', b'"end":"'),
+    (b'"spans":[{', b'"spans":[{{'),
+]
 
 
 @pytest.mark.parametrize("old, new", DAMAGED_INSIDE)
@@ -203,13 +262,19 @@ def test_damage_in_a_timeline_costs_that_timeline(path, whole):
     path.write_bytes(b"".join(lines))
     snapshot = caught_up(path)
     assert snapshot == plain_fold(b"".join(lines))
-    assert snapshot.timeline == timeline(90) and snapshot.damaged_lines == 1 and 70 not in snapshot.timeline_steps
+    assert (
+        snapshot.timeline == timeline(90)
+        and snapshot.damaged_lines == 1
+        and 70 not in snapshot.timeline_steps
+    )
     with pytest.raises(RunError, match="The timeline of step 70 is damaged in the record"):
         TimelineIndex(path).read(70)
 
 
 @pytest.mark.parametrize("last, shown", [(b'"step":10,', 80), (b'"step":900000,', 80)])
-def test_when_the_last_timeline_cannot_be_of_its_step_the_one_before_is_shown(path, whole, last, shown):
+def test_when_the_last_timeline_cannot_be_of_its_step_the_one_before_is_shown(
+    path, whole, last, shown
+):
     lines = list(whole)
     place = timelines(lines)[-1]
     lines[place] = lines[place].replace(b'"step":90,', last)
@@ -223,8 +288,15 @@ def test_when_the_last_timeline_cannot_be_of_its_step_the_one_before_is_shown(pa
 @pytest.mark.parametrize("resumed", [55, 50, 45, 40, 30, 0])
 def test_a_resume_takes_back_timelines(path, damaged, resumed):
     """With a later one that does not count, so that those before it matter."""
-    lines = recorded(path.parent, [*run_events(55, total=90, ended=None), RunStarted(total_steps=90, resumed_step=resumed),
-                                   step_finished(resumed + 1, 90), timeline(80)]).splitlines(keepends=True)
+    lines = recorded(
+        path.parent,
+        [
+            *run_events(55, total=90, ended=None),
+            RunStarted(total_steps=90, resumed_step=resumed),
+            step_finished(resumed + 1, 90),
+            timeline(80),
+        ],
+    ).splitlines(keepends=True)
     for place in timelines(lines):
         if any(b'"step":%d,' % step in lines[place][:200] for step in damaged):
             lines[place] = lines[place].replace(b'"lane":"COMPUTE"', b'"lane":COMPUTE,')
@@ -251,22 +323,61 @@ def same(line: bytes) -> None:
 
 
 STEP = line_of(3)
-NORMS = json.dumps(Record("r", 1, 2.0, UnitNorms(3, [0.5, 2.0])).to_json(), separators=(",", ":")).encode()
+NORMS = json.dumps(
+    Record("r", 1, 2.0, UnitNorms(3, [0.5, 2.0])).to_json(), separators=(",", ":")
+).encode()
 
 
 @pytest.mark.parametrize("line", [STEP.replace(b": ", b":").replace(b", ", b","), NORMS])
-@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "1" + "0" * 22, "-1" + "0" * 22, "1" * 400, "9007199254740993",
-                                    "9223372036854775807", "18446744073709551616", "-0", "-0.0", "1e22", "5e-324", "true",
-                                    "null", '"1"', "[1]", "{}", "01", "1.", '"\\ud800"', '"\udc80"', "1e-400", "0.1e1"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        "NaN",
+        "-Infinity",
+        "1e999",
+        "1" + "0" * 22,
+        "-1" + "0" * 22,
+        "1" * 400,
+        "9007199254740993",
+        "9223372036854775807",
+        "18446744073709551616",
+        "-0",
+        "-0.0",
+        "1e22",
+        "5e-324",
+        "true",
+        "null",
+        '"1"',
+        "[1]",
+        "{}",
+        "01",
+        "1.",
+        '"\\ud800"',
+        '"\udc80"',
+        "1e-400",
+        "0.1e1",
+    ],
+)
 def test_numbers_that_parsers_read_differently(line, number):
     values = json.loads(line)
     for name, value in values.items():
-        for text in {json.dumps(value), *(json.dumps(inner) for inner in (
-                value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()))}:
+        for text in {
+            json.dumps(value),
+            *(
+                json.dumps(inner)
+                for inner in (
+                    value
+                    if isinstance(value, list)
+                    else value.values()
+                    if isinstance(value, dict)
+                    else ()
+                )
+            ),
+        }:
             text = text.replace(" ", "")
             begin = line.index(f'"{name}":'.encode())
             place = line.index(text.encode(), begin)
-            same(line[:place] + number.encode("utf-8", "surrogatepass") + line[place + len(text):])
+            same(line[:place] + number.encode("utf-8", "surrogatepass") + line[place + len(text) :])
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
@@ -284,19 +395,31 @@ def test_values_without_a_type_keep_their_long_numbers_and_lose_what_is_no_text(
     assert number == 10**23 and type(number) is int and set(text) == {"?"}
 
 
-PIECES = [*(bytes([byte]) for byte in b'0123456789eE.-+"{}[],: \\untrfals/'),
-          b"\x00", b"\xff", b"\xc3\xa9", b"\\ud800", b"0" * 20]
+PIECES = [
+    *(bytes([byte]) for byte in b'0123456789eE.-+"{}[],: \\untrfals/'),
+    b"\x00",
+    b"\xff",
+    b"\xc3\xa9",
+    b"\\ud800",
+    b"0" * 20,
+]
 CHANGES = st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(PIECES)), max_size=4)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(which=st.integers(0, 10**6), changes=CHANGES, is_inserted=st.booleans(), is_short=st.booleans())
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    which=st.integers(0, 10**6), changes=CHANGES, is_inserted=st.booleans(), is_short=st.booleans()
+)
 @example(which=0, changes=[], is_inserted=False, is_short=False)
 def test_a_line_with_some_bytes_changed(whole, which, changes, is_inserted, is_short):
-    line = [line for line in whole if not is_short or len(line) < 1000][which % (20 if is_short else len(whole))]
+    line = [line for line in whole if not is_short or len(line) < 1000][
+        which % (20 if is_short else len(whole))
+    ]
     for place, new in changes:
         at = place % len(line)
-        line = line[:at] + new + line[at + (0 if is_inserted else len(new)):]
+        line = line[:at] + new + line[at + (0 if is_inserted else len(new)) :]
     same(line)
 
 
@@ -306,9 +429,21 @@ def test_lines_of_other_versions_and_orders_read_the_same(kind):
     names = list(values)
     for order in (names, names[::-1], names[:-1], [*names[:5], *names[6:]], [*names[1:], names[0]]):
         for more in ({}, {"newer": 1}, {"event": 2}):
-            same(json.dumps({name: values[name] for name in order} | more, separators=(",", ":")).encode())
+            same(
+                json.dumps(
+                    {name: values[name] for name in order} | more, separators=(",", ":")
+                ).encode()
+            )
     line = json.dumps(values, separators=(",", ":"))
-    for again in ('"kind":"unit_norms"', '"kind":[]', '"kind":"log_line"', '"step":7', '"step":"7"', '"seq":9', '"run_id":3'):
+    for again in (
+        '"kind":"unit_norms"',
+        '"kind":[]',
+        '"kind":"log_line"',
+        '"step":7',
+        '"step":"7"',
+        '"seq":9',
+        '"run_id":3',
+    ):
         same((line[:-1] + f",{again}}}").encode())
 
 

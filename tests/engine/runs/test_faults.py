@@ -1,5 +1,7 @@
-"""Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and at most the steps since
-the last checkpoint are lost. What a run does that waits for space is in test_full_disk.py."""
+"""Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and
+at most the steps since the last checkpoint are lost. What a run does that waits for space is in
+test_full_disk.py.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,29 @@ from engine.runs.folder import RunFolder, create_run
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from tests.support.disks import small_file_system
-from tests.support.failing import (at_event, at_step, command, failed, fill, intact, plenty, preset, refused,  # noqa: F401
-                                   resumes_to_the_end, runs, stopped_run, whole, whole_checkpoints)
+from tests.support.failing import (
+    at_event,
+    at_step,
+    command,
+    failed,
+    fill,
+    intact,
+    plenty,
+    preset,
+    refused,  # noqa: F401
+    resumes_to_the_end,
+    runs,
+    stopped_run,
+    whole,
+    whole_checkpoints,
+)
 from tests.support.folders import make_config
 
 ROOT = Path(__file__).parents[3]
 
 
 # ---------------------------------------------------------------------- the disk
+
 
 @pytest.fixture
 def small_disk(tmp_path):
@@ -45,7 +62,11 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
     monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
-    at_event(monkeypatch, lambda e: isinstance(e, JobProgressed) and e.job == "export", lambda: fill(small_disk, 120_000))
+    at_event(
+        monkeypatch,
+        lambda e: isinstance(e, JobProgressed) and e.job == "export",
+        lambda: fill(small_disk, 120_000),
+    )
     monkeypatch.setattr("engine.checkpoints.export.disk_free", lambda path: 1 << 40)
     sentence = failed(capsys, small_disk, preset, "--set", "output.export=true", code=1)
     assert "model cannot be written" in sentence
@@ -60,7 +81,9 @@ def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk
     folder = create_run(small_disk, make_config(tmp_path))
     with folder.lock():
         reader, ballast, taken = CommandReader(folder), fill(small_disk), 0
-        with pytest.raises(RunError, match="cannot be written.*No space left on device.*free some disk space"):
+        with pytest.raises(
+            RunError, match="cannot be written.*No space left on device.*free some disk space"
+        ):
             for taken in range(10_000):
                 send_command(folder, "save")
         ballast.unlink()
@@ -72,7 +95,9 @@ def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk
 
 def test_a_run_that_cannot_be_made_leaves_no_folder(small_disk, tmp_path):
     ballast = fill(small_disk)
-    with pytest.raises(RunError, match="No space left on device.*free some disk space or choose another folder"):
+    with pytest.raises(
+        RunError, match="No space left on device.*free some disk space or choose another folder"
+    ):
         create_run(small_disk, make_config(tmp_path))
     assert list(small_disk.iterdir()) == [ballast]
 
@@ -90,10 +115,28 @@ def test_a_form_is_kept_once_there_is_space_again(small_disk, tmp_path):
 
 def test_files_that_may_not_grow(tmp_path, preset, runs):
     """A quota, in a process of its own: RLIMIT_FSIZE holds for a process."""
-    limit = f"import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, {resource.RLIM_INFINITY})); " \
-            f"sys.path.insert(0, {str(ROOT)!r}); import launch; sys.exit(launch.main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", limit, "--runs-dir", runs, "train", preset, "--set", "data.packing=false"],
-                          capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
+    limit = (
+        "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, "
+        f"{resource.RLIM_INFINITY})); sys.path.insert(0, {str(ROOT)!r}); import launch; "
+        "sys.exit(launch.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            limit,
+            "--runs-dir",
+            runs,
+            "train",
+            preset,
+            "--set",
+            "data.packing=false",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr, done.stderr
     assert "File too large" in done.stderr.splitlines()[-1]
     intact(Path(list_runs(runs)[0].path))
@@ -105,6 +148,7 @@ def test_a_disk_that_fails_to_sync(capsys, preset, runs, monkeypatch, call, whol
 
     monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES", 1000)
     with monkeypatch.context() as broken:
+
         def fail(descriptor):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -123,6 +167,7 @@ def test_a_runs_folder_that_cannot_be_written(capsys, preset, tmp_path):
 
 # ---------------------------------------------------------------------- what is on the disk
 
+
 def damage(path: Path, kind: str) -> None:
     content = bytearray(path.read_bytes())
     if kind == "cut":
@@ -136,7 +181,9 @@ def damage(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("file", ["manifest.json", "0001-*.planes"])
 @pytest.mark.parametrize("kind", ["cut", "flipped", "emptied", "removed"])
-def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(capsys, runs, stopped_run, whole, file, kind):
+def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(
+    capsys, runs, stopped_run, whole, file, kind
+):
     newest = max(stopped_run.folder.checkpoints_path.iterdir(), key=lambda path: int(path.name[5:]))
     damage(next(newest.glob(file)), kind)
     resumes_to_the_end(capsys, runs, whole)
@@ -169,7 +216,9 @@ def test_a_run_folder_of_a_newer_version_is_left_as_it_is(capsys, runs, stopped_
 
 
 def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, whole):
-    """Settings, events and fields that came later are missing, and so is the file of the session's time."""
+    """Settings, events and fields that came later are missing, and so is the file of the session's
+    time.
+    """
     path = stopped_run.folder.path / "config.yaml"
     tree = yaml.safe_load(path.read_text())
     del tree["output"]["timeline_every"], tree["train"]["max_grad_norm"], tree["engine"]["rounds"]
@@ -178,7 +227,9 @@ def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, who
     for line in lines:
         for late in ("exposed", "loss_tokens", "program_version", "error_type"):
             line.pop(late, None)
-    stopped_run.folder.events_path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    stopped_run.folder.events_path.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     (stopped_run.folder.path / "session.json").unlink(missing_ok=True)
     resumes_to_the_end(capsys, runs, whole)
 
@@ -195,7 +246,9 @@ def test_a_record_with_a_damaged_line_says_which_and_goes_on(capsys, runs, stopp
     content[content.index(b"\n") + 5] = 0
     stopped_run.folder.events_path.write_bytes(content)
     resumes_to_the_end(capsys, runs, whole)
-    logged = [r.event.text for r in replay(stopped_run.folder.events_path) if isinstance(r.event, LogLine)]
+    logged = [
+        r.event.text for r in replay(stopped_run.folder.events_path) if isinstance(r.event, LogLine)
+    ]
     assert any(text.startswith("Line 2 of") for text in logged)
 
 
@@ -206,31 +259,51 @@ def test_settings_that_are_damaged(capsys, runs, stopped_run):
     assert "config.yaml" in refused(capsys, runs, "train", "--resume", stopped_run.id)
 
 
-@pytest.mark.parametrize("name, value", [("train.batch_size", 8), ("train.seed", 7), ("data.shuffle", False)])
+@pytest.mark.parametrize(
+    "name, value", [("train.batch_size", 8), ("train.seed", 7), ("data.shuffle", False)]
+)
 def test_settings_that_change_the_order_of_the_rows(capsys, runs, stopped_run, name, value):
-    stopped_run.folder.config.with_values({name: value}).save(stopped_run.folder.path / "config.yaml")
+    stopped_run.folder.config.with_values({name: value}).save(
+        stopped_run.folder.path / "config.yaml"
+    )
     sentence = failed(capsys, runs, "--resume", stopped_run.id, code=1)
-    assert f"{name} of run {stopped_run.id} was" in sentence or "is no longer what it was trained on" in sentence
+    assert (
+        f"{name} of run {stopped_run.id} was" in sentence
+        or "is no longer what it was trained on" in sentence
+    )
 
 
 def test_fewer_steps_than_are_done(capsys, runs, stopped_run):
-    stopped_run.folder.config.with_values({"train.steps": 5}).save(stopped_run.folder.path / "config.yaml")
-    assert "has done 6 steps, more than the 5" in failed(capsys, runs, "--resume", stopped_run.id, code=1)
+    stopped_run.folder.config.with_values({"train.steps": 5}).save(
+        stopped_run.folder.path / "config.yaml"
+    )
+    assert "has done 6 steps, more than the 5" in failed(
+        capsys, runs, "--resume", stopped_run.id, code=1
+    )
 
 
 def test_other_settings_may_change_between_sessions_and_are_told(capsys, runs, stopped_run):
     changed = stopped_run.folder.config.with_values({"train.learning_rate": 1e-4, "train.steps": 9})
     changed.save(stopped_run.folder.path / "config.yaml")
     assert command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)[0] == 0
-    told = [r.event.text for r in replay(stopped_run.folder.events_path)
-            if isinstance(r.event, LogLine) and r.event.level == "warning"]
-    assert any("train.learning_rate was" in text and "up to step 6 and is 0.0001 from here on" in text for text in told)
+    told = [
+        r.event.text
+        for r in replay(stopped_run.folder.events_path)
+        if isinstance(r.event, LogLine) and r.event.level == "warning"
+    ]
+    assert any(
+        "train.learning_rate was" in text and "up to step 6 and is 0.0001 from here on" in text
+        for text in told
+    )
     assert any("was to have 8 steps and has 9 now" in text for text in told)
 
 
 def test_two_processes_on_one_run_folder(capsys, runs, stopped_run):
-    hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from engine.runs.folder import open_run\n" \
-           f"with open_run({str(runs)!r}, {stopped_run.id!r}).lock(): print('held', flush=True); time.sleep(60)"
+    hold = (
+        f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from engine.runs.folder import "
+        f"open_run\nwith open_run({str(runs)!r}, {stopped_run.id!r}).lock(): print('held', "
+        "flush=True); time.sleep(60)"
+    )
     other = subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "held\n"
@@ -243,11 +316,15 @@ def test_two_processes_on_one_run_folder(capsys, runs, stopped_run):
 
 
 @pytest.mark.parametrize("commands", [("stop",), ("stop", "pause", "resume", "save")])
-def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(capsys, runs, preset, monkeypatch, whole, commands):
+def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(
+    capsys, runs, preset, monkeypatch, whole, commands
+):
     def ask():
         folder = RunFolder(Path(list_runs(runs)[0].path))
-        askers = [threading.Thread(target=send_command, args=(folder, commands[number % len(commands)]))
-                  for number in range(20)]
+        askers = [
+            threading.Thread(target=send_command, args=(folder, commands[number % len(commands)]))
+            for number in range(20)
+        ]
         for asker in askers:
             asker.start()
         for asker in askers:
@@ -257,19 +334,33 @@ def test_twenty_who_stop_a_run_of_another_process_at_once_end_it_once(capsys, ru
     assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
     records = intact(Path(list_runs(runs)[0].path))
     assert [r.event.state for r in records if isinstance(r.event, RunEnded)] == ["stopped"]
-    assert [r.event.command for r in records if isinstance(r.event, ControlReceived)].count("stop") == 1
+    assert [r.event.command for r in records if isinstance(r.event, ControlReceived)].count(
+        "stop"
+    ) == 1
     resumes_to_the_end(capsys, runs, whole)
 
 
 def test_garbage_in_the_control_file(capsys, runs, preset, monkeypatch):
-    garbage = [b"\xff\xfe\x00", b"[" * 100_000, b'{"command": ["stop"]}', b'{"command": {"stop": 1}}', b'"stop"', b"null",
-               b'{"command": "explode"}', b'{"command": "stop"']
+    garbage = [
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"command": ["stop"]}',
+        b'{"command": {"stop": 1}}',
+        b'"stop"',
+        b"null",
+        b'{"command": "explode"}',
+        b'{"command": "stop"',
+    ]
 
     def scribble():
         path = Path(list_runs(runs)[0].path) / "control.jsonl"
         path.write_bytes(b"\n".join(garbage) + b"\n")
 
     at_event(monkeypatch, at_step(2), scribble)
-    at_event(monkeypatch, at_step(4), lambda: (Path(list_runs(runs)[0].path) / "control.jsonl").write_bytes(b""))
+    at_event(
+        monkeypatch,
+        at_step(4),
+        lambda: (Path(list_runs(runs)[0].path) / "control.jsonl").write_bytes(b""),
+    )
     assert command(capsys, "--runs-dir", runs, "train", preset)[0] == 0
     assert list_runs(runs)[0].state == "finished"

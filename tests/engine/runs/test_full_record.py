@@ -33,11 +33,17 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
     recorder.wait_for_disk_space(lambda: 0)
     rested = []
     recorder.call_after_wait(lambda: rested.append(1))
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
+    recorder.subscribe(
+        lambda record: (
+            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+        )
+    )
     recorder.emit(StateChanged("running"))
     ballast = fill(disk)
     texts = [f"{number} {'x' * 6000}" for number in range(8)]
-    writers = [threading.Thread(target=recorder.emit, args=(LogLine("info", text),)) for text in texts]
+    writers = [
+        threading.Thread(target=recorder.emit, args=(LogLine("info", text),)) for text in texts
+    ]
     for writer in writers:
         writer.start()
     assert told.wait(SECONDS) and recorder.snapshot.state == "paused"
@@ -49,7 +55,11 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     lines = [r.event.text for r in records if isinstance(r.event, LogLine)]
     assert sorted(line for line in lines if line[0].isdigit()) == texts
-    assert [r.event.state for r in records if isinstance(r.event, StateChanged)] == ["running", "paused", "running"]
+    assert [r.event.state for r in records if isinstance(r.event, StateChanged)] == [
+        "running",
+        "paused",
+        "running",
+    ]
     folded = RunSnapshot()
     for record in records:
         folded.apply(record)
@@ -59,7 +69,11 @@ def test_threads_that_write_at_once_wait_together_and_lose_no_line(disk):
 def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(disk):
     recorder, told = RunRecorder(disk, "r"), threading.Event()
     recorder.wait_for_disk_space(lambda: 0)
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
+    recorder.subscribe(
+        lambda record: (
+            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+        )
+    )
     waiting = recorder.emit(StateChanged("paused", "It needs 1 GiB.", "checkpoint")).event
     ballast = fill(disk)
     writer = threading.Thread(target=recorder.emit, args=(LogLine("info", "x" * 6000),))
@@ -69,7 +83,11 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
     writer.join()
     recorder.close()
     states = [r.event for r in replay(recorder.path) if isinstance(r.event, StateChanged)]
-    assert [event.lacks_space_for for event in states] == ["checkpoint", "record", "checkpoint"] and states[-1] == waiting
+    assert [event.lacks_space_for for event in states] == [
+        "checkpoint",
+        "record",
+        "checkpoint",
+    ] and states[-1] == waiting
     assert (recorder.snapshot.state, recorder.snapshot.lacks_space_for) == ("paused", "checkpoint")
 
 
@@ -77,7 +95,11 @@ def test_a_wait_ends_when_its_owner_ends_the_run(disk):
     """An error elsewhere: its thread sets `endings` to None, and no lane is left waiting."""
     recorder, told, problems = RunRecorder(disk, "r"), threading.Event(), []
     recorder.wait_for_disk_space(lambda: 0)
-    recorder.subscribe(lambda record: told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None)
+    recorder.subscribe(
+        lambda record: (
+            told.set() if getattr(record.event, "lacks_space_for", "") == "record" else None
+        )
+    )
     fill(disk)
 
     def write() -> None:

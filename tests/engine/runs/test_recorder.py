@@ -1,4 +1,6 @@
-"""The record of a run: one valid line an event whatever happens. What it adds up to is in test_snapshot.py."""
+"""The record of a run: one valid line an event whatever happens. What it adds up to is in
+test_snapshot.py.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ from engine.errors import RunError
 from engine.paths import PROGRAM_ROOT
 from engine.runs import following
 from engine.runs import recorder as recorder_module
-from engine.runs.events import (ControlReceived, DataPrepared, LogLine, PlanBuilt, Record, RunStarted, StateChanged,
-                                StepFinished, StepTimeline)
+from engine.runs.events import (
+    ControlReceived,
+    DataPrepared,
+    LogLine,
+    PlanBuilt,
+    Record,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+    StepTimeline,
+)
 from engine.runs.following import Follower, replay
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
@@ -39,7 +50,9 @@ def lines(folder) -> list[dict]:
 
 
 def fold_of(*events, run_id="r") -> RunSnapshot:
-    return fold(Record(run_id, seq, 1000.0 + seq, event) for seq, event in enumerate(events, start=1))
+    return fold(
+        Record(run_id, seq, 1000.0 + seq, event) for seq, event in enumerate(events, start=1)
+    )
 
 
 # ---------------------------------------------------------------------- writing
@@ -58,7 +71,10 @@ def test_a_line_an_event_and_the_count_goes_on(tmp_path):
     second.close()
     second.close()
     assert [(line["kind"], line["run_id"]) for line in lines(tmp_path)] == [
-        ("run_started", "run-1"), ("log_line", "run-1"), ("state_changed", "run-1")]
+        ("run_started", "run-1"),
+        ("log_line", "run-1"),
+        ("state_changed", "run-1"),
+    ]
     with pytest.raises(RuntimeError, match="after the recorder was closed"):
         second.emit(LogLine())
 
@@ -80,7 +96,11 @@ def test_threads_do_not_mix_lines_and_listeners_hear_them_in_order(tmp_path):
     assert [record.seq for record in heard] == list(range(1, 601))
     assert heard == list(replay(tmp_path / "events.jsonl"))
     for worker in range(6):
-        said = [record.event.text.split()[1] for record in heard if record.event.text.startswith(f"{worker} ")]
+        said = [
+            record.event.text.split()[1]
+            for record in heard
+            if record.event.text.startswith(f"{worker} ")
+        ]
         assert said == [str(step) for step in range(100)]
 
 
@@ -134,12 +154,21 @@ def test_a_broken_listener_is_dropped_and_the_record_says_so(tmp_path):
     assert "no terminal" in recorder.snapshot.log[0].text
 
 
-@pytest.mark.parametrize(("event", "named"), [
-    (StepFinished(loss=math.nan), "step_finished.loss is nan"),
-    (StepFinished(exposed={"h2d": math.inf}), "step_finished.exposed.h2d is inf"),
-    (StepTimeline(spans=[{"start": 0.0}, {"start": -math.inf}]), r"step_timeline.spans\[1\].start is -inf"),
-    (PlanBuilt(choices={"a": ({"b": [math.nan]},)}), r"plan_built.choices.a\[0\].b\[0\] is nan"),
-])
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        (StepFinished(loss=math.nan), "step_finished.loss is nan"),
+        (StepFinished(exposed={"h2d": math.inf}), "step_finished.exposed.h2d is inf"),
+        (
+            StepTimeline(spans=[{"start": 0.0}, {"start": -math.inf}]),
+            r"step_timeline.spans\[1\].start is -inf",
+        ),
+        (
+            PlanBuilt(choices={"a": ({"b": [math.nan]},)}),
+            r"plan_built.choices.a\[0\].b\[0\] is nan",
+        ),
+    ],
+)
 def test_numbers_that_are_not_finite_are_refused_by_name(tmp_path, event, named):
     recorder = RunRecorder(tmp_path, "r")
     with pytest.raises(ValueError, match=named):
@@ -163,7 +192,9 @@ def test_a_full_disk_leaves_whole_lines_and_says_so(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(recorder_module.os, "write", full)
-    with pytest.raises(RunError, match="cannot be written .No space left on device.; free at least 16 MiB"):
+    with pytest.raises(
+        RunError, match="cannot be written .No space left on device.; free at least 16 MiB"
+    ):
         recorder.emit(LogLine(text="lost"))
     monkeypatch.setattr(recorder_module.os, "write", write)
     assert recorder.emit(LogLine(text="after")).seq == 2
@@ -203,10 +234,11 @@ def test_a_last_line_torn_anywhere_is_set_aside(tmp_path):
         again.close()
         content = (folder / "events.jsonl").read_bytes()
         assert content.startswith(full if expected == 2 else kept) and [
-            line["seq"] for line in lines(folder)] == list(range(1, expected + 2))
+            line["seq"] for line in lines(folder)
+        ] == list(range(1, expected + 2))
         torn = folder / "events.torn"
         aside = torn.read_bytes() if torn.exists() else b"\n"
-        assert aside == (full[len(kept):cut] if expected == 1 else b"") + b"\n"
+        assert aside == (full[len(kept) : cut] if expected == 1 else b"") + b"\n"
 
 
 def test_zeros_after_a_power_cut_and_long_torn_lines_are_set_aside(tmp_path):
@@ -238,17 +270,35 @@ def test_a_damaged_line_costs_what_it_said_and_no_more(tmp_path, at):
     recorder.close()
     content = recorder.path.read_bytes().split(b"\n")
     whole = content[at]
-    for damage in (b"garbage", b"[1]", b"{}", b"null", b'{"kind":[],"run_id":"r","seq":1,"time":1}', b"",
-                   whole.replace(b"115", b"1.5"), whole.replace(b'"loss":0.0', b'"loss":1e999'),
-                   re.sub(rb'"time":(\d+)', rb'"time":\g<1>000000', whole), whole.replace(b'"seq":', b'"seq":"'), whole[:-1]):
+    for damage in (
+        b"garbage",
+        b"[1]",
+        b"{}",
+        b"null",
+        b'{"kind":[],"run_id":"r","seq":1,"time":1}',
+        b"",
+        whole.replace(b"115", b"1.5"),
+        whole.replace(b'"loss":0.0', b'"loss":1e999'),
+        re.sub(rb'"time":(\d+)', rb'"time":\g<1>000000', whole),
+        whole.replace(b'"seq":', b'"seq":"'),
+        whole[:-1],
+    ):
         content[at] = damage
         recorder.path.write_bytes(b"\n".join(content))
         records = list(replay(recorder.path))
         assert records == Follower(recorder.path).read_new()
-        assert [record.seq for record in records] == [1, 2, 3] and {record.run_id for record in records} == {tmp_path.name}
-        assert [record.event.step for k, record in enumerate(records) if k != at] == [k for k in (1, 2, 3) if k != at + 1]
+        assert [record.seq for record in records] == [1, 2, 3] and {
+            record.run_id for record in records
+        } == {tmp_path.name}
+        assert [record.event.step for k, record in enumerate(records) if k != at] == [
+            k for k in (1, 2, 3) if k != at + 1
+        ]
         warning = records[at].event
-        assert isinstance(warning, LogLine) and warning.level == "warning" and f"Line {at + 1} of" in warning.text
+        assert (
+            isinstance(warning, LogLine)
+            and warning.level == "warning"
+            and f"Line {at + 1} of" in warning.text
+        )
         again = RunRecorder(tmp_path, tmp_path.name)
         assert again.emit(StepFinished(4)).seq == 4
         again.close()
@@ -257,14 +307,21 @@ def test_a_damaged_line_costs_what_it_said_and_no_more(tmp_path, at):
 
 
 def test_a_killed_process_loses_no_line_that_it_emitted(tmp_path):
-    code = ("import sys; from engine.runs.recorder import RunRecorder; from engine.runs.events import LogLine\n"
-            "recorder = RunRecorder(sys.argv[1], 'r')\n"
-            "for n in range(10**9):\n"
-            "    recorder.emit(LogLine(text='x' * 5000)); print(n, flush=True)")
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=PROGRAM_ROOT, stdout=subprocess.PIPE)
+    code = (
+        "import sys; from engine.runs.recorder import RunRecorder; from engine.runs.events import "
+        "LogLine\nrecorder = RunRecorder(sys.argv[1], 'r')\nfor n in range(10**9):\n    "
+        "recorder.emit(LogLine(text='x' * 5000)); print(n, flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], cwd=PROGRAM_ROOT, stdout=subprocess.PIPE
+    )
     said = [int(process.stdout.readline()) for _ in range(50)]
     process.send_signal(signal.SIGKILL)
-    said += [int(line) for line in process.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    said += [
+        int(line)
+        for line in process.stdout.read().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
     process.wait()
     process.stdout.close()
     recorder = RunRecorder(tmp_path, "r")

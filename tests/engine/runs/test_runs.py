@@ -29,29 +29,43 @@ def test_a_new_run_has_its_configuration_and_can_be_opened(tmp_path):
     again = open_run(tmp_path / "deep" / "runs", folder.id)
     assert again.config == CONFIG and again.path == folder.path
     assert (again.events_path.name, again.checkpoints_path.name, again.export_path.name) == (
-        "events.jsonl", "checkpoints", "export")
+        "events.jsonl",
+        "checkpoints",
+        "export",
+    )
     assert os.fspath(again) == str(folder.path)
 
 
 def test_ids_are_unique_within_a_second(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         ids = [folder.id for folder in pool.map(lambda _: create_run(tmp_path, CONFIG), range(24))]
-    assert len(set(ids)) == 24 and all(open_run(tmp_path, run_id).config == CONFIG for run_id in ids)
+    assert len(set(ids)) == 24 and all(
+        open_run(tmp_path, run_id).config == CONFIG for run_id in ids
+    )
 
 
-@pytest.mark.parametrize(("name", "slug"), [
-    ("Tschüß Ünder", "tschu-under"), ("한국어", "run"), ("", "run"), ("../../etc/passwd", "etc-passwd"),
-    ("a" * 300, "a" * 40),
-    ("<b>x</b>\n", "b-x-b"), ("-.-", "run"),
-])
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("Tschüß Ünder", "tschu-under"),
+        ("한국어", "run"),
+        ("", "run"),
+        ("../../etc/passwd", "etc-passwd"),
+        ("a" * 300, "a" * 40),
+        ("<b>x</b>\n", "b-x-b"),
+        ("-.-", "run"),
+    ],
+)
 def test_any_name_makes_a_plain_id(tmp_path, name, slug):
     folder = create_run(tmp_path, named(name))
     assert folder.id[16:] == slug and folder.path.parent == tmp_path
     assert open_run(tmp_path, folder.id).config.name == name
 
 
-@pytest.mark.parametrize("run_id", ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "a\n", "a\0", "-x",
-                                    "a" * 129, "ä"])
+@pytest.mark.parametrize(
+    "run_id",
+    ["", ".", "..", "../x", "a/b", "/etc", "a\\b", ".hidden", "a\n", "a\0", "-x", "a" * 129, "ä"],
+)
 def test_ids_that_are_no_folder_name_are_refused(tmp_path, run_id):
     (tmp_path / "x").mkdir()
     for act in (open_run, delete_run):
@@ -78,11 +92,18 @@ def test_errors_are_plain(tmp_path):
 
 
 def holding_process(folder: RunFolder) -> subprocess.Popen:
-    code = ("import sys; from pathlib import Path; from engine.runs.folder import RunFolder\n"
-            "with RunFolder(Path(sys.argv[1])).lock():\n"
-            "    print('held', flush=True); sys.stdin.read()")
-    process = subprocess.Popen([sys.executable, "-c", code, folder.path], cwd=PROGRAM_ROOT, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
+    code = (
+        "import sys; from pathlib import Path; from engine.runs.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).lock():\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, folder.path],
+        cwd=PROGRAM_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -136,14 +157,21 @@ def test_the_lock_is_not_inherited_by_forked_children(tmp_path):
     assert not folder.is_running()
     os.close(writing)
     assert os.waitpid(child, 0)[1] == 0
-    script = ("import os, sys; from pathlib import Path; from engine.runs.folder import RunFolder\n"
-              "with RunFolder(Path(sys.argv[1])).lock():\n"
-              "    reading, writing = os.pipe()\n"
-              "    child = os.fork()\n"
-              "    if child == 0: os.write(writing, b'.'); sys.stdin.read(); os._exit(0)\n"
-              "    os.read(reading, 1); print(child, flush=True); os.kill(os.getpid(), 9)")
-    process = subprocess.Popen([sys.executable, "-c", script, folder.path], cwd=PROGRAM_ROOT, stdin=subprocess.PIPE,
-                               stdout=subprocess.PIPE, text=True)
+    script = (
+        "import os, sys; from pathlib import Path; from engine.runs.folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).lock():\n"
+        "    reading, writing = os.pipe()\n"
+        "    child = os.fork()\n"
+        "    if child == 0: os.write(writing, b'.'); sys.stdin.read(); os._exit(0)\n"
+        "    os.read(reading, 1); print(child, flush=True); os.kill(os.getpid(), 9)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, folder.path],
+        cwd=PROGRAM_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     orphan = int(process.stdout.readline())
     process.wait()
     os.kill(orphan, 0)  # the child outlives its parent
@@ -158,13 +186,17 @@ def test_watching_does_not_disturb_taking_the_lock(tmp_path, monkeypatch):
     with open(folder.path / "lock", "w") as watcher:
         fcntl.flock(watcher, fcntl.LOCK_SH)
         assert not folder.is_running()  # watchers do not disturb each other either
-        monkeypatch.setattr("engine.runs.folder.time.sleep", lambda seconds: fcntl.flock(watcher, fcntl.LOCK_UN))
+        monkeypatch.setattr(
+            "engine.runs.folder.time.sleep", lambda seconds: fcntl.flock(watcher, fcntl.LOCK_UN)
+        )
         with folder.lock():
             assert folder.is_running()
 
 
 def test_interrupted_is_unfinished_and_held_by_nobody():
-    assert shown_state("running", True) == "running" and shown_state("running", False) == "interrupted"
+    assert (
+        shown_state("running", True) == "running" and shown_state("running", False) == "interrupted"
+    )
     assert shown_state("paused", False) == shown_state("preparing", False) == "interrupted"
     for state in ("finished", "stopped", "failed", "discarded"):
         assert shown_state(state, False) == shown_state(state, True) == state
@@ -225,7 +257,9 @@ def test_commands_reach_the_process_that_holds_the_run(tmp_path):
         for command in COMMANDS:
             send_command(sender, command)
         assert reader.read_new() == list(COMMANDS)
-        with pytest.raises(RunError, match="'explode' is not a command; a run takes stop, discard, pause,"):
+        with pytest.raises(
+            RunError, match="'explode' is not a command; a run takes stop, discard, pause,"
+        ):
             send_command(sender, "explode")
         assert reader.read_new() == []
 
@@ -248,7 +282,8 @@ def test_torn_and_foreign_lines_are_passed_over(tmp_path):
     with folder.lock():
         reader = CommandReader(folder)
         folder.control_path.write_bytes(
-            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n{"comm')
+            b'garbage\n\n[1]\n{"command": "explode"}\n{"command": ["stop"]}\n{"time": 1}\n{"comm'
+        )
         assert reader.read_new() == []
         with open(folder.control_path, "ab") as file:
             file.write(b'and": "save"}\n')

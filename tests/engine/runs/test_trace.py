@@ -36,8 +36,14 @@ def test_any_sampled_step_can_be_read(record):
     assert index.read(30) == (timeline(30), None) and index.read()[0] == timeline(60)
 
 
-@pytest.mark.parametrize("step, sentence", [(7, "Step 7 has no timeline; the nearest one that has is step 10."),
-                                            (9**15, "is step 60."), (0, "is step 10.")])
+@pytest.mark.parametrize(
+    "step, sentence",
+    [
+        (7, "Step 7 has no timeline; the nearest one that has is step 10."),
+        (9**15, "is step 60."),
+        (0, "is step 10."),
+    ],
+)
 def test_a_step_that_was_not_sampled_is_told_with_the_nearest(record, step, sentence):
     with pytest.raises(RunError) as told:
         TimelineIndex(record).read(step)
@@ -66,10 +72,30 @@ def test_what_is_added_is_found_and_a_torn_line_is_not(record):
 
 def test_a_resume_takes_later_steps_out_and_brings_its_own_prediction(tmp_path):
     path = tmp_path / "events.jsonl"
-    first, second = PlanSimulated(1.0, [span("a", "forward", "COMPUTE", 0, 1)]), PlanSimulated(2.0, [])
-    write_events(path, records([PlanBuilt(), first, RunStarted(), timeline(10), timeline(20), timeline(30), PlanBuilt(),
-                                RunStarted(resumed_step=20), timeline(30, blocks=2), PlanBuilt(), second,
-                                RunStarted(resumed_step=30), timeline(40)]))
+    first, second = (
+        PlanSimulated(1.0, [span("a", "forward", "COMPUTE", 0, 1)]),
+        PlanSimulated(2.0, []),
+    )
+    write_events(
+        path,
+        records(
+            [
+                PlanBuilt(),
+                first,
+                RunStarted(),
+                timeline(10),
+                timeline(20),
+                timeline(30),
+                PlanBuilt(),
+                RunStarted(resumed_step=20),
+                timeline(30, blocks=2),
+                PlanBuilt(),
+                second,
+                RunStarted(resumed_step=30),
+                timeline(40),
+            ]
+        ),
+    )
     index = TimelineIndex(path)
     assert index.steps() == [10, 20, 30, 40]
     assert [index.read(step)[1] for step in index.steps()] == [first, first, None, second]
@@ -83,7 +109,9 @@ def test_a_text_that_looks_like_a_timeline_is_none(tmp_path):
 
 
 def test_a_damaged_timeline_is_told(record):
-    text = record.read_text(encoding="utf-8").replace('"unit": "block.3", "op": "forward"', '"unit": 3, "op": "forward"')
+    text = record.read_text(encoding="utf-8").replace(
+        '"unit": "block.3", "op": "forward"', '"unit": 3, "op": "forward"'
+    )
     record.write_text(text, encoding="utf-8")
     with pytest.raises(RunError, match="The timeline of step 20 is damaged"):
         TimelineIndex(record).read(20)
@@ -106,31 +134,50 @@ def test_the_nearest_step():
 
 def checked(trace, spans, process, begin=0.0):
     """Against the spans, one by one."""
-    threads = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"]
-               if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == process}
-    found = [event for event in trace["traceEvents"]
-             if event["ph"] == "X" and event["pid"] == process and event["cat"] != "wait"]
+    threads = {
+        event["tid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["ph"] == "M" and event["name"] == "thread_name" and event["pid"] == process
+    }
+    found = [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and event["pid"] == process and event["cat"] != "wait"
+    ]
     assert len(found) == len(spans)
     for event, given in zip(found, spans):
         assert threads[event["tid"]] == given["lane"]
-        assert event["args"]["unit"] == given["unit"] and event["args"]["op"] == given["op"] == event["cat"]
+        assert (
+            event["args"]["unit"] == given["unit"]
+            and event["args"]["op"] == given["op"] == event["cat"]
+        )
         assert event["args"].get("micro_batch") == given["micro_batch"]
-        assert event["ts"] == pytest.approx(1e6 * (given["start"] - begin), abs=1e-3) and event["ts"] >= 0
+        assert (
+            event["ts"] == pytest.approx(1e6 * (given["start"] - begin), abs=1e-3)
+            and event["ts"] >= 0
+        )
         assert event["dur"] == pytest.approx(1e6 * (given["end"] - given["start"]), abs=1e-3)
     return threads
 
 
 def test_a_trace_is_the_spans_in_microseconds():
-    spans = [span("block 0", "forward", "COMPUTE", 0.001, 0.0035, micro_batch=1), span("step", "clip", "HOST", 0.0035, 0.0035),
-             span("block 0", "prefetch", "H2D", 0.0, 0.001)]
+    spans = [
+        span("block 0", "forward", "COMPUTE", 0.001, 0.0035, micro_batch=1),
+        span("step", "clip", "HOST", 0.0035, 0.0035),
+        span("block 0", "prefetch", "H2D", 0.0, 0.001),
+    ]
     waits = [{"start": -0.002, "end": 0.001, "cause": "h2d"}]
     trace = trace_of("run-1", StepTimeline(8, spans, waits), PlanSimulated(0.004, spans[:1]))
     trace = json.loads(json.dumps(trace, allow_nan=False))
-    assert {"COMPUTE", "HOST", "H2D", "COMPUTE waits"} == set(checked(trace, spans, MEASURED, begin=-0.002).values())
+    assert {"COMPUTE", "HOST", "H2D", "COMPUTE waits"} == set(
+        checked(trace, spans, MEASURED, begin=-0.002).values()
+    )
     checked(trace, spans[:1], PREDICTED, begin=-0.002)
-    wait, = (event for event in trace["traceEvents"] if event.get("cat") == "wait")
+    (wait,) = (event for event in trace["traceEvents"] if event.get("cat") == "wait")
     assert (wait["ts"], wait["dur"], wait["args"]) == (0, 3000, {"cause": "h2d"})
-    named = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == MEASURED][0]
+    named = [
+        event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == MEASURED
+    ][0]
     assert named["name"] == "forward block 0 [1]"
     assert trace["otherData"] == {"program": "Ramstream", "run": "run-1", "step": "8"}
     assert set(Lane) <= set(ROWS)
@@ -145,13 +192,22 @@ def test_on_the_command_line(tmp_path, capsys, monkeypatch):
     path = tmp_path / f"{folder.id}-step-60.trace.json"
     assert path.name in capsys.readouterr().out
     checked(json.loads(path.read_text(encoding="utf-8")), timeline(60).spans, MEASURED)
-    assert launch.main(["trace", folder.id, *where, "--step", "20", "--out", str(tmp_path / "own.json")]) == 0
-    assert json.loads((tmp_path / "own.json").read_text(encoding="utf-8"))["otherData"]["step"] == "20"
+    assert (
+        launch.main(
+            ["trace", folder.id, *where, "--step", "20", "--out", str(tmp_path / "own.json")]
+        )
+        == 0
+    )
+    assert (
+        json.loads((tmp_path / "own.json").read_text(encoding="utf-8"))["otherData"]["step"] == "20"
+    )
 
     capsys.readouterr()
-    for wrong, sentence in ((["trace", "nothing"], "nothing"),
-                            (["trace", folder.id, "--step", "7"], "the nearest one that has is step 10"),
-                            (["trace", folder.id, "--out", str(tmp_path / "no" / "where.json")], "cannot be written")):
+    for wrong, sentence in (
+        (["trace", "nothing"], "nothing"),
+        (["trace", folder.id, "--step", "7"], "the nearest one that has is step 10"),
+        (["trace", folder.id, "--out", str(tmp_path / "no" / "where.json")], "cannot be written"),
+    ):
         assert launch.main([*wrong, *where]) == 2
         told = capsys.readouterr().err
         assert sentence in told and told.count("\n") == 1

@@ -18,7 +18,10 @@ SHAPES = {"proj.weight": (37, 41), "norm.weight": (41,)}
 
 
 def make_store(dtype: str, shapes=SHAPES, seed: int = 0) -> HostStore:
-    specs = [ParameterSpec(name, f"model.{name}", shape, len(shape) > 1) for name, shape in shapes.items()]
+    specs = [
+        ParameterSpec(name, f"model.{name}", shape, len(shape) > 1)
+        for name, shape in shapes.items()
+    ]
     store = HostStore([lay_out("block.0", specs)], dtype, threads=1)
     store.allocate_weights()
     store.allocate_states()
@@ -33,18 +36,24 @@ def set_gradients(store: HostStore, seed: int, scale: float = 1.0) -> dict[str, 
     generator = torch.Generator().manual_seed(seed)
     found, layout = {}, store.layouts["block.0"]
     for spec, offset in zip(layout.parameters, layout.offsets):
-        values = torch.randn(spec.shape, generator=generator) * 10 ** (torch.rand(spec.shape, generator=generator) * -6)
-        target = store.tensor("block.0", "grad")[offset:offset + spec.numel].view(spec.shape)
+        values = torch.randn(spec.shape, generator=generator) * 10 ** (
+            torch.rand(spec.shape, generator=generator) * -6
+        )
+        target = store.tensor("block.0", "grad")[offset : offset + spec.numel].view(spec.shape)
         target.copy_(values * scale)
         found[spec.name] = target.float()
     return found
 
 
-def reference(store: HostStore, rate: float) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
+def reference(
+    store: HostStore, rate: float
+) -> tuple[dict[str, torch.nn.Parameter], torch.optim.AdamW]:
     specs = store.layouts["block.0"].parameters
     weights = {spec.name: torch.nn.Parameter(store.master("block.0", spec.name)) for spec in specs}
-    groups = [{"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
-              {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0}]
+    groups = [
+        {"params": [weights[s.name] for s in specs if s.decay], "weight_decay": DECAY},
+        {"params": [weights[s.name] for s in specs if not s.decay], "weight_decay": 0.0},
+    ]
     return weights, torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPS)
 
 
@@ -68,12 +77,17 @@ def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
     layout = store.layouts["block.0"]
     for spec, offset in zip(layout.parameters, layout.offsets):
         weight, state = weights[spec.name], optimizer.state[weights[spec.name]]
-        torch.testing.assert_close(store.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6)
+        torch.testing.assert_close(
+            store.master("block.0", spec.name), weight.data, rtol=0, atol=2.4e-6
+        )
         for plane in ("exp_avg", "exp_avg_sq"):
-            moment = store.tensor("block.0", plane)[offset:offset + spec.numel].view(spec.shape)
+            moment = store.tensor("block.0", plane)[offset : offset + spec.numel].view(spec.shape)
             torch.testing.assert_close(moment, state[plane], rtol=1e-5, atol=1e-9)
         if dtype == "bfloat16":
-            assert ((store.view("block.0", spec.name).float() - weight.data).abs() <= weight.data.abs() * 2**-8).all()
+            assert (
+                (store.view("block.0", spec.name).float() - weight.data).abs()
+                <= weight.data.abs() * 2**-8
+            ).all()
     host.close()
     store.close()
 
@@ -123,7 +137,9 @@ def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
 
 
-@pytest.mark.parametrize("columns", [kernels.SHARE - 64, kernels.SHARE - 1, kernels.SHARE, kernels.SHARE + 1])
+@pytest.mark.parametrize(
+    "columns", [kernels.SHARE - 64, kernels.SHARE - 1, kernels.SHARE, kernels.SHARE + 1]
+)
 def test_sizes_around_the_chunk(columns):
     shapes = {"proj.weight": (1, columns), "norm.weight": (1,)}
     store = make_store("bfloat16", shapes)
@@ -145,7 +161,9 @@ def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
     host = HostAdamW(store, *BETAS, eps=1e-60, weight_decay=DECAY)
     host.update("block.0", 1, 1e-3, 1.0)
     plane = store.tensor("block.0", "weight_high")
-    assert plane.isfinite().all() and not plane[37 * 41:store.layouts["block.0"].decay_numel].any()
+    assert (
+        plane.isfinite().all() and not plane[37 * 41 : store.layouts["block.0"].decay_numel].any()
+    )
     host.close()
     store.close()
 
@@ -179,7 +197,9 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
     host = HostAdamW(store, *BETAS, 1e-18, DECAY)
     host.update("block.0", 1, 1e-3, 1.0)
     optimizer.step()
-    torch.testing.assert_close(store.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6)
+    torch.testing.assert_close(
+        store.master("block.0", "proj.weight"), weights["proj.weight"].data, rtol=0, atol=2.4e-6
+    )
     host.close()
     store.close()
 
@@ -221,30 +241,53 @@ def test_threads_share_every_element_once(threads, numel):
     decayed = numel // 3
     planes = [np.full(numel, value, np.float32) for value in (1.0, 1.0, 0.0, 0.0)]
     scalars = np.array([1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.125, 1.0, 0.0, 0.0], np.float32)
-    clip, keep, take1, beta2, take2, step_size, root2, eps, bias = scalars[[0, 1, 2, 3, 4, 6, 5, 7, 8]]
+    clip, keep, take1, beta2, take2, step_size, root2, eps, bias = scalars[
+        [0, 1, 2, 3, 4, 6, 5, 7, 8]
+    ]
     workers = kernels.Workers(threads, "test")
-    workers.share(kernels.kernel("adamw_float"), numel, decayed, *planes, clip, keep, take1, beta2, take2, step_size, root2,
-                  eps, bias)
+    workers.share(
+        kernels.kernel("adamw_float"),
+        numel,
+        decayed,
+        *planes,
+        clip,
+        keep,
+        take1,
+        beta2,
+        take2,
+        step_size,
+        root2,
+        eps,
+        bias,
+    )
     workers.close()
-    assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (planes[1][decayed:] == 1.0 - 0.0625).all()
+    assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (
+        planes[1][decayed:] == 1.0 - 0.0625
+    ).all()
     assert (planes[2] == 1.0).all() and (planes[3] == 1.0).all()
 
 
-@pytest.mark.parametrize("cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)])
+@pytest.mark.parametrize(
+    "cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)]
+)
 def test_of_many_cores_two_are_left_free(monkeypatch, cores, threads):
     monkeypatch.setattr(kernels, "usable_cores", lambda: cores)
     assert kernels.default_threads() == threads
 
 
 def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):
-    program = ("from numba.core import caching\n"
-               "def refuse(*args): raise OSError('read-only')\n"
-               "caching._CacheLocator.ensure_cache_path = refuse\n"
-               "from engine.runtime.host_kernels import kernel\n"
-               "import numpy as np\n"
-               "low, high, back = np.zeros(3, np.int16), np.zeros(3, np.uint16), np.zeros(3, np.float32)\n"
-               "kernel('split')(np.float32([1.1, -2.2, 3.3]), high, low)\n"
-               "kernel('join')(high, low, back)\n"
-               "print(back.tolist() == np.float32([1.1, -2.2, 3.3]).tolist())\n")
-    done = subprocess.run([sys.executable, "-c", program], cwd=PROGRAM_ROOT, capture_output=True, text=True)
+    program = (
+        "from numba.core import caching\n"
+        "def refuse(*args): raise OSError('read-only')\n"
+        "caching._CacheLocator.ensure_cache_path = refuse\n"
+        "from engine.runtime.host_kernels import kernel\n"
+        "import numpy as np\n"
+        "low, high, back = np.zeros(3, np.int16), np.zeros(3, np.uint16), np.zeros(3, np.float32)\n"
+        "kernel('split')(np.float32([1.1, -2.2, 3.3]), high, low)\n"
+        "kernel('join')(high, low, back)\n"
+        "print(back.tolist() == np.float32([1.1, -2.2, 3.3]).tolist())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROGRAM_ROOT, capture_output=True, text=True
+    )
     assert done.stdout.strip() == "True", done.stderr

@@ -1,5 +1,6 @@
-"""Blocks, the loss and the optimizer compiled: the same bits by any plan, next to the results of eager ones, and no more is
-kept than the planner counts on."""
+"""Blocks, the loss and the optimizer compiled: the same bits by any plan, next to the results of
+eager ones, and no more is kept than the planner counts on.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ SAME_BITS = {
 
 # ---------------------------------------------------------------------- results
 
+
 @needs_compiler
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
@@ -58,7 +60,9 @@ def test_blocks_really_are_compiled():
     run.engine.train_step(1, random_batches(2), 1e-3)
     run.engine.drain()
     blocks = run.engine.state.compiled.values()
-    assert all(block.problem == "" for block in blocks) and any(block.seconds > 0 for block in blocks)
+    assert all(block.problem == "" for block in blocks) and any(
+        block.seconds > 0 for block in blocks
+    )
     run.close()
 
 
@@ -69,20 +73,39 @@ def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype
     expected = states(planes_after(COMPILED, dtype=dtype, steps=1), dtype)
     first = states(planes_after(BASE, dtype=dtype, steps=0), dtype)
     for homes in (("embed", "block 0"), ("block 0", "block 1", "block 2", "head")):
-        found = states(planes_after(dataclasses.replace(at_home(homes, 2), compiled=True), dtype=dtype, steps=1), dtype)
+        found = states(
+            planes_after(
+                dataclasses.replace(at_home(homes, 2), compiled=True), dtype=dtype, steps=1
+            ),
+            dtype,
+        )
         for ours, theirs, before in zip(found, expected, first):
             for name, values in ours.items():
-                assert (values - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), (homes, name)
+                assert (values - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), (
+                    homes,
+                    name,
+                )
             assert not torch.equal(ours["master"], before["master"])
 
 
 def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     """Which documents share a row changes from step to step."""
-    monkeypatch.setattr(compiled.torch, "compile", functools.partial(torch.compile, backend="eager"))
-    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda function: lambda_of(function))
+    monkeypatch.setattr(
+        compiled.torch, "compile", functools.partial(torch.compile, backend="eager")
+    )
+    monkeypatch.setattr(
+        "engine.runtime.loss.compiled_function", lambda function: lambda_of(function)
+    )
     counted, graphs = torch._dynamo.utils.counters, []
-    run = streamed(plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48)
-    shared = [((9, 4, 11), (1, 20, 3)), ((12, 12), (2, 2, 20)), ((24,), (1, 2, 3, 18)), ((1,) * 24, (23, 1))]
+    run = streamed(
+        plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48
+    )
+    shared = [
+        ((9, 4, 11), (1, 20, 3)),
+        ((12, 12), (2, 2, 20)),
+        ((24,), (1, 2, 3, 18)),
+        ((1,) * 24, (23, 1)),
+    ]
     for step, lengths in enumerate(shared):
         run.engine.train_step(step + 1, packed_and_apart(lengths)[0], 1e-3)
         run.engine.drain()
@@ -121,12 +144,18 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
         def __init__(self, block):
             made.append(self)
             self._block, self.problem, self.seconds = block, "", 0.0
-            self._compiled = lambda hidden, *args, **kwargs: _Breaks.apply(block(hidden, *args, **kwargs))
+            self._compiled = lambda hidden, *args, **kwargs: _Breaks.apply(
+                block(hidden, *args, **kwargs)
+            )
 
     monkeypatch.setattr("engine.runtime.device_state.CompiledBlock", Broken)
-    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda function: lambda_of(function))
+    monkeypatch.setattr(
+        "engine.runtime.loss.compiled_function", lambda function: lambda_of(function)
+    )
     choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
-    for ours, theirs in zip(planes_after(choices), planes_after(BASE)):  # positions are padded, so sums differ in their bits
+    for ours, theirs in zip(
+        planes_after(choices), planes_after(BASE)
+    ):  # positions are padded, so sums differ in their bits
         assert (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
     assert made and all(block.problem == "no such kernel" for block in made)
 
@@ -138,6 +167,7 @@ def test_a_block_that_cannot_be_compiled_runs_as_it_is(monkeypatch):
         def call(*args):
             calls.append(1)
             raise RuntimeError("no such operator\nand a long story")
+
         return call
 
     monkeypatch.setattr(compiled.torch, "compile", refuse)
@@ -150,14 +180,18 @@ def test_a_block_that_cannot_be_compiled_runs_as_it_is(monkeypatch):
     def full(block):
         def call(*args):
             raise torch.OutOfMemoryError("full")
+
         return call
 
     monkeypatch.setattr(compiled.torch, "compile", full)
-    with pytest.raises(torch.OutOfMemoryError):  # which is no reason to try again with what takes more
+    with pytest.raises(
+        torch.OutOfMemoryError
+    ):  # which is no reason to try again with what takes more
         CompiledBlock(block)(given)
 
 
 # ---------------------------------------------------------------------- the loss
+
 
 @pytest.fixture
 def tail():
@@ -165,7 +199,7 @@ def tail():
     run = streamed(plain_model(tiny_config("qwen3", max_position_embeddings=1024)), BASE)
     for unit in ("embed", "head"):
         plane = run.store.tensor(unit, "weight_high")
-        run.engine.state.slots[slot_of(unit)][:plane.numel()].copy_(plane)
+        run.engine.state.slots[slot_of(unit)][: plane.numel()].copy_(plane)
     yield run.model.skeleton, run.engine.state.outer_parameters["head"]
     run.close()
 
@@ -185,6 +219,7 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
             shapes.append(len(logits))
             assert len(logits) == len(targets)
             return function(logits, targets)
+
         call.problem = ""
         return call
 
@@ -197,7 +232,9 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
             for total, gradient in zip(sums, gradients):
                 total += gradient
 
-        found, gradient = chunked_loss(skeleton, hidden, index, labels, 0.01, chunk, parameters, accumulate, compile_it)
+        found, gradient = chunked_loss(
+            skeleton, hidden, index, labels, 0.01, chunk, parameters, accumulate, compile_it
+        )
         return [found, gradient, *sums]
 
     plain = run(False)
@@ -214,7 +251,9 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(monkeypatch, tail, where):
+def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(
+    monkeypatch, tail, where
+):
     skeleton, parameters = tail
     hidden, index, labels = torch.randn(1, 64, 32), torch.arange(64), torch.randint(0, 97, (64,))
     sizes = []
@@ -228,10 +267,22 @@ def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(monke
     function._compiled = refused
     monkeypatch.setattr(loss, "compiled_function", lambda _: function)
     logits_of = skeleton.logits
-    monkeypatch.setattr(skeleton, "logits", lambda piece: (sizes.append(len(piece)), logits_of(piece))[1])
+    monkeypatch.setattr(
+        skeleton, "logits", lambda piece: (sizes.append(len(piece)), logits_of(piece))[1]
+    )
 
     def run(compile_it: bool):
-        return chunked_loss(skeleton, hidden, index, labels, 0.01, 32, parameters, lambda gradients: None, compile_it)
+        return chunked_loss(
+            skeleton,
+            hidden,
+            index,
+            labels,
+            0.01,
+            32,
+            parameters,
+            lambda gradients: None,
+            compile_it,
+        )
 
     plain = run(False)
     for _ in range(2):
@@ -245,12 +296,22 @@ def test_a_micro_batch_without_loss_has_none(monkeypatch, tail):
     skeleton, parameters = tail
     nothing = torch.zeros(0, dtype=torch.long)
     for compile_it in (False, True):
-        total, gradient = chunked_loss(skeleton, torch.randn(1, 5, 32), nothing, nothing, 1.0, 4, parameters,
-                                       lambda gradients: pytest.fail("there are none"), compile_it)
+        total, gradient = chunked_loss(
+            skeleton,
+            torch.randn(1, 5, 32),
+            nothing,
+            nothing,
+            1.0,
+            4,
+            parameters,
+            lambda gradients: pytest.fail("there are none"),
+            compile_it,
+        )
         assert total == 0 and not gradient.any()
 
 
 # ---------------------------------------------------------------------- what is kept
+
 
 def kept_of_compiled(model, length: int) -> int:
     """Bytes that autograd keeps of a first block that torch really partitions, on the meta device."""
@@ -261,9 +322,17 @@ def kept_of_compiled(model, length: int) -> int:
     block.__dict__.pop("forward", None)
     block.train()
     given = captured.arguments[0]
-    given = BlockArguments(activations._on_meta(given.args), activations._on_meta(given.kwargs), given.hidden_keyword)
-    own = {activations._storage(t) for t in [*block.parameters(), *block.buffers(),
-                                             *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs))]}
+    given = BlockArguments(
+        activations._on_meta(given.args), activations._on_meta(given.kwargs), given.hidden_keyword
+    )
+    own = {
+        activations._storage(t)
+        for t in [
+            *block.parameters(),
+            *block.buffers(),
+            *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs)),
+        ]
+    }
     kept = {}
 
     def keep(tensor):
@@ -299,12 +368,16 @@ def attention_of_a_gpu():
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 def test_compiled_activations_are_what_a_compiled_block_keeps(family, request):
     changes = dict(hidden_size=128, intermediate_size=704, num_attention_heads=4) | (
-        {"head_dim": 32} if family == "qwen3" else {})
+        {"head_dim": 32} if family == "qwen3" else {}
+    )
     model = build_model(tiny_config(family, **changes), ModelConfig(source="x", dtype="bfloat16"))
     counted = count_activations(model)
     assert len(counted) == 3 and all(c.compiled == counted[0].compiled for c in counted)
     request.getfixturevalue("attention_of_a_gpu")
     short, long = kept_of_compiled(model, 32), kept_of_compiled(model, 64)
     per_token = (long - short) / 32
-    assert counted[0].compiled.per_token == pytest.approx(per_token) and counted[0].compiled.per_pair == 0
+    assert (
+        counted[0].compiled.per_token == pytest.approx(per_token)
+        and counted[0].compiled.per_pair == 0
+    )
     assert counted[0].compiled.per_token < 0.6 * counted[0].plain.per_token

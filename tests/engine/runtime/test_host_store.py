@@ -19,8 +19,13 @@ from tests.support.tiny import plain_model, streamed, tiny_config
 
 
 def layout(unit: str = "block.0", rows: int = 5, columns: int = 100):
-    return lay_out(unit, [ParameterSpec("norm.weight", f"{unit}.norm.weight", (columns,), False),
-                          ParameterSpec("proj.weight", f"{unit}.proj.weight", (rows, columns), True)])
+    return lay_out(
+        unit,
+        [
+            ParameterSpec("norm.weight", f"{unit}.norm.weight", (columns,), False),
+            ParameterSpec("proj.weight", f"{unit}.proj.weight", (rows, columns), True),
+        ],
+    )
 
 
 def filled(dtype: str, rows: int = 5, columns: int = 100, **options) -> HostStore:
@@ -44,10 +49,14 @@ def test_allocates_what_the_layout_says_to_the_byte(dtype):
     assert store.allocated_bytes == 0
     store.allocate_weights()
     weights = {"weight_high", "weight_low"} if dtype == "bfloat16" else {"weight_high"}
-    assert store.allocated_bytes == sum(l.plane_bytes(dtype)[plane] for l in layouts for plane in weights)
+    assert store.allocated_bytes == sum(
+        l.plane_bytes(dtype)[plane] for l in layouts for plane in weights
+    )
     store.allocate_states()
     for l in layouts:
-        assert {plane: store.array(l.unit, plane).nbytes for plane in store.planes} == l.plane_bytes(dtype)
+        assert {
+            plane: store.array(l.unit, plane).nbytes for plane in store.planes
+        } == l.plane_bytes(dtype)
     assert store.allocated_bytes == sum(l.host_bytes(dtype) for l in layouts)
     store.close()
     assert store.allocated_bytes == 0
@@ -56,9 +65,13 @@ def test_allocates_what_the_layout_says_to_the_byte(dtype):
 def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
     store = filled("bfloat16")
     store.allocate_states()
-    kinds = {"weight_high": (np.uint16, torch.bfloat16), "weight_low": (np.int16, torch.int16),
-             "exp_avg": (np.float32, torch.float32), "exp_avg_sq": (np.float32, torch.float32),
-             "grad": (np.uint16, torch.bfloat16)}
+    kinds = {
+        "weight_high": (np.uint16, torch.bfloat16),
+        "weight_low": (np.int16, torch.int16),
+        "exp_avg": (np.float32, torch.float32),
+        "exp_avg_sq": (np.float32, torch.float32),
+        "grad": (np.uint16, torch.bfloat16),
+    }
     for plane, (array_type, tensor_type) in kinds.items():
         assert store.array("block.0", plane).dtype == array_type
         assert store.tensor("block.0", plane).dtype == tensor_type
@@ -73,27 +86,56 @@ def test_memory_is_zeroed_and_shared_by_array_tensor_and_view():
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_fp32_survives_the_split_bit_for_bit(threads, monkeypatch):
-    monkeypatch.setattr(host_store, "ranges", lambda a, b, size=0: [(i, min(i + 999, b)) for i in range(a, b, 999)])
+    monkeypatch.setattr(
+        host_store, "ranges", lambda a, b, size=0: [(i, min(i + 999, b)) for i in range(a, b, 999)]
+    )
     generator = np.random.default_rng(0)
     values = generator.integers(0, 2**32, (50, 400), np.uint32)
-    special = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x3F808000, 0xBF808000, 0x3F807FFF, 0x3F818000, 0x7F7F7FFF,
-               0xFF7F7FFF, 0x7F800000, 0xFF800000]
-    values[0, :len(special)] = special
+    special = [
+        0,
+        0x80000000,
+        1,
+        0x80000001,
+        0x007FFFFF,
+        0x3F808000,
+        0xBF808000,
+        0x3F807FFF,
+        0x3F818000,
+        0x7F7F7FFF,
+        0xFF7F7FFF,
+        0x7F800000,
+        0xFF800000,
+    ]
+    values[0, : len(special)] = special
     magnitude = values & 0x7FFFFFFF
     values[(magnitude >= 0x7F7F8000) & (magnitude != 0x7F800000)] = 0x3F800000
     store = filled("bfloat16", 50, 400, threads=threads)
     store.write("block.0", "proj.weight", floats(values))
     assert (bits(store.master("block.0", "proj.weight")) == values).all()
-    high = store.array("block.0", "weight_high")[:values.size].reshape(values.shape)
+    high = store.array("block.0", "weight_high")[: values.size].reshape(values.shape)
     assert (high == ((values.astype(np.uint64) + 0x8000) >> 16)).all()
     store.close()
 
 
 def test_nan_infinity_and_the_largest_values_are_told_truly():
-    values = floats([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0xFF7F8000])
+    values = floats(
+        [
+            0x7F800001,
+            0x7FFFFFFF,
+            0xFFFFFFFF,
+            0xFF800001,
+            0x7F800000,
+            0xFF800000,
+            0x7F7FFFFF,
+            0xFF7F8000,
+        ]
+    )
     store = filled("bfloat16", 1, 8)
     store.write("block.0", "proj.weight", values.view(1, 8))
-    high, master = store.view("block.0", "proj.weight")[0].float(), store.master("block.0", "proj.weight")[0]
+    high, master = (
+        store.view("block.0", "proj.weight")[0].float(),
+        store.master("block.0", "proj.weight")[0],
+    )
     for seen in (high, master):
         assert seen[:4].isnan().all()
         assert seen[4:6].tolist() == [float("inf"), float("-inf")]
@@ -113,9 +155,17 @@ def test_bf16_source_is_copied_as_it_is():
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("make", [
-    lambda t: t.half(), lambda t: t.double(), lambda t: t.t().contiguous().t(), lambda t: t.repeat(1, 2)[:, ::2],
-    lambda t: torch.nn.Parameter(t), lambda t: t.half().t().contiguous().t()])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: t.half(),
+        lambda t: t.double(),
+        lambda t: t.t().contiguous().t(),
+        lambda t: t.repeat(1, 2)[:, ::2],
+        lambda t: torch.nn.Parameter(t),
+        lambda t: t.half().t().contiguous().t(),
+    ],
+)
 @pytest.mark.parametrize("piece", [1 << 22, 64, 250])
 def test_any_float_tensor_of_the_shape_is_written(dtype, make, piece, monkeypatch):
     monkeypatch.setattr(host_store, "_PIECE", piece)
@@ -132,7 +182,9 @@ def test_memory_that_is_not_aligned_is_written():
     raw = torch.zeros(500 * 4 + 2, dtype=torch.uint8)
     expected = torch.randn(5, 100)
     ctypes.memmove(raw.data_ptr() + 2, expected.data_ptr(), 2000)
-    source = torch.frombuffer(memoryview(raw.numpy())[2:], dtype=torch.float32, count=500).view(5, 100)
+    source = torch.frombuffer(memoryview(raw.numpy())[2:], dtype=torch.float32, count=500).view(
+        5, 100
+    )
     store = filled("bfloat16")
     store.write("block.0", "proj.weight", source)
     assert torch.equal(store.master("block.0", "proj.weight"), expected)
@@ -141,7 +193,9 @@ def test_memory_that_is_not_aligned_is_written():
 
 def test_wrong_shape_and_quantised_weights_are_refused_by_name():
     store = filled("bfloat16")
-    with pytest.raises(ModelError, match=r"block\.0\.proj\.weight has the shape \(100, 5\).*\(5, 100\)"):
+    with pytest.raises(
+        ModelError, match=r"block\.0\.proj\.weight has the shape \(100, 5\).*\(5, 100\)"
+    ):
         store.write("block.0", "proj.weight", torch.zeros(100, 5))
     with pytest.raises(ModelError, match=r"block\.0\.proj\.weight is stored as int8"):
         store.write("block.0", "proj.weight", torch.zeros(5, 100, dtype=torch.int8))
@@ -190,8 +244,11 @@ def test_only_dma_planes_are_registered_and_unregistered_while_they_still_hold_t
     store = HostStore([layout("a"), layout("b")], "bfloat16", known.__setitem__, unregister)
     store.allocate_weights()
     store.allocate_states()
-    expected = {store.array(unit, plane).ctypes.data: store.layouts[unit].numel * 2
-                for unit in "ab" for plane in ("weight_high", "grad")}
+    expected = {
+        store.array(unit, plane).ctypes.data: store.layouts[unit].numel * 2
+        for unit in "ab"
+        for plane in ("weight_high", "grad")
+    }
     assert known == expected
     assert store.pinned_bytes == sum(expected.values())
     for unit in "ab":
@@ -213,7 +270,9 @@ def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
     known, seen = {}, []
     store = HostStore([layout("a"), layout("b")], "float32", known.__setitem__, known.pop)
     store.allocate_weights(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (store.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (store.allocated_bytes,) * 2 and [done for done, _ in seen] == sorted(
+        done for done, _ in seen
+    )
     before, held = dict(known), store.allocated_bytes
 
     def cancel(done, total):
@@ -229,11 +288,15 @@ def test_progress_counts_every_byte_and_its_error_undoes_the_allocation():
 
 def test_too_much_is_refused_in_one_sentence_before_anything_is_touched(monkeypatch):
     store = HostStore([layout("a", 1 << 20, 1 << 20)], "bfloat16")
-    with pytest.raises(FitError, match=r"weights need 4096\.0 GiB \(4,398,\d{3},\d{3},\d{3} bytes\)"):
+    with pytest.raises(
+        FitError, match=r"weights need 4096\.0 GiB \(4,398,\d{3},\d{3},\d{3} bytes\)"
+    ):
         store.allocate_weights()
     monkeypatch.setattr(host_store, "sample_host_memory", lambda: (0, 1 << 62))
     store = HostStore([layout("small"), layout("a", 1 << 28, 1 << 20)], "bfloat16")
-    with pytest.raises(FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"):
+    with pytest.raises(
+        FitError, match=r"refused 1048576\.0 GiB \(\S+ bytes\) of host memory for the weights"
+    ):
         store.allocate_weights()
     assert store.allocated_bytes == 0
 

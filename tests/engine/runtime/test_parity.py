@@ -1,4 +1,6 @@
-"""Law 1: streamed training equals plain transformers + clip_grad_norm_ + torch.optim.AdamW, in float32."""
+"""Law 1: streamed training equals plain transformers + clip_grad_norm_ + torch.optim.AdamW, in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,31 @@ import pytest
 import torch
 
 from engine.plan.choices import PlanChoices
-from tests.support.tiny import FAMILIES, Batch, plain_loss, plain_model, random_batches, streamed, tiny_config
+from tests.support.tiny import (
+    FAMILIES,
+    Batch,
+    plain_loss,
+    plain_model,
+    random_batches,
+    streamed,
+    tiny_config,
+)
 
 STEPS = 10
 RATE = 3e-3
 
 
 def plain_optimizer(plain, decay_names):
-    groups = [{"params": [p for n, p in plain.named_parameters() if n in decay_names], "weight_decay": 0.1},
-              {"params": [p for n, p in plain.named_parameters() if n not in decay_names], "weight_decay": 0.0}]
+    groups = [
+        {
+            "params": [p for n, p in plain.named_parameters() if n in decay_names],
+            "weight_decay": 0.1,
+        },
+        {
+            "params": [p for n, p in plain.named_parameters() if n not in decay_names],
+            "weight_decay": 0.0,
+        },
+    ]
     return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-5)
 
 
@@ -24,15 +42,20 @@ def uneven(_: int, seed: int) -> list[Batch]:
     return [random_batches(1, rows, length, 10 * seed + rows + length)[0] for rows, length in sizes]
 
 
-def compare(family: str, tied: bool, micro_batches: int, choices: PlanChoices, made=None, tokens: int = 24) -> None:
+def compare(
+    family: str, tied: bool, micro_batches: int, choices: PlanChoices, made=None, tokens: int = 24
+) -> None:
     config = tiny_config(family, tie_word_embeddings=tied)
     plain = plain_model(config)
     run = streamed(plain, choices, tokens=tokens)
     assert run.model.tied == tied
     decay = {s.full_name for layout in run.model.layouts for s in layout.parameters if s.decay}
     optimizer = plain_optimizer(plain, decay)
-    names = {s.full_name: (u.name, s, o) for u in run.model.units
-             for s, o in zip(u.layout.parameters, u.layout.offsets)}
+    names = {
+        s.full_name: (u.name, s, o)
+        for u in run.model.units
+        for s, o in zip(u.layout.parameters, u.layout.offsets)
+    }
     assert set(names) == {n for n, _ in plain.named_parameters()}
     for step in range(1, STEPS + 1):
         batches = (made or random_batches)(micro_batches, seed=step)
@@ -50,18 +73,26 @@ def compare(family: str, tied: bool, micro_batches: int, choices: PlanChoices, m
             if unit in choices.device_homes and unit in ("embed", "block 0", "block 1"):
                 parameter.grad.mul_(scale)
                 continue  # updated from where it was summed: the weights at the end tell
-            mine = run.store.tensor(unit, "grad")[offset:offset + spec.numel].view(spec.shape)
+            mine = run.store.tensor(unit, "grad")[offset : offset + spec.numel].view(spec.shape)
             error = (mine - parameter.grad).norm() / norm
-            # After the first step the two sets of weights differ by rounding, which training amplifies.
+            # After the first step the two sets of weights differ by rounding, which training
+            # amplifies.
             bound = 1e-6 if step == 1 else 2e-5
-            assert error < bound, f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
+            assert error < bound, (
+                f"step {step}: gradient of {name} is off by {error:.1e} of the global norm"
+            )
             parameter.grad.mul_(scale)
         optimizer.step()
         optimizer.zero_grad()
     for name, parameter in plain.named_parameters():
         unit, spec, _ = names[name]
-        torch.testing.assert_close(run.store.master(unit, spec.name), parameter.detach(), rtol=1e-4,
-                                   atol=2e-5, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(
+            run.store.master(unit, spec.name),
+            parameter.detach(),
+            rtol=1e-4,
+            atol=2e-5,
+            msg=lambda m: f"{name}: {m}",
+        )
     run.close()
 
 
@@ -82,15 +113,32 @@ def test_rounds(gradient_sum):
     compare("qwen2", True, 4, PlanChoices(micro_batches=4, rounds=2, gradient_sum=gradient_sum))
 
 
-@pytest.mark.parametrize("changes", [{}, dict(rounds=3, gradient_sum="device", kept_blocks=2),
-                                     dict(host_boundaries=True, boundary_rings=1)],
-                         ids=["plain", "rounds", "host boundaries"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(rounds=3, gradient_sum="device", kept_blocks=2),
+        dict(host_boundaries=True, boundary_rings=1),
+    ],
+    ids=["plain", "rounds", "host boundaries"],
+)
 def test_uneven_micro_batches(changes):
     compare("qwen2", False, 3, PlanChoices(micro_batches=3, **changes), uneven, tokens=36)
 
 
 @pytest.mark.parametrize("gradient_sum,rounds", [("vertical", 1), ("device", 2), ("host", 2)])
 def test_the_optimizer_on_the_device(gradient_sum, rounds):
-    compare("llama", rounds == 2, 2, PlanChoices(
-        micro_batches=2, rounds=rounds, gradient_sum=gradient_sum, resident_blocks=1, kept_blocks=1,
-        device_homes=("embed", "block 0", "block 2", "head"), update_buffers=2))
+    compare(
+        "llama",
+        rounds == 2,
+        2,
+        PlanChoices(
+            micro_batches=2,
+            rounds=rounds,
+            gradient_sum=gradient_sum,
+            resident_blocks=1,
+            kept_blocks=1,
+            device_homes=("embed", "block 0", "block 2", "head"),
+            update_buffers=2,
+        ),
+    )

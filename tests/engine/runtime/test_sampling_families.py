@@ -1,5 +1,6 @@
-"""Greedy answers of every supported family equal transformers' generate, through the family's own cache where it has
-one that can be trusted."""
+"""Greedy answers of every supported family equal transformers' generate, through the family's own
+cache where it has one that can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ UNTRUSTED = {
     "rwkv": "its state is no cache that the blocks are given",
     "xlstm": "its own cache refuses its states",
 }
-"""Families that are answered without a cache, and why; they are compared with generate without a cache."""
+"""Families that are answered without a cache, and why; they are compared with generate without a
+cache.
+"""
 CHANGES = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}}
 """generate itself needs a layer of attention."""
 
@@ -33,6 +36,9 @@ def test_greedy_answers_equal_generate(family):
     try:
         assert (run.sampler.cache_cost is None) == (family in UNTRUSTED)
         answers = run.sampler.generate(PROMPTS, NEW_TOKENS, {2})
-        assert answers == [plain_answer(plain, prompt, NEW_TOKENS, use_cache=family not in UNTRUSTED) for prompt in PROMPTS]
+        assert answers == [
+            plain_answer(plain, prompt, NEW_TOKENS, use_cache=family not in UNTRUSTED)
+            for prompt in PROMPTS
+        ]
     finally:
         run.close()

@@ -1,4 +1,6 @@
-"""Talking to weights: conversations, what fits, a paused run that is asked and goes on to the bit, and fixed prompts."""
+"""Talking to weights: conversations, what fits, a paused run that is asked and goes on to the bit,
+and fixed prompts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from engine.errors import DataError, FitError, ModelError, RunError
 from engine.runs.events import PromptsAnswered, StateChanged
 from engine.talk import talk_sources
 from engine.talk.conversation import Sampling, Source, base_of, checkpoint_of, take_turns
-from engine.talk.talk_sources import IN_TURN, TOGETHER, Size, folder_of, how_they_fit, size_of_source
+from engine.talk.talk_sources import (
+    IN_TURN,
+    TOGETHER,
+    Size,
+    folder_of,
+    how_they_fit,
+    size_of_source,
+)
 from engine.talk.talkers import borrow, load
 from engine.talk.voice import Voice
 from engine.train.paused_calls import GOES_ON, PausedCalls
@@ -29,8 +38,18 @@ GREEDY = Sampling(max_new_tokens=6)
 def trained(tmp_path_factory):
     """A run that has learned something, with the checkpoints 20 and 30."""
     place = tmp_path_factory.mktemp("talk")
-    run = start_run(make_config(place, **{"train.steps": 30, "output.checkpoint_every": 10, "output.eval_every": 0,
-                                          "train.weight_decay": 0.0}), place / "runs")
+    run = start_run(
+        make_config(
+            place,
+            **{
+                "train.steps": 30,
+                "output.checkpoint_every": 10,
+                "output.eval_every": 0,
+                "train.weight_decay": 0.0,
+            },
+        ),
+        place / "runs",
+    )
     assert execute(run).state == "finished"
     return run, place / "runs"
 
@@ -62,7 +81,9 @@ def test_each_source_answers_with_its_own_weights(trained, tmp_path):
     exported = tmp_path / "home"
     export_run(runs, run.id, exported)
     assert answer_of(folder_of(str(exported))).strip() == expected
-    assert answer_of(base_of(config)) == answer_of(folder_of(config.model.source)) != answer_of(newest)
+    assert (
+        answer_of(base_of(config)) == answer_of(folder_of(config.model.source)) != answer_of(newest)
+    )
 
 
 def test_loading_counts_its_bytes_and_can_be_given_up(trained):
@@ -83,8 +104,14 @@ def test_loading_counts_its_bytes_and_can_be_given_up(trained):
             load(given, give_up)
 
 
-@pytest.mark.parametrize("folder, part", [("", "Nothing is not a folder"), ("/nowhere/at/all", "is not a folder"),
-                                          ("tests", "no config.json")])
+@pytest.mark.parametrize(
+    "folder, part",
+    [
+        ("", "Nothing is not a folder"),
+        ("/nowhere/at/all", "is not a folder"),
+        ("tests", "no config.json"),
+    ],
+)
 def test_what_is_no_model_folder_is_refused_in_a_sentence(folder, part):
     with pytest.raises(ModelError, match=part):
         folder_of(folder)
@@ -92,14 +119,19 @@ def test_what_is_no_model_folder_is_refused_in_a_sentence(folder, part):
 
 def test_two_answers_take_turns_and_stop_at_once(trained):
     run, runs = trained
-    talkers = {"base": load(base_of(run.folder.config)),
-               "tuned": load(checkpoint_of(runs, run.id, run.folder.config, None, "newest"))}
+    talkers = {
+        "base": load(base_of(run.folder.config)),
+        "tuned": load(checkpoint_of(runs, run.id, run.folder.config, None, "newest")),
+    }
     alone = {name: list(talker.answer(QUESTION, GREEDY)) for name, talker in talkers.items()}
 
     def together(stopped=lambda: False):
         order: list[tuple[str, int]] = []
-        take_turns({name: talker.answer(QUESTION, GREEDY) for name, talker in talkers.items()},
-                   lambda name, token: order.append((name, token)), lambda: stopped(order))
+        take_turns(
+            {name: talker.answer(QUESTION, GREEDY) for name, talker in talkers.items()},
+            lambda name, token: order.append((name, token)),
+            lambda: stopped(order),
+        )
         return order
 
     order = together(lambda order: False)
@@ -133,19 +165,35 @@ def make_config_of_nothing():
     return TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
 
 
-@pytest.mark.parametrize("free, found", [((61, None), TOGETHER), ((60, None), IN_TURN), ((46, None), IN_TURN),
-                                         ((99, 21), TOGETHER), ((99, 20), IN_TURN), ((99, 11), IN_TURN)])
+@pytest.mark.parametrize(
+    "free, found",
+    [
+        ((61, None), TOGETHER),
+        ((60, None), IN_TURN),
+        ((46, None), IN_TURN),
+        ((99, 21), TOGETHER),
+        ((99, 20), IN_TURN),
+        ((99, 11), IN_TURN),
+    ],
+)
 def test_weights_are_together_in_memory_where_both_fit(source, free, found):
     both = [source(15, device=10), source(30, loading=15, device=10)]
     host, device = free
     assert how_they_fit(both, (host << 30, device and device << 30)) == found
 
 
-@pytest.mark.parametrize("free, part", [((45, None), "Weights of 30 needs 45.0 GiB of RAM to answer and 45.0 GiB is free"),
-                                        ((99, 10), "10.0 GiB of GPU memory to answer and 10.0 GiB is free")])
+@pytest.mark.parametrize(
+    "free, part",
+    [
+        ((45, None), "Weights of 30 needs 45.0 GiB of RAM to answer and 45.0 GiB is free"),
+        ((99, 10), "10.0 GiB of GPU memory to answer and 10.0 GiB is free"),
+    ],
+)
 def test_what_does_not_fit_alone_is_refused_in_a_sentence(source, free, part):
     with pytest.raises(FitError, match=part):
-        how_they_fit([source(30, loading=15, device=10)], (free[0] << 30, free[1] and free[1] << 30))
+        how_they_fit(
+            [source(30, loading=15, device=10)], (free[0] << 30, free[1] and free[1] << 30)
+        )
 
 
 # ---------------------------------------------------------------------- conversations
@@ -155,9 +203,16 @@ def test_several_turns_are_written_by_the_chat_template(tmp_path):
     make_model(tmp_path / "model")
     voice = Voice.of(base_of(make_config(tmp_path)).config)
     assert voice.has_template and voice.takes_system
-    messages = [{"role": "system", "content": "say two"}, {"role": "user", "content": "one"},
-                {"role": "assistant", "content": "two"}, {"role": "user", "content": "three"}]
-    written = "<system> say two <end> <user> one <end> <assistant> two <end> <user> three <end> <assistant>"
+    messages = [
+        {"role": "system", "content": "say two"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ]
+    written = (
+        "<system> say two <end> <user> one <end> <assistant> two <end> <user> three <end> "
+        "<assistant>"
+    )
     assert make_tokenizer().decode(voice.prompt(messages)) == written
     # What a person types is text, though it looks like the template's own tokens.
     typed = voice.prompt([{"role": "user", "content": "one <assistant> two"}])
@@ -183,8 +238,11 @@ def test_without_a_template_the_text_goes_on(tmp_path):
     tokenizer.save_pretrained(folder)
     voice = Voice.of(base_of(make_config(tmp_path)).config)
     assert not voice.has_template and not voice.takes_system
-    messages = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": " three"},
-                {"role": "user", "content": " four"}]
+    messages = [
+        {"role": "user", "content": "one two"},
+        {"role": "assistant", "content": " three"},
+        {"role": "user", "content": " four"},
+    ]
     assert tokenizer.decode(voice.prompt(messages)) == "one two three four"
 
 
@@ -195,8 +253,13 @@ def paused_run(config, runs, ask):
     """Run to the end, paused after step 3 until `ask(run)` has returned."""
     run = start_run(config, runs)
     paused = threading.Event()
-    run.recorder.subscribe(lambda record: paused.set() if isinstance(record.event, StateChanged)
-                           and record.event.state == "paused" else None)
+    run.recorder.subscribe(
+        lambda record: (
+            paused.set()
+            if isinstance(record.event, StateChanged) and record.event.state == "paused"
+            else None
+        )
+    )
     failures = []
 
     def person():
@@ -236,7 +299,9 @@ def test_a_paused_run_that_was_asked_goes_on_with_the_same_bits(tmp_path):
     assert answers["drawn"] and torch.equal(*states)
     assert planes_on_disk(asked) == planes_on_disk(whole)
     ours, theirs = asked.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    assert (
+        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    )
     assert not asked.paused.is_open
     with pytest.raises(RunError, match="not paused any more"):
         borrow(asked.paused, config, "later")
@@ -314,23 +379,35 @@ def test_prompts_are_answered_at_each_evaluation_and_training_stays_the_same(tmp
     without = start_run(config, tmp_path / "runs")
     execute(without)
     prompts = ("say after one", f"say after {WORDS[4]}")
-    with_prompts = start_run(config.with_values({"output.sample_prompts": prompts, "output.sample_tokens": 5}),
-                             tmp_path / "runs")
+    with_prompts = start_run(
+        config.with_values({"output.sample_prompts": prompts, "output.sample_tokens": 5}),
+        tmp_path / "runs",
+    )
     execute(with_prompts)
     answered = events_of(with_prompts, PromptsAnswered)
     assert [event.step for event in answered] == [0, 4, 8]
     assert all([pair["prompt"] for pair in event.answers] == list(prompts) for event in answered)
     assert with_prompts.recorder.snapshot.prompt_answers == answered
     for pair in answered[-1].answers:
-        assert ask_run(tmp_path / "runs", with_prompts.id, pair["prompt"], max_new_tokens=5) == pair["answer"]
+        assert (
+            ask_run(tmp_path / "runs", with_prompts.id, pair["prompt"], max_new_tokens=5)
+            == pair["answer"]
+        )
     assert not events_of(without, PromptsAnswered)
     assert planes_on_disk(with_prompts) == planes_on_disk(without)
     assert with_prompts.recorder.snapshot.steps.loss == without.recorder.snapshot.steps.loss
 
 
 def test_prompts_of_steps_that_a_resume_repeats_are_answered_anew(tmp_path):
-    config = make_config(tmp_path, **{"output.sample_prompts": ["say after one"], "output.sample_tokens": 2,
-                                      "output.eval_every": 2, "output.checkpoint_every": 0})
+    config = make_config(
+        tmp_path,
+        **{
+            "output.sample_prompts": ["say after one"],
+            "output.sample_tokens": 2,
+            "output.eval_every": 2,
+            "output.checkpoint_every": 0,
+        },
+    )
     run = start_run(config, tmp_path / "runs")
     assert execute(run, {5: "stop"}).state == "stopped"
     again = resume_run(tmp_path / "runs", run.id)
@@ -339,6 +416,12 @@ def test_prompts_of_steps_that_a_resume_repeats_are_answered_anew(tmp_path):
 
 
 def test_a_prompt_that_no_row_holds_ends_the_run_in_a_sentence(tmp_path):
-    run = start_run(make_config(tmp_path, **{"output.sample_prompts": ["one " * 80]}), tmp_path / "runs")
+    run = start_run(
+        make_config(tmp_path, **{"output.sample_prompts": ["one " * 80]}), tmp_path / "runs"
+    )
     ended = run.execute()
-    assert ended.state == "failed" and "output.sample_prompts[0]" in ended.reason and "64 at most" in ended.reason
+    assert (
+        ended.state == "failed"
+        and "output.sample_prompts[0]" in ended.reason
+        and "64 at most" in ended.reason
+    )

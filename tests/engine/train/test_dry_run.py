@@ -1,4 +1,6 @@
-"""The dry run: the same step on the longest rows, which leaves everything as it was and ends a run that does not fit."""
+"""The dry run: the same step on the longest rows, which leaves everything as it was and ends a run
+that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from engine.data.rows import RowSet, batches
 from engine.plan.build_step import build_step_plan
 from engine.plan.ops import UPDATE_LANES, Lane, Op
 from engine.plan.validate import PlanError, validate
-from engine.runs.events import ExactMatchMeasured, ForecastChecked, JobProgressed, LogLine, StepFinished
+from engine.runs.events import (
+    ExactMatchMeasured,
+    ForecastChecked,
+    JobProgressed,
+    LogLine,
+    StepFinished,
+)
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.dry_run import longest_batches
 from engine.train.run import resume_run, start_run
@@ -24,17 +32,22 @@ from tests.support.failing import failed, preset, runs  # noqa: F401
 from tests.support.folders import make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
-CHOICES = {name: dataclasses.replace(BASE, **SAME_BITS[name])
-           for name in ("two kept, two slots", "host boundaries, two kept")} | {
+CHOICES = {
+    name: dataclasses.replace(BASE, **SAME_BITS[name])
+    for name in ("two kept, two slots", "host boundaries, two kept")
+} | {
     "rounds": dataclasses.replace(BASE, rounds=2, gradient_sum="host"),
     "on the device": at_home(HOMES["all"], 3, "device", resident_blocks=1),
-    "in lent memory": at_home(HOMES["all"], 4, kept_blocks=3, spare_buffers=2, spare_blocks=2)}
+    "in lent memory": at_home(HOMES["all"], 4, kept_blocks=3, spare_buffers=2, spare_blocks=2),
+}
 WRITES_STATES = {"clip", "update", "device_update", "offload_weights", "offload_states", "home"}
 
 
 def plan_of(choices, updates: bool):
     blocks = ["block 0", "block 1", "block 2"]
-    return build_step_plan(blocks, False, choices, dict.fromkeys(["embed", *blocks, "head"], 640), 14, updates)
+    return build_step_plan(
+        blocks, False, choices, dict.fromkeys(["embed", *blocks, "head"], 640), 14, updates
+    )
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -42,8 +55,13 @@ def test_its_plan_is_the_step_up_to_the_summary(name):
     dry, step = plan_of(CHOICES[name], False), plan_of(CHOICES[name], True)
     validate(dry)
     assert not {op.kind for op in dry.ops} & WRITES_STATES and dry.ops[-1].kind == "summary"
-    assert [_alone(op) for op in dry.ops] == [_alone(op) for op in step.ops[:len(dry.ops)]]
-    assert (dry.slots, dry.grads, dry.stagings, dry.rings) == (step.slots, step.grads, step.stagings, step.rings)
+    assert [_alone(op) for op in dry.ops] == [_alone(op) for op in step.ops[: len(dry.ops)]]
+    assert (dry.slots, dry.grads, dry.stagings, dry.rings) == (
+        step.slots,
+        step.grads,
+        step.stagings,
+        step.rings,
+    )
     last = max(op.index for op in dry.ops if op.kind == "offload")
     broken = tuple(dataclasses.replace(op, waits=()) if op.index == last else op for op in dry.ops)
     with pytest.raises(PlanError):
@@ -55,8 +73,11 @@ def _alone(op: Op) -> Op:
     return dataclasses.replace(op, waits=(), waits_previous=())
 
 
-@pytest.mark.parametrize("late", [(), Lane, (*UPDATE_LANES, Lane.HOST), (Lane.COMPUTE,)],
-                         ids=lambda late: "+".join(late) or "none")
+@pytest.mark.parametrize(
+    "late",
+    [(), Lane, (*UPDATE_LANES, Lane.HOST), (Lane.COMPUTE,)],
+    ids=lambda late: "+".join(late) or "none",
+)
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
     """Beside an engine that had none: also the steps after it, with lanes late, and with dropout."""
@@ -64,7 +85,12 @@ def test_it_changes_no_bit(name, late):
     found = []
     for dry in (True, False):
         run = streamed(plain, CHOICES[name], backend=DelayedBackend(late), dtype="bfloat16")
-        kept = [(unit.name, plane) for unit in run.model.units for plane in run.store.planes if plane != "grad"]
+        kept = [
+            (unit.name, plane)
+            for unit in run.model.units
+            for plane in run.store.planes
+            if plane != "grad"
+        ]
         if dry:
             before = [run.store.tensor(*key).clone() for key in kept]
             torch.manual_seed(5)
@@ -72,12 +98,19 @@ def test_it_changes_no_bit(name, late):
             run.engine.dry_run(random_batches(2, seed=77))
             assert torch.equal(torch.random.get_rng_state(), generator)
             assert_same_bits([run.store.tensor(*key) for key in kept], before)
-            assert not set(run.engine.state.states) & set(run.engine.plan.spare_buffers), "lent memory is given back"
+            assert not set(run.engine.state.states) & set(run.engine.plan.spare_buffers), (
+                "lent memory is given back"
+            )
         applied = []
         for step in (1, 2):
             run.engine.train_step(step, random_batches(2, seed=step), 1e-2, applied.append)
         run.engine.drain()
-        found.append(([run.store.tensor(*key).clone() for key in kept], [(a.loss, a.grad_norm) for a in applied]))
+        found.append(
+            (
+                [run.store.tensor(*key).clone() for key in kept],
+                [(a.loss, a.grad_norm) for a in applied],
+            )
+        )
         run.close()
     assert_same_bits(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
@@ -96,12 +129,16 @@ def test_it_reads_the_longest_rows_in_the_shape_of_a_step():
     for step in range(1, 5):
         real = [batch.input_ids.shape for batch in batches(rows, 5, 2, 1, True, step)]
         assert all(a <= b for one, most in zip(real, shapes) for a, b in zip(one, most))
-    assert [batch.input_ids.shape for batch in longest_batches(rows_of(3, 6), 5, 5)] == [(5, 6)], "taken again"
+    assert [batch.input_ids.shape for batch in longest_batches(rows_of(3, 6), 5, 5)] == [(5, 6)], (
+        "taken again"
+    )
     assert longest_batches(rows, 2, 2, pad_up_to=128)[0].input_ids.shape == (2, 128)
 
 
 def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
-    config = make_config(tmp_path, **{"train.steps": 12, "output.exact_match_samples": 2, "data.eval_fraction": 0.2})
+    config = make_config(
+        tmp_path, **{"train.steps": 12, "output.exact_match_samples": 2, "data.eval_fraction": 0.2}
+    )
     dry = start_run(config, tmp_path / "runs")
     order = []
     dry.recorder.subscribe(lambda record: order.append(record.event))
@@ -109,23 +146,47 @@ def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
     again = resume_run(tmp_path / "runs", dry.id)
     assert execute(again).state == "finished"
     checked = events_of(dry, ForecastChecked)
-    assert [event.moment for event in checked] == ["dry_run", "running", "end", "end"], "not again when it is resumed"
+    assert [event.moment for event in checked] == ["dry_run", "running", "end", "end"], (
+        "not again when it is resumed"
+    )
     first = checked[0].quantities
-    assert first["step_seconds"]["measured"] > 0 and first["host_bytes"]["measured"] > 0 and checked[0].step == 0
+    assert (
+        first["step_seconds"]["measured"] > 0
+        and first["host_bytes"]["measured"] > 0
+        and checked[0].step == 0
+    )
     kinds = [type(event) for event in order]
-    trying = next(k for k, event in enumerate(order) if isinstance(event, JobProgressed) and event.job == "dry_run")
-    assert trying < kinds.index(ForecastChecked) < kinds.index(ExactMatchMeasured) < kinds.index(StepFinished)
-    assert any("dry run of one step on the longest rows took" in line.text for line in events_of(dry, LogLine))
+    trying = next(
+        k
+        for k, event in enumerate(order)
+        if isinstance(event, JobProgressed) and event.job == "dry_run"
+    )
+    assert (
+        trying
+        < kinds.index(ForecastChecked)
+        < kinds.index(ExactMatchMeasured)
+        < kinds.index(StepFinished)
+    )
+    assert any(
+        "dry run of one step on the longest rows took" in line.text
+        for line in events_of(dry, LogLine)
+    )
     monkeypatch.setattr("engine.train.trainer.LEAST_STEPS", 13)
     without = start_run(config, tmp_path / "runs")
     assert execute(without).state == "finished"
     assert [event.moment for event in events_of(without, ForecastChecked)] == ["running", "end"]
     assert planes_on_disk(again) == planes_on_disk(without)
     ours, theirs = again.recorder.snapshot.steps, without.recorder.snapshot.steps
-    assert ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm and list(ours.step) == list(range(1, 13))
+    assert (
+        ours.loss == theirs.loss
+        and ours.grad_norm == theirs.grad_norm
+        and list(ours.step) == list(range(1, 13))
+    )
 
 
-def test_what_does_not_fit_fails_before_the_first_step_and_by_item(capsys, preset, runs, monkeypatch):  # noqa: F811
+def test_what_does_not_fit_fails_before_the_first_step_and_by_item(
+    capsys, preset, runs, monkeypatch
+):  # noqa: F811
     def full(self, *arguments):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -1,4 +1,6 @@
-"""The verdict is right at the edge: with just enough memory a run completes, with a little less it is refused."""
+"""The verdict is right at the edge: with just enough memory a run completes, with a little less it
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,21 @@ HELD = 512 * MIB
 """What the program is said to have: it changes from run to run."""
 
 
-def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_less(tmp_path, monkeypatch):
+def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_less(
+    tmp_path, monkeypatch
+):
     config = make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1})
     asked: list[tuple] = []
     estimate, read_machine = prepare.estimate, prepare.read_machine
     free = [1 << 34]
     monkeypatch.setattr(prepare, "sample_host_memory", lambda: (HELD, free[0]))
     monkeypatch.setattr(prepare, "private_memory", lambda: HELD)
-    monkeypatch.setattr(prepare, "read_machine", lambda path: replace(read_machine(path), ram_available=free[0]))
-    monkeypatch.setattr(prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments))
+    monkeypatch.setattr(
+        prepare, "read_machine", lambda path: replace(read_machine(path), ram_available=free[0])
+    )
+    monkeypatch.setattr(
+        prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
+    )
 
     def run(ram: int):
         free[0] = ram - HELD
@@ -40,7 +48,10 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
     low, high = 0, (1 << 34) // MIB
     while high - low > 1:
         middle = (low + high) // 2
-        fits = estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict != Verdict.DOES_NOT_FIT
+        fits = (
+            estimate(job, replace(machine, ram_available=middle * MIB), *rest).verdict
+            != Verdict.DOES_NOT_FIT
+        )
         low, high = (low, middle) if fits else (middle, high)
     enough = run(high * MIB)
     assert enough.state == "finished", enough.reason
@@ -58,19 +69,43 @@ NEAR = 48 * MIB
 
 
 def judged_under_a_limit(tmp_path, device: str) -> None:
-    """With a memory limit of the kernel just above what a run says it needs it completes, just below it is refused."""
+    """With a memory limit of the kernel just above what a run says it needs it completes, just
+    below it is refused.
+    """
     make_model(tmp_path / "model", hidden_size=1024, intermediate_size=3072, num_hidden_layers=6)
     # Nothing that is chosen by the memory there is.
-    config = make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1, "engine.device": device, "engine.slots": 2,
-                                      "engine.save_level": "boundary", "engine.residency": 0, "engine.rounds": 1,
-                                      "engine.kernels": "eager"})
+    config = make_config(
+        tmp_path,
+        **{
+            "train.steps": 2,
+            "train.warmup_steps": 1,
+            "engine.device": device,
+            "engine.slots": 2,
+            "engine.save_level": "boundary",
+            "engine.residency": 0,
+            "engine.rounds": 1,
+            "engine.kernels": "eager",
+        },
+    )
     config.save(tmp_path / "run.yaml")
 
     def run(limit: int):
         with memory_limit(limit) as group:
-            ended = run_within(group, [sys.executable, str(PROGRAM_ROOT / "launch.py"), "train", str(tmp_path / "run.yaml"),
-                                       "--runs-dir", str(tmp_path / "runs")])
-        events = [record.event for record in replay(Path(list_runs(tmp_path / "runs")[0].path) / EVENTS_FILE)]
+            ended = run_within(
+                group,
+                [
+                    sys.executable,
+                    str(PROGRAM_ROOT / "launch.py"),
+                    "train",
+                    str(tmp_path / "run.yaml"),
+                    "--runs-dir",
+                    str(tmp_path / "runs"),
+                ],
+            )
+        events = [
+            record.event
+            for record in replay(Path(list_runs(tmp_path / "runs")[0].path) / EVENTS_FILE)
+        ]
         report = next(event.report for event in events if isinstance(event, FitReported))
         return ended, report
 
@@ -81,4 +116,8 @@ def judged_under_a_limit(tmp_path, device: str) -> None:
     assert enough.returncode == 0, enough.stderr
     refused, report = run(need - NEAR)
     assert report["verdict"] == Verdict.DOES_NOT_FIT
-    assert refused.returncode not in (0, -9, 137) and "does not fit" in refused.stderr and "RAM" in refused.stderr
+    assert (
+        refused.returncode not in (0, -9, 137)
+        and "does not fit" in refused.stderr
+        and "RAM" in refused.stderr
+    )

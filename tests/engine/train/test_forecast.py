@@ -1,4 +1,6 @@
-"""Predicted against measured: the sums over a report, the comparison, the record, `runs --json` and the screen."""
+"""Predicted against measured: the sums over a report, the comparison, the record, `runs --json` and
+the screen.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,47 @@ def item(name: str, size: float) -> dict:
     return {"name": name, "bytes": round(size * GIB), "note": ""}
 
 
-REPORT = {"host": {"items": [item("Runtime", 1), item("Margin", 0.25), item("weight_high", 2), item("weight_low", 2),
-                             item("exp_avg", 4), item("exp_avg_sq", 4), item("grad", 2), item("Boundaries on the host", 3),
-                             item("Tokenised data", 0.5), item("Loading peak", 0)]},
-          "gpu": {"items": [item("Block slots", 4), item("CUDA context", 0.5), item("Allocator slack", 0.1)]},
-          "model": {"parameters": GIB, "dtype": "bfloat16"}, "time": {"step_seconds": 2.5}}
+REPORT = {
+    "host": {
+        "items": [
+            item("Runtime", 1),
+            item("Margin", 0.25),
+            item("weight_high", 2),
+            item("weight_low", 2),
+            item("exp_avg", 4),
+            item("exp_avg_sq", 4),
+            item("grad", 2),
+            item("Boundaries on the host", 3),
+            item("Tokenised data", 0.5),
+            item("Loading peak", 0),
+        ]
+    },
+    "gpu": {
+        "items": [item("Block slots", 4), item("CUDA context", 0.5), item("Allocator slack", 0.1)]
+    },
+    "model": {"parameters": GIB, "dtype": "bfloat16"},
+    "time": {"step_seconds": 2.5},
+}
 
 
 def test_a_report_is_summed_by_the_names_of_its_items():
-    assert {name: value / GIB if name.endswith("bytes") else value
-            for name, value in predictions(REPORT, 12 * GIB).items()} == {
-        "loading_peak_bytes": 1 + 0.5 + 4 + 2, "host_bytes": 18.5, "gpu_peak_bytes": pytest.approx(4.6), "step_seconds": 2.5,
-        "checkpoint_bytes": 12}
+    assert {
+        name: value / GIB if name.endswith("bytes") else value
+        for name, value in predictions(REPORT, 12 * GIB).items()
+    } == {
+        "loading_peak_bytes": 1 + 0.5 + 4 + 2,
+        "host_bytes": 18.5,
+        "gpu_peak_bytes": pytest.approx(4.6),
+        "step_seconds": 2.5,
+        "checkpoint_bytes": 12,
+    }
     more = [*REPORT["host"]["items"][:-1], item("Loading peak", 5)]
     found = predictions(REPORT | {"host": {"items": more}})
-    assert found["loading_peak_bytes"] == 23.5 * GIB and found["host_bytes"] == 18.5 * GIB and "checkpoint_bytes" not in found
+    assert (
+        found["loading_peak_bytes"] == 23.5 * GIB
+        and found["host_bytes"] == 18.5 * GIB
+        and "checkpoint_bytes" not in found
+    )
     drawn = predictions(REPORT | {"host": {"items": REPORT["host"]["items"][:-1]}})
     assert drawn["loading_peak_bytes"] == 5.5 * GIB, "no copy of weights that are drawn"
     assert predictions({}) == {} and "gpu_peak_bytes" not in predictions(REPORT | {"gpu": None})
@@ -56,23 +84,38 @@ def test_a_real_report_says_every_quantity_of_a_gpu(tmp_path):
     from engine.model.find_shape import shape_from_source
 
     config = make_config(tmp_path, **{"engine.device": "cuda"})
-    machine = Machine("cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (GpuInfo("a GPU", 24 * GIB, 23 * GIB),), "", 0)
+    machine = Machine(
+        "cpu", 8, 64 * GIB, 64 * GIB, 60 * GIB, (GpuInfo("a GPU", 24 * GIB, 23 * GIB),), "", 0
+    )
     shape = shape_from_source(config.model)
-    found = predictions(estimate(config, machine, shape, rates=TYPICAL["cuda"]).to_dict(), shape.checkpoint_bytes)
-    assert list(found) == ["loading_peak_bytes", "host_bytes", "gpu_peak_bytes", "step_seconds", "checkpoint_bytes"]
+    found = predictions(
+        estimate(config, machine, shape, rates=TYPICAL["cuda"]).to_dict(), shape.checkpoint_bytes
+    )
+    assert list(found) == [
+        "loading_peak_bytes",
+        "host_bytes",
+        "gpu_peak_bytes",
+        "step_seconds",
+        "checkpoint_bytes",
+    ]
     assert all(value > 0 for value in found.values())
     assert found["loading_peak_bytes"] <= found["host_bytes"]
 
 
 def test_what_is_not_known_has_no_error():
-    assert compared({"step_seconds": 2.0, "host_bytes": 10}, {"step_seconds": 2.5, "checkpoint_bytes": 7}) == {
+    assert compared(
+        {"step_seconds": 2.0, "host_bytes": 10}, {"step_seconds": 2.5, "checkpoint_bytes": 7}
+    ) == {
         "host_bytes": {"predicted": 10, "measured": None, "error": None},
         "step_seconds": {"predicted": 2.0, "measured": 2.5, "error": 0.25},
-        "checkpoint_bytes": {"predicted": None, "measured": 7, "error": None}}
+        "checkpoint_bytes": {"predicted": None, "measured": 7, "error": None},
+    }
 
 
 def test_the_median_leaves_out_the_first_steps_and_memory_counts_the_context():
-    forecast = Forecast({"loading_peak_bytes": 5, "step_seconds": 1.0}, None, lambda: {"peak_reserved": 4 * GIB})
+    forecast = Forecast(
+        {"loading_peak_bytes": 5, "step_seconds": 1.0}, None, lambda: {"peak_reserved": 4 * GIB}
+    )
     known = [forecast.step(seconds) for seconds in (90.0, 30.0, 1.0, 9.0, 2.0, 2.0)]
     assert known == [False, False, False, False, True, False]
     event = forecast.event(6, "running")
@@ -90,7 +133,10 @@ def test_a_run_records_both_and_runs_as_json_has_the_errors(tmp_path, capsys):
     report = events_of(run, FitReported)[0].report
     quantities = checked[-1].quantities
     # No rates of the CPU are measured, so the time of a step is not predicted there.
-    assert quantities["step_seconds"]["predicted"] is None and quantities["step_seconds"]["measured"] > 0
+    assert (
+        quantities["step_seconds"]["predicted"] is None
+        and quantities["step_seconds"]["measured"] > 0
+    )
     assert "gpu_peak_bytes" not in quantities
     assert quantities["host_bytes"]["predicted"] == predictions(report)["host_bytes"]
     for name in ("loading_peak_bytes", "host_bytes"):
@@ -98,12 +144,14 @@ def test_a_run_records_both_and_runs_as_json_has_the_errors(tmp_path, capsys):
     assert abs(quantities["checkpoint_bytes"]["error"]) < 0.2
     assert run.recorder.snapshot.forecast == checked[-1]
     assert launch.main(["--runs-dir", str(tmp_path / "runs"), "runs", "--json"]) == 0
-    listed, = json.loads(capsys.readouterr().out)
+    (listed,) = json.loads(capsys.readouterr().out)
     assert listed["forecast"] == quantities and listed["state"] == "finished"
 
 
 def test_a_record_of_an_older_version_has_no_comparison(tmp_path):
-    folder = create_run(tmp_path, TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}}))
+    folder = create_run(
+        tmp_path, TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}})
+    )
     assert forecast_of(folder.path) == {}
     recorder = RunRecorder(folder.path, folder.id)
     for event in run_events(20):
@@ -123,8 +171,10 @@ def test_the_latest_whole_line_of_a_kind_is_found(tmp_path):
     assert last_of_kind(recorder.path, "forecast_checked").event.step == 7
     content = recorder.path.read_bytes()
     recorder.path.write_bytes(content.replace(b'"step":7', b'"step":?'))
-    assert last_of_kind(recorder.path, "forecast_checked").event.step == 3, "a damaged line costs what it said"
-    recorder.path.write_bytes(content[:content.index(b'"step":7')])
+    assert last_of_kind(recorder.path, "forecast_checked").event.step == 3, (
+        "a damaged line costs what it said"
+    )
+    recorder.path.write_bytes(content[: content.index(b'"step":7')])
     assert last_of_kind(recorder.path, "forecast_checked").event.step == 3
     assert last_of_kind(tmp_path / "nowhere", "log_line") is None
 
@@ -133,7 +183,13 @@ def test_the_latest_whole_line_of_a_kind_is_found(tmp_path):
 def test_a_damaged_comparison_is_no_record(quantities):
     from engine.runs.events import Record
 
-    line = {"kind": "forecast_checked", "run_id": "r", "seq": 1, "time": 2.0, "quantities": quantities}
+    line = {
+        "kind": "forecast_checked",
+        "run_id": "r",
+        "seq": 1,
+        "time": 2.0,
+        "quantities": quantities,
+    }
     with pytest.raises(TypeError):
         Record.from_json(line)
 
@@ -143,13 +199,28 @@ def test_both_are_said_in_words():
     for record in records(run_events(40)):
         snapshot.apply(record)
     shown = details(snapshot)["forecast"]
-    assert shown["rows"][0] == {"name": "RAM while loading", "predicted": "30.0 GiB", "measured": "30.5 GiB",
-                                "error": "+1.7 %", "tone": ""}
+    assert shown["rows"][0] == {
+        "name": "RAM while loading",
+        "predicted": "30.0 GiB",
+        "measured": "30.5 GiB",
+        "error": "+1.7 %",
+        "tone": "",
+    }
     assert {row["name"]: (row["error"], row["tone"]) for row in shown["rows"]} == {
-        "RAM while loading": ("+1.7 %", ""), "RAM while training": ("−1.0 %", ""),
-        "GPU memory": ("−3.1 %", ""), "Step": ("+13.6 %", "warn"), "Checkpoint": ("0.0 %", "")}
+        "RAM while loading": ("+1.7 %", ""),
+        "RAM while training": ("−1.0 %", ""),
+        "GPU memory": ("−3.1 %", ""),
+        "Step": ("+13.6 %", "warn"),
+        "Checkpoint": ("0.0 %", ""),
+    }
     assert "whole session" in shown["said"]
-    assert forecast_in_words({"step_seconds": {"predicted": 2.0, "measured": 2.5, "error": 0.25},
-                              "gpu_peak_bytes": {"predicted": None, "measured": GIB, "error": None},
-                              "host_bytes": {"predicted": 4, "measured": None, "error": None}}) == \
-        "Step 2.5 s of 2 s (+25.0 %), GPU memory 1.0 GiB"
+    assert (
+        forecast_in_words(
+            {
+                "step_seconds": {"predicted": 2.0, "measured": 2.5, "error": 0.25},
+                "gpu_peak_bytes": {"predicted": None, "measured": GIB, "error": None},
+                "host_bytes": {"predicted": 4, "measured": None, "error": None},
+            }
+        )
+        == "Step 2.5 s of 2 s (+25.0 %), GPU memory 1.0 GiB"
+    )

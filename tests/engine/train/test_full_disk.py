@@ -1,5 +1,6 @@
-"""A run that meets a full disk waits for space, says so, and goes on as if nothing had been: a checkpoint, or the record, that
-has no space, on a small file system that really fills up."""
+"""A run that meets a full disk waits for space, says so, and goes on as if nothing had been: a
+checkpoint, or the record, that has no space, on a small file system that really fills up.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,16 @@ import engine.train.prepare
 from app.view.run_words import run_bar
 from engine.errors import DiskFullError
 from engine.runs.control import send_command
-from engine.runs.events import (ControlReceived, DataPrepared, EvalFinished, LogLine, RunEnded, StateChanged, StepFinished,
-                                StepTimeline)
+from engine.runs.events import (
+    ControlReceived,
+    DataPrepared,
+    EvalFinished,
+    LogLine,
+    RunEnded,
+    StateChanged,
+    StepFinished,
+    StepTimeline,
+)
 from engine.runs.folder import RunFolder
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
@@ -30,8 +39,20 @@ from engine.train.run import start_run
 from engine.words import MIB
 from tests.engine.train.test_trainer import execute
 from tests.support.disks import small_file_system
-from tests.support.failing import (at_event, at_step, command, equals, failed, fill, intact, plenty, preset,  # noqa: F401
-                                   resumes_to_the_end, whole, whole_checkpoints)
+from tests.support.failing import (
+    at_event,
+    at_step,
+    command,
+    equals,
+    failed,
+    fill,
+    intact,
+    plenty,
+    preset,  # noqa: F401
+    resumes_to_the_end,
+    whole,
+    whole_checkpoints,
+)
 from tests.support.folders import make_config
 
 SECONDS = 60
@@ -40,8 +61,9 @@ LOOK_SECONDS = 0.05
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch, whole):
-    """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large one. Made after `whole`, to
-    which nothing is to happen."""
+    """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large
+    one. Made after `whole`, to which nothing is to happen.
+    """
     monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
     for module in (engine.train.disk_space, engine.runs.recorder):
         monkeypatch.setattr(module, "LOOK_SECONDS", LOOK_SECONDS)
@@ -58,6 +80,7 @@ def free_disk_space(folder: RunFolder) -> None:
 
 def ask(word: str) -> Act:
     """Ask once whoever reads the record can know that the run waits."""
+
     def act(folder: RunFolder) -> None:
         time.sleep(2.5 * LOOK_SECONDS)
         send_command(folder, word)
@@ -66,20 +89,29 @@ def ask(word: str) -> Act:
 
 
 def waits(folder: RunFolder) -> list[StateChanged]:
-    return [r.event for r in replay(folder.events_path) if isinstance(r.event, StateChanged)
-            and r.event.lacks_space_for in ("record", "checkpoint", "stop")]
+    return [
+        r.event
+        for r in replay(folder.events_path)
+        if isinstance(r.event, StateChanged)
+        and r.event.lacks_space_for in ("record", "checkpoint", "stop")
+    ]
 
 
 @contextmanager
 def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
-    """Beside the run: the first of `acts` when it waits for space, the next one when it says so once more."""
+    """Beside the run: the first of `acts` when it waits for space, the next one when it says so
+    once more.
+    """
     problems: list[BaseException] = []
 
     def follow() -> None:
         try:
             for number, act in enumerate(acts, 1):
                 end = time.monotonic() + SECONDS
-                while not (found := list_runs(runs)) or len(waits(RunFolder(Path(found[0].path)))) < number:
+                while (
+                    not (found := list_runs(runs))
+                    or len(waits(RunFolder(Path(found[0].path)))) < number
+                ):
                     assert time.monotonic() < end, f"it did not wait {number} times"
                     time.sleep(0.02)
                 act(RunFolder(Path(found[0].path)))
@@ -94,7 +126,9 @@ def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
     assert not problems, problems
 
 
-def trains(capsys, disk: Path, preset: Path, *acts: Act, extra: tuple[str, ...] = ()) -> tuple[RunFolder, str]:
+def trains(
+    capsys, disk: Path, preset: Path, *acts: Act, extra: tuple[str, ...] = ()
+) -> tuple[RunFolder, str]:
     """The folder of a run that ends well, and what the terminal showed."""
     with when_it_waits(disk, *acts):
         code, shown, _ = command(capsys, "--runs-dir", disk, "train", preset, *extra)
@@ -111,19 +145,39 @@ def fails(capsys, disk: Path, preset: Path, *acts: Act) -> str:
 def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
     """The run waited once, said `reason`, and then equals one that never met a full disk."""
     records = equals(folder, whole)
-    told, = waits(folder)
-    assert (told.state, told.lacks_space_for) == ("paused", lacks) and reason in told.reason and told.reason.endswith(".")
+    (told,) = waits(folder)
+    assert (
+        (told.state, told.lacks_space_for) == ("paused", lacks)
+        and reason in told.reason
+        and told.reason.endswith(".")
+    )
     assert "by itself" in told.reason and str(folder.path) in told.reason
-    assert any(isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again") for r in records)
+    assert any(
+        isinstance(r.event, LogLine) and r.event.text.startswith("There is room on the disk again")
+        for r in records
+    )
     assert not (folder.path / RESERVE_FILE).exists()
     theirs = [r.event for r in replay(whole.folder.events_path)]
-    for kind, values in ((StepFinished, ("step", "loss", "grad_norm", "learning_rate", "tokens")),
-                         (EvalFinished, ("step", "loss"))):
-        ours, whole_ones = ([tuple(getattr(event, name) for name in values) for event in events if isinstance(event, kind)]
-                            for events in ((r.event for r in records), theirs))
+    for kind, values in (
+        (StepFinished, ("step", "loss", "grad_norm", "learning_rate", "tokens")),
+        (EvalFinished, ("step", "loss")),
+    ):
+        ours, whole_ones = (
+            [
+                tuple(getattr(event, name) for name in values)
+                for event in events
+                if isinstance(event, kind)
+            ]
+            for events in ((r.event for r in records), theirs)
+        )
         assert ours == whole_ones
     snapshot = fold(records)
-    assert (snapshot.sessions, snapshot.damaged_lines, snapshot.state, snapshot.lacks_space_for) == (1, 0, "finished", "")
+    assert (
+        snapshot.sessions,
+        snapshot.damaged_lines,
+        snapshot.state,
+        snapshot.lacks_space_for,
+    ) == (1, 0, "finished", "")
 
 
 def fold(records) -> RunSnapshot:
@@ -135,6 +189,7 @@ def fold(records) -> RunSnapshot:
 
 # ---------------------------------------------------------------------- a checkpoint
 
+
 @pytest.fixture
 def no_space_for_a_checkpoint(disk, monkeypatch):
     """From step 5 on, the disk has space for the record alone."""
@@ -144,8 +199,13 @@ def no_space_for_a_checkpoint(disk, monkeypatch):
 
 def test_a_checkpoint_waits_for_disk_space(capsys, preset, no_space_for_a_checkpoint, whole):
     folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, free_disk_space)
-    went_on(folder, whole, "The disk is full: the checkpoint of step 6 needs 1 MiB in", "checkpoint")
-    assert "The disk is full: the checkpoint of step 6 needs" in shown and "info: There is room on the disk again" in shown
+    went_on(
+        folder, whole, "The disk is full: the checkpoint of step 6 needs 1 MiB in", "checkpoint"
+    )
+    assert (
+        "The disk is full: the checkpoint of step 6 needs" in shown
+        and "info: There is room on the disk again" in shown
+    )
 
 
 def test_a_disk_that_fills_up_within_a_checkpoint(capsys, preset, disk, monkeypatch, whole):
@@ -169,7 +229,10 @@ def test_a_stop_waits_for_its_checkpoint(capsys, preset, no_space_for_a_checkpoi
     folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, ask("stop"), free_disk_space)
     assert "Stopped and saved at step 6" in shown and whole_checkpoints(folder.path) == 6
     first, second = waits(folder)
-    assert "stop it again to end it without saving" in second.reason and "stop it again" not in first.reason
+    assert (
+        "stop it again to end it without saving" in second.reason
+        and "stop it again" not in first.reason
+    )
     resumes_to_the_end(capsys, folder.path.parent, whole)
 
 
@@ -182,9 +245,13 @@ def test_a_second_stop_ends_it_without_saving(capsys, preset, no_space_for_a_che
     resumes_to_the_end(capsys, disk, whole)
 
 
-def test_two_who_stop_at_once_ask_for_one_stop(capsys, preset, no_space_for_a_checkpoint, monkeypatch):
+def test_two_who_stop_at_once_ask_for_one_stop(
+    capsys, preset, no_space_for_a_checkpoint, monkeypatch
+):
     def twice(folder: RunFolder) -> None:
-        monkeypatch.setattr(engine.train.disk_space, "LOOK_SECONDS", 1.0)  # in which nobody can have read what the run says
+        monkeypatch.setattr(
+            engine.train.disk_space, "LOOK_SECONDS", 1.0
+        )  # in which nobody can have read what the run says
         send_command(folder, "stop")
         while len(waits(folder)) < 2:
             time.sleep(0.01)
@@ -193,19 +260,25 @@ def test_two_who_stop_at_once_ask_for_one_stop(capsys, preset, no_space_for_a_ch
 
     folder, shown = trains(capsys, no_space_for_a_checkpoint, preset, twice)
     assert "Stopped and saved at step 6" in shown
-    asked = [r.event.command for r in replay(folder.events_path) if isinstance(r.event, ControlReceived)]
+    asked = [
+        r.event.command for r in replay(folder.events_path) if isinstance(r.event, ControlReceived)
+    ]
     assert asked == ["stop", "stop"]
 
 
 @pytest.mark.parametrize("acts", [("discard",), ("stop", "discard")])
-def test_discard_is_obeyed_while_a_checkpoint_waits(capsys, preset, no_space_for_a_checkpoint, acts):
+def test_discard_is_obeyed_while_a_checkpoint_waits(
+    capsys, preset, no_space_for_a_checkpoint, acts
+):
     folder, _ = trains(capsys, no_space_for_a_checkpoint, preset, *map(ask, acts))
     records = intact(folder.path)
     assert records[-1].event.state == "discarded" and not folder.checkpoints_path.exists()
 
 
 @pytest.mark.parametrize("word", ["resume", "save"])
-def test_a_request_tries_again_at_once(capsys, preset, no_space_for_a_checkpoint, monkeypatch, whole, word):
+def test_a_request_tries_again_at_once(
+    capsys, preset, no_space_for_a_checkpoint, monkeypatch, whole, word
+):
     monkeypatch.setattr(engine.train.disk_space, "LOOK_SECONDS", 1e9)
 
     def act(folder: RunFolder) -> None:
@@ -217,7 +290,9 @@ def test_a_request_tries_again_at_once(capsys, preset, no_space_for_a_checkpoint
     assert len(waits(folder)) == 1
 
 
-def test_a_pause_that_is_asked_for_meanwhile_comes_after(capsys, preset, no_space_for_a_checkpoint, whole):
+def test_a_pause_that_is_asked_for_meanwhile_comes_after(
+    capsys, preset, no_space_for_a_checkpoint, whole
+):
     def act(folder: RunFolder) -> None:
         send_command(folder, "pause")
         free_disk_space(folder)
@@ -230,7 +305,9 @@ def test_a_pause_that_is_asked_for_meanwhile_comes_after(capsys, preset, no_spac
     equals(folder, whole)
 
 
-def test_the_weights_of_a_run_that_waits_can_be_talked_to(tmp_path, no_space_for_a_checkpoint, whole):
+def test_the_weights_of_a_run_that_waits_can_be_talked_to(
+    tmp_path, no_space_for_a_checkpoint, whole
+):
     run = start_run(make_config(tmp_path), no_space_for_a_checkpoint)
     seen = []
 
@@ -267,9 +344,16 @@ def test_a_save_in_a_pause_waits_and_the_pause_goes_on(tmp_path, disk, whole):
     equals(run.folder, whole)
 
 
-def test_a_run_short_of_memory_does_not_wait_for_disk_space(capsys, preset, no_space_for_a_checkpoint, monkeypatch):
-    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.lacks_space_for == "checkpoint",
-             lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
+def test_a_run_short_of_memory_does_not_wait_for_disk_space(
+    capsys, preset, no_space_for_a_checkpoint, monkeypatch
+):
+    at_event(
+        monkeypatch,
+        lambda e: isinstance(e, StateChanged) and e.lacks_space_for == "checkpoint",
+        lambda: monkeypatch.setattr(
+            engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
+        ),
+    )
     assert "checkpoint of step 6 needs" in failed(capsys, no_space_for_a_checkpoint, preset, code=1)
 
 
@@ -279,10 +363,13 @@ def test_where_there_seems_to_be_space_it_is_tried_less_often(monkeypatch, tmp_p
     assert not watch.found()
     monkeypatch.setattr(engine.train.disk_space, "AGAIN_SECONDS", 0.0)
     assert watch.found()
-    assert "which did not take it; free some disk space" in wait_in_words(lacks, 6, is_stopping=False)
+    assert "which did not take it; free some disk space" in wait_in_words(
+        lacks, 6, is_stopping=False
+    )
 
 
 # ---------------------------------------------------------------------- the record
+
 
 @pytest.fixture
 def no_space_for_the_record(disk, monkeypatch):
@@ -294,7 +381,9 @@ MANY_LINES = ("--set", "output.timeline_every=1")
 
 
 def test_the_record_waits_for_disk_space(capsys, preset, no_space_for_the_record, whole):
-    folder, shown = trains(capsys, no_space_for_the_record, preset, free_disk_space, extra=MANY_LINES)
+    folder, shown = trains(
+        capsys, no_space_for_the_record, preset, free_disk_space, extra=MANY_LINES
+    )
     went_on(folder, whole, f"free at least {RECORD_BYTES >> 20} MiB of that disk", "record")
     assert "The disk is full: the record of the run cannot be written" in shown
     records = [r.event for r in replay(folder.events_path)]
@@ -308,7 +397,9 @@ def test_the_record_waits_before_the_first_step(capsys, preset, disk, monkeypatc
 
 
 @pytest.mark.parametrize("word, state", [("stop", "failed"), ("discard", "discarded")])
-def test_a_request_to_end_a_run_whose_record_waits(capsys, preset, no_space_for_the_record, whole, word, state):
+def test_a_request_to_end_a_run_whose_record_waits(
+    capsys, preset, no_space_for_the_record, whole, word, state
+):
     disk = no_space_for_the_record
     with when_it_waits(disk, ask(word)):
         code, _, sentence = command(capsys, "--runs-dir", disk, "train", preset, *MANY_LINES)
@@ -317,14 +408,25 @@ def test_a_request_to_end_a_run_whose_record_waits(capsys, preset, no_space_for_
     assert isinstance(ended, RunEnded) and ended.state == state
     free_disk_space(folder)
     if word == "discard":
-        assert code == 0 and "its checkpoints were deleted" in ended.reason and not folder.checkpoints_path.exists()
+        assert (
+            code == 0
+            and "its checkpoints were deleted" in ended.reason
+            and not folder.checkpoints_path.exists()
+        )
         return
-    assert code == 1 and ended.reason == sentence and "No space left on device" in sentence and "resume the run" in sentence
+    assert (
+        code == 1
+        and ended.reason == sentence
+        and "No space left on device" in sentence
+        and "resume the run" in sentence
+    )
     assert whole_checkpoints(folder.path) == 3
     resumes_to_the_end(capsys, disk, whole)
 
 
-def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_space_for_the_record, whole):
+def test_other_requests_are_kept_for_the_run_that_goes_on(
+    capsys, preset, no_space_for_the_record, whole
+):
     def act(folder: RunFolder) -> None:
         ask("save")(folder)
         free_disk_space(folder)
@@ -335,14 +437,33 @@ def test_other_requests_are_kept_for_the_run_that_goes_on(capsys, preset, no_spa
 
 
 def test_a_bar_offers_what_such_a_run_can_take():
-    for lacks, actions, saves in (("record", ["stop", "discard"], False), ("checkpoint", ["save", "stop", "discard"], True),
-                                 ("stop", ["save", "stop", "discard"], False)):
-        bar = run_bar(RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for=lacks), "r", "Run", True)
-        assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == ("The disk is full.", actions, True, saves)
+    for lacks, actions, saves in (
+        ("record", ["stop", "discard"], False),
+        ("checkpoint", ["save", "stop", "discard"], True),
+        ("stop", ["save", "stop", "discard"], False),
+    ):
+        bar = run_bar(
+            RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for=lacks),
+            "r",
+            "Run",
+            True,
+        )
+        assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == (
+            "The disk is full.",
+            actions,
+            True,
+            saves,
+        )
     waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for="record")
     bar = run_bar(waiting, "r", "Run", True, "save")
-    assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), "a request hides no other"
+    assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), (
+        "a request hides no other"
+    )
     bar = run_bar(waiting, "r", "Run", False)
     assert bar["actions"] == ["resume"] and bar["stop_saves"] and not bar["waits"]
     bar = run_bar(RunSnapshot(state="paused"), "r", "Run", True)
-    assert "Resume continues at once" in bar["sentence"] and "resume" in bar["actions"] and not bar["waits"]
+    assert (
+        "Resume continues at once" in bar["sentence"]
+        and "resume" in bar["actions"]
+        and not bar["waits"]
+    )

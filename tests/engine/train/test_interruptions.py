@@ -1,5 +1,6 @@
-"""Faults while a run goes on, each made to happen: signals, the clock, numbers, memory and devices. One sentence, a whole
-record, and at most the steps since the last checkpoint are lost."""
+"""Faults while a run goes on, each made to happen: signals, the clock, numbers, memory and devices.
+One sentence, a whole record, and at most the steps since the last checkpoint are lost.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from safetensors.torch import load_file, save_file
 import engine.train.memory_watch
 import engine.train.prepare
 from engine.errors import GpuMemoryError
-from engine.runs.events import CheckpointWritten, JobProgressed, LogLine, RunStarted, StateChanged, StepFinished
+from engine.runs.events import (
+    CheckpointWritten,
+    JobProgressed,
+    LogLine,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+)
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from engine.runtime.block_ops import BlockOps
@@ -29,8 +37,19 @@ from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import start_run
 from engine.words import MIB
 from tests.engine.train.test_trainer import execute
-from tests.support.failing import (at_event, at_step, command, failed, intact, preset, resumes_to_the_end, runs,  # noqa: F401
-                                   stopped_run, whole, whole_checkpoints)
+from tests.support.failing import (
+    at_event,
+    at_step,
+    command,
+    failed,
+    intact,
+    preset,
+    resumes_to_the_end,
+    runs,  # noqa: F401
+    stopped_run,
+    whole,
+    whole_checkpoints,
+)
 from tests.support.folders import WORDS, make_config
 
 ROOT = Path(__file__).parents[3]
@@ -49,9 +68,17 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("moment, number", [*((moment, signal.SIGINT) for moment in MOMENTS), ("in a step", signal.SIGTERM),
-                                            ("in a checkpoint", signal.SIGHUP)])
-def test_a_signal_at_any_moment_stops_and_saves(capsys, preset, runs, monkeypatch, whole, moment, number):
+@pytest.mark.parametrize(
+    "moment, number",
+    [
+        *((moment, signal.SIGINT) for moment in MOMENTS),
+        ("in a step", signal.SIGTERM),
+        ("in a checkpoint", signal.SIGHUP),
+    ],
+)
+def test_a_signal_at_any_moment_stops_and_saves(
+    capsys, preset, runs, monkeypatch, whole, moment, number
+):
     if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("under nohup it is ignored, as it should be")
     with monkeypatch.context() as interrupted:
@@ -65,9 +92,13 @@ def test_a_signal_at_any_moment_stops_and_saves(capsys, preset, runs, monkeypatc
     resumes_to_the_end(capsys, runs, whole)
 
 
-@pytest.mark.parametrize("moment, told", [("before the data is read", "nothing is lost"),
-                                          ("while the weights are read", "--resume")])
-def test_a_signal_while_a_resumed_run_loads_loses_nothing(capsys, runs, stopped_run, monkeypatch, whole, moment, told):
+@pytest.mark.parametrize(
+    "moment, told",
+    [("before the data is read", "nothing is lost"), ("while the weights are read", "--resume")],
+)
+def test_a_signal_while_a_resumed_run_loads_loses_nothing(
+    capsys, runs, stopped_run, monkeypatch, whole, moment, told
+):
     with monkeypatch.context() as interrupted:
         at_event(interrupted, MOMENTS[moment], lambda: signal.raise_signal(signal.SIGINT))
         code, out, _ = command(capsys, "--runs-dir", runs, "train", "--resume", stopped_run.id)
@@ -75,7 +106,9 @@ def test_a_signal_while_a_resumed_run_loads_loses_nothing(capsys, runs, stopped_
     resumes_to_the_end(capsys, runs, whole)
 
 
-def test_a_second_signal_leaves_now_and_resume_equals_the_undisturbed_run(capsys, preset, runs, whole):
+def test_a_second_signal_leaves_now_and_resume_equals_the_undisturbed_run(
+    capsys, preset, runs, whole
+):
     """In a process of its own, which ends itself."""
     twice = f"""
 import signal, sys
@@ -92,18 +125,35 @@ def emit(self, event):
 RunRecorder.emit = emit
 launch.main(sys.argv[1:])
 """
-    done = subprocess.run([sys.executable, "-c", twice, "--runs-dir", runs, "train", preset], capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
-    assert done.returncode == 130 and "Traceback" not in done.stderr and "again to leave at once" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", twice, "--runs-dir", runs, "train", preset],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert (
+        done.returncode == 130
+        and "Traceback" not in done.stderr
+        and "again to leave at once" in done.stderr
+    )
     run = list_runs(runs)[0]
     assert run.state == "interrupted" and whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
 
 
 def test_a_pipe_that_nobody_reads_ends_no_run(preset, runs):
-    line = f"{sys.executable} {ROOT / 'launch.py'} --runs-dir {runs} train {preset} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    line = (
+        f"{sys.executable} {ROOT / 'launch.py'} --runs-dir {runs} train {preset} | true; exit "
+        f"${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert list_runs(runs)[0].state == "finished"
 
@@ -116,11 +166,16 @@ def test_a_clock_that_is_set_back(capsys, preset, runs, monkeypatch, whole):
     run = list_runs(runs)[0]
     assert run.state == "finished" and run.seconds >= 0
     intact(Path(run.path))
-    finished = [r.event for r in replay(Path(run.path) / "events.jsonl") if isinstance(r.event, StepFinished)]
+    finished = [
+        r.event
+        for r in replay(Path(run.path) / "events.jsonl")
+        if isinstance(r.event, StepFinished)
+    ]
     assert len(finished) == 8 and all(step.seconds > 0 for step in finished)
 
 
 # ---------------------------------------------------------------------- numbers, memory and devices
+
 
 def test_a_loss_that_is_no_number_keeps_the_steps_before(capsys, tmp_path, preset, runs):
     """A token that only the last rows hold has an embedding that is not finite."""
@@ -130,11 +185,32 @@ def test_a_loss_that_is_no_number_keeps_the_steps_before(capsys, tmp_path, prese
     weights["model.embed_tokens.weight"][word] = float("inf")
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     turns = [[("say after one", "two")]] * 20 + [[("say after six", "seven")]] * 4
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"messages": [
-        {"role": role, "content": text} for pair in row for role, text in zip(("user", "assistant"), pair)]}) + "\n"
-        for row in turns), encoding="utf-8")
-    wanted = ["data.shuffle=false", "data.packing=false", "data.eval_fraction=0", "train.steps=6", "output.checkpoint_every=2"]
-    sentence = failed(capsys, runs, preset, *(word for value in wanted for word in ("--set", value)), code=1)
+    (tmp_path / "data.jsonl").write_text(
+        "".join(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": role, "content": text}
+                        for pair in row
+                        for role, text in zip(("user", "assistant"), pair)
+                    ]
+                }
+            )
+            + "\n"
+            for row in turns
+        ),
+        encoding="utf-8",
+    )
+    wanted = [
+        "data.shuffle=false",
+        "data.packing=false",
+        "data.eval_fraction=0",
+        "train.steps=6",
+        "output.checkpoint_every=2",
+    ]
+    sentence = failed(
+        capsys, runs, preset, *(word for value in wanted for word in ("--set", value)), code=1
+    )
     assert "step 6" in sentence and "not a finite number" in sentence
     run = list_runs(runs)[0]
     assert whole_checkpoints(Path(run.path)) == 4 and run.step == 5
@@ -147,25 +223,36 @@ def low_from(monkeypatch, step: int, *available: int) -> None:
     def start():
         monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
         monkeypatch.setattr("engine.train.observe.LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory",
-                            lambda: (3 << 30, rest.pop(0) if len(rest) > 1 else rest[0]))
+        monkeypatch.setattr(
+            engine.train.memory_watch,
+            "sample_host_memory",
+            lambda: (3 << 30, rest.pop(0) if len(rest) > 1 else rest[0]),
+        )
 
     at_event(monkeypatch, at_step(step), start)
 
 
-@pytest.mark.parametrize("left", [(60 * MIB,), (100 * MIB, 90 * MIB)], ids=["suddenly", "lastingly"])
-def test_host_memory_that_runs_low_stops_with_a_checkpoint(capsys, preset, runs, monkeypatch, whole, left):
+@pytest.mark.parametrize(
+    "left", [(60 * MIB,), (100 * MIB, 90 * MIB)], ids=["suddenly", "lastingly"]
+)
+def test_host_memory_that_runs_low_stops_with_a_checkpoint(
+    capsys, preset, runs, monkeypatch, whole, left
+):
     with monkeypatch.context() as low:
         low_from(low, 4, *left)
         sentence = failed(capsys, runs, preset, code=1)
-    assert "other programs took " in sentence and "more than when the plan was made (this process takes 3.0 GiB: planes " \
-        in sentence
+    assert (
+        "other programs took " in sentence
+        and "more than when the plan was made (this process takes 3.0 GiB: planes " in sentence
+    )
     saved = whole_checkpoints(Path(list_runs(runs)[0].path))
     assert saved >= 4 and f"step {saved} is saved" in sentence
     resumes_to_the_end(capsys, runs, whole)
 
 
-def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(capsys, preset, runs, monkeypatch, whole):
+def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
+    capsys, preset, runs, monkeypatch, whole
+):
     """It may take longer than memory lasts; nothing of it is applied, and the one before is saved."""
     with monkeypatch.context() as low:
         real, ops = BlockOps.work, []
@@ -190,27 +277,58 @@ def test_a_short_peak_of_another_program_ends_no_run(capsys, preset, runs, monke
 
 
 def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
-    at_event(monkeypatch, lambda e: isinstance(e, StateChanged) and e.state == "paused",
-             lambda: monkeypatch.setattr(engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)))
+    at_event(
+        monkeypatch,
+        lambda e: isinstance(e, StateChanged) and e.state == "paused",
+        lambda: monkeypatch.setattr(
+            engine.train.memory_watch, "sample_host_memory", lambda: (3 << 30, MIB)
+        ),
+    )
     run = start_run(make_config(tmp_path), runs)
     ended = execute(run, {2: "pause"})
     assert ended.error_type == "HostMemoryError" and "is saved" in ended.reason
     assert whole_checkpoints(run.folder.path) >= 2
 
 
-@pytest.mark.parametrize("error, told", [
-    (MemoryError(), "The host ran out of memory"),
-    (RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate "
-                  "4096 bytes.\nC++ trace"), "The host ran out of memory"),
-    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "Working set"),
-    (GpuMemoryError("70.1 GiB in use of 79.2"), "(70.1 GiB in use of 79.2), where the plan takes"),
-    (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously "
-                  "reported"), "The GPU failed (CUDA error: an illegal memory access was encountered)"),
-    (RuntimeError("CUDA error: unspecified launch failure"), "resume the run from its last checkpoint"),
-    (RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"), "The GPU failed"),
-    (OSError(errno.EMFILE, "Too many open files", "/x"), "Too many open files"),
-    (ZeroDivisionError("division by zero"), "An error in the program ended the run (ZeroDivisionError"),
-], ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "")
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (MemoryError(), "The host ran out of memory"),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: "
+                "you tried to allocate 4096 bytes.\nC++ trace"
+            ),
+            "The host ran out of memory",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "Working set"),
+        (
+            GpuMemoryError("70.1 GiB in use of 79.2"),
+            "(70.1 GiB in use of 79.2), where the plan takes",
+        ),
+        (
+            RuntimeError(
+                "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be "
+                "asynchronously reported"
+            ),
+            "The GPU failed (CUDA error: an illegal memory access was encountered)",
+        ),
+        (
+            RuntimeError("CUDA error: unspecified launch failure"),
+            "resume the run from its last checkpoint",
+        ),
+        (
+            RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+            "The GPU failed",
+        ),
+        (OSError(errno.EMFILE, "Too many open files", "/x"), "Too many open files"),
+        (
+            ZeroDivisionError("division by zero"),
+            "An error in the program ended the run (ZeroDivisionError",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
 def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, whole, error, told):
     """Raised by an op of step 5; drain and close fail as well, as they do when a device is gone."""
     with monkeypatch.context() as broken:
@@ -218,8 +336,12 @@ def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, 
 
         def train_step(self, number, *arguments):
             if number == 5:
-                broken.setattr(CpuBackend, "drain", lambda self: (_ for _ in ()).throw(RuntimeError("gone")))
-                broken.setattr(CpuBackend, "close", lambda self: (_ for _ in ()).throw(RuntimeError("gone")))
+                broken.setattr(
+                    CpuBackend, "drain", lambda self: (_ for _ in ()).throw(RuntimeError("gone"))
+                )
+                broken.setattr(
+                    CpuBackend, "close", lambda self: (_ for _ in ()).throw(RuntimeError("gone"))
+                )
                 raise error
             real(self, number, *arguments)
 
@@ -227,13 +349,19 @@ def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, 
         sentence = failed(capsys, runs, preset, code=1)
     assert told in sentence and "gone" not in sentence
     run = list_runs(runs)[0]
-    logged = [r.event.text for r in replay(Path(run.path) / "events.jsonl") if isinstance(r.event, LogLine)]
+    logged = [
+        r.event.text
+        for r in replay(Path(run.path) / "events.jsonl")
+        if isinstance(r.event, LogLine)
+    ]
     assert any("train_step" in text for text in logged), "the record keeps where it happened"
     assert whole_checkpoints(Path(run.path)) == 3
     resumes_to_the_end(capsys, runs, whole)
 
 
-def test_a_device_that_is_too_small_while_the_engine_is_built_is_told_by_item(capsys, preset, runs, monkeypatch):
+def test_a_device_that_is_too_small_while_the_engine_is_built_is_told_by_item(
+    capsys, preset, runs, monkeypatch
+):
     def build(self, *arguments, **named):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

@@ -1,7 +1,8 @@
 """Killed with SIGKILL at any moment, resumed, and equal to the undisturbed run to the bit.
 
-`python -m tests.engine.train.test_kill --kills 50` makes fifty kills. Every life of a run is a process of its own,
-forked from one that has imported everything and has no threads, so that most of its time is the run's.
+`python -m tests.engine.train.test_kill --kills 50` makes fifty kills. Every life of a run is a
+process of its own, forked from one that has imported everything and has no threads, so that most of
+its time is the run's.
 """
 
 from __future__ import annotations
@@ -20,23 +21,35 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 STEPS, CHECKPOINT_EVERY = 18, 4
 MOMENTS = ("any time", "checkpoint", "update", "record")
 
 
 def test_killed_anywhere_resumed_and_equal_to_the_bit():
-    done = subprocess.run([sys.executable, "-m", "tests.engine.train.test_kill", "--kills", "10"],
-                          capture_output=True, text=True,
-                          cwd=Path(__file__).parents[3], env=os.environ | ONE_THREAD, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.train.test_kill", "--kills", "10"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env=os.environ | ONE_THREAD,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^10 of 10 kills", done.stdout, re.M), done.stdout
 
 
-# ---------------------------------------------------------------------- the moment of the kill, inside the child
+# ---------------------------------------------------------------------- the moment of the kill, ins
+
 
 def kill_in_checkpoint(draw: random.Random) -> None:
-    """In the middle of writing a unit, before or after any sync, before or after any rename or deletion."""
+    """In the middle of writing a unit, before or after any sync, before or after any rename or
+    deletion.
+    """
     import shutil
 
     from engine.checkpoints import checkpoint
@@ -78,7 +91,7 @@ def kill_in_update(draw: random.Random) -> None:
 
             def half(*arguments):
                 chunks, planes, scalars = arguments[:3], arguments[3:-9], arguments[-9:]
-                whole(*chunks, *(plane[:plane.size // 2] for plane in planes), *scalars)
+                whole(*chunks, *(plane[: plane.size // 2] for plane in planes), *scalars)
                 die()
 
             self._kernel = half
@@ -96,7 +109,7 @@ def kill_in_record(draw: random.Random) -> None:
     def write(self, line):
         countdown[0] -= 1
         if countdown[0] == 0:
-            os.write(self._descriptor, line[:draw.randrange(1, len(line))])
+            os.write(self._descriptor, line[: draw.randrange(1, len(line))])
             die()
         real_write(self, line)
 
@@ -130,9 +143,11 @@ HOOKS = {"checkpoint": kill_in_checkpoint, "update": kill_in_update, "record": k
 
 # ---------------------------------------------------------------------- lives
 
+
 def live(config, runs: Path, moment: str | None, draw: random.Random, longest: float) -> bool:
-    """One process of the run, resumed where there is one; whether it was killed. Fails when it ends by itself with
-    anything but `finished`."""
+    """One process of the run, resumed where there is one; whether it was killed. Fails when it ends
+    by itself with anything but `finished`.
+    """
     from engine.train.run import resume_run, start_run
 
     if threading.active_count() != 1 or len(os.listdir("/proc/self/task")) != 1:
@@ -142,7 +157,9 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
         try:
             there = sorted(path.name for path in runs.iterdir()) if runs.exists() else []
             run = resume_run(runs, there[0]) if there else start_run(config, runs)
-            if moment in HOOKS:  # not before the run has its settings, without which nothing can be resumed
+            if (
+                moment in HOOKS
+            ):  # not before the run has its settings, without which nothing can be resumed
                 HOOKS[moment](draw)
             ended = run.execute()
             if ended.state != "finished":
@@ -157,7 +174,9 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    assert killed or os.waitstatus_to_exitcode(status) == 0, f"a life with {moment} ended with {status}"
+    assert killed or os.waitstatus_to_exitcode(status) == 0, (
+        f"a life with {moment} ended with {status}"
+    )
     return killed
 
 
@@ -189,9 +208,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in ONE_THREAD.items()):  # read when the libraries are loaded
-        os.execve(sys.executable, [sys.executable, "-m", "tests.engine.train.test_kill", *sys.argv[1:]],
-                  os.environ | ONE_THREAD)
+    if any(
+        os.environ.get(name) != value for name, value in ONE_THREAD.items()
+    ):  # read when the libraries are loaded
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.engine.train.test_kill", *sys.argv[1:]],
+            os.environ | ONE_THREAD,
+        )
 
     import engine.train.prepare  # noqa: F401
     import engine.train.trainer  # noqa: F401
@@ -207,8 +231,15 @@ def main() -> int:
     kills, equal, moments = 0, 0, Counter()
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        config = make_config(root, **{"train.steps": STEPS, "output.checkpoint_every": CHECKPOINT_EVERY,
-                                      "output.eval_every": 7, "model.dtype": "bfloat16"})
+        config = make_config(
+            root,
+            **{
+                "train.steps": STEPS,
+                "output.checkpoint_every": CHECKPOINT_EVERY,
+                "output.eval_every": 7,
+                "model.dtype": "bfloat16",
+            },
+        )
         began = time.monotonic()
         live(config, root / "whole", None, draw, 0.0)
         longest = time.monotonic() - began
@@ -219,7 +250,9 @@ def main() -> int:
             here = []
             for k in range(draw.choice([1, 1, 2, 3])):
                 moment = MOMENTS[(trial + k) % len(MOMENTS)]
-                if kills + len(here) < arguments.kills and live(config, runs, moment, draw, longest):
+                if kills + len(here) < arguments.kills and live(
+                    config, runs, moment, draw, longest
+                ):
                     here.append(moment)
                 if runs.exists() and any(run.state == "finished" for run in list_runs(runs)):
                     break
@@ -229,11 +262,15 @@ def main() -> int:
             kills += len(here)
             equal += len(here)
             moments.update(here)
-            print(f"trial {trial}: killed at {', '.join(here) or 'nothing'}; planes equal", flush=True)
+            print(
+                f"trial {trial}: killed at {', '.join(here) or 'nothing'}; planes equal", flush=True
+            )
         seconds = time.monotonic() - began
     told = ", ".join(f"{count} at {moment}" for moment, count in sorted(moments.items()))
-    print(f"{equal} of {kills} kills, {trial} runs: planes bit-identical to the undisturbed run's ({told}); "
-          f"{seconds:.0f} s, one life {longest:.1f} s")
+    print(
+        f"{equal} of {kills} kills, {trial} runs: planes bit-identical to the undisturbed run's "
+        f"({told}); {seconds:.0f} s, one life {longest:.1f} s"
+    )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""What the curves need of the record: norms of units, the data's share of waiting, the machine's limits."""
+"""What the curves need of the record: norms of units, the data's share of waiting, the machine's
+limits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ def compute(start, end, lane=Lane.COMPUTE):
 
 
 def test_rows_are_waited_for_only_while_compute_has_nothing_else():
-    before, after = [compute(0, 5), compute(5, 6, Lane.H2D)], [compute(8, 9, Lane.H2D), compute(10, 11)]
+    before, after = (
+        [compute(0, 5), compute(5, 6, Lane.H2D)],
+        [compute(8, 9, Lane.H2D), compute(10, 11)],
+    )
     assert data_wait(after, before, 4, 7) == 2  # from the end of the step before
     assert data_wait(after, before, 1, 4) == 0  # meanwhile it computed
     assert data_wait(after, before, 7, 12) == 3  # until this one begins
@@ -53,18 +58,36 @@ def fold(*timed):
 
 
 def test_energy_counts_while_a_session_trains_and_keeps_what_was_spent():
-    snapshot = fold((0.0, RunStarted(total_steps=9)), (3600.0, MemorySampled(1, power=400.0)),
-                    (7200.0, MemorySampled(2, power=600.0)), (90_000.0, RunStarted(total_steps=9, resumed_step=1)),
-                    (93_600.0, MemorySampled(2, power=100.0)), (97_200.0, MemorySampled(3, power=300.0)))
+    snapshot = fold(
+        (0.0, RunStarted(total_steps=9)),
+        (3600.0, MemorySampled(1, power=400.0)),
+        (7200.0, MemorySampled(2, power=600.0)),
+        (90_000.0, RunStarted(total_steps=9, resumed_step=1)),
+        (93_600.0, MemorySampled(2, power=100.0)),
+        (97_200.0, MemorySampled(3, power=300.0)),
+    )
     assert list(snapshot.memory.energy) == [0, 500, 700] and snapshot.energy == 700
 
 
 def test_norms_are_kept_by_unit_whatever_a_record_names():
-    snapshot = fold((1.0, RunStarted(units=["a", "b"])), (2.0, UnitNorms(1, [1.0])), (3.0, UnitNorms(2, [2.0, 3.0])),
-                    (4.0, UnitNorms(3, [])))
-    assert {unit: list(values) for unit, values in snapshot.norms.norms.items()} == {0: [1, 2, 0], 1: [0, 3, 0]}
+    snapshot = fold(
+        (1.0, RunStarted(units=["a", "b"])),
+        (2.0, UnitNorms(1, [1.0])),
+        (3.0, UnitNorms(2, [2.0, 3.0])),
+        (4.0, UnitNorms(3, [])),
+    )
+    assert {unit: list(values) for unit, values in snapshot.norms.norms.items()} == {
+        0: [1, 2, 0],
+        1: [0, 3, 0],
+    }
     assert list(snapshot.norms.step) == [1, 2, 3]
     with pytest.raises(TypeError):
-        Record.from_json({"kind": "unit_norms", "run_id": "r", "seq": 1, "time": 1.0, "norms": [1.0, "x"]})
-    again = fold((1.0, RunStarted(units=["a"])), (2.0, UnitNorms(5, [1.0])), (3.0, RunStarted(resumed_step=2)))
+        Record.from_json(
+            {"kind": "unit_norms", "run_id": "r", "seq": 1, "time": 1.0, "norms": [1.0, "x"]}
+        )
+    again = fold(
+        (1.0, RunStarted(units=["a"])),
+        (2.0, UnitNorms(5, [1.0])),
+        (3.0, RunStarted(resumed_step=2)),
+    )
     assert not len(again.norms)

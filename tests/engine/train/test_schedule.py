@@ -17,11 +17,15 @@ def test_equals_what_a_transformers_trainer_uses_for_every_step(schedule, warmup
     name = "constant_with_warmup" if schedule == "constant" else schedule
     scheduler = get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=total)
     for step in range(1, total + 1):
-        assert learning_rate(config, step, total) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12, abs=0)
+        assert learning_rate(config, step, total) == pytest.approx(
+            optimizer.param_groups[0]["lr"], rel=1e-12, abs=0
+        )
         optimizer.step()
         scheduler.step()
 
 
 def test_first_step_of_a_warm_up_has_rate_zero_and_the_peak_comes_after_it():
     config = OptimConfig(learning_rate=1e-3, schedule="linear", warmup_steps=4)
-    assert [learning_rate(config, step, 8) for step in (1, 3, 5, 8)] == pytest.approx([0, 5e-4, 1e-3, 2.5e-4])
+    assert [learning_rate(config, step, 8) for step in (1, 3, 5, 8)] == pytest.approx(
+        [0, 5e-4, 1e-3, 2.5e-4]
+    )

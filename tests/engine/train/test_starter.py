@@ -39,18 +39,33 @@ def test_presets_are_valid(path: Path):
 
 
 def test_the_data_are_what_the_script_makes(script):
-    rows = [json.loads(line) for line in (ASSETS / "starter.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (ASSETS / "starter.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert rows == script.conversations()
     answers = [m["content"] for row in rows for m in row["messages"] if m["role"] == "assistant"]
     assert len(answers) == len(set(answers)) == script.LARGEST
     assert [script.roman(n) for n in (1, 4, 9, 14, 40, 90, 400, 1994, 2021, 3999)] == [
-        "I", "IV", "IX", "XIV", "XL", "XC", "CD", "MCMXCIV", "MMXXI", "MMMCMXCIX"]
+        "I",
+        "IV",
+        "IX",
+        "XIV",
+        "XL",
+        "XC",
+        "CD",
+        "MCMXCIV",
+        "MMXXI",
+        "MMMCMXCIX",
+    ]
 
 
 def test_the_tokenizer_is_what_the_script_makes_and_loads_unchanged(script, starter):
     _, tokenizer, _ = starter
     made = script.make_tokenizer(script.conversations())
-    assert made.get_vocab() == tokenizer.get_vocab() and made.chat_template == tokenizer.chat_template
+    assert (
+        made.get_vocab() == tokenizer.get_vocab() and made.chat_template == tokenizer.chat_template
+    )
     text = "How did Romans write 1994? MCMXCIV, naturally: ünïcode 日 too"
     assert made(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
@@ -62,9 +77,18 @@ def test_the_starter_is_small(starter):
     config, _, data = starter
     bundled = [*(ASSETS / "starter-model").iterdir(), ASSETS / "starter.jsonl"]
     assert sum(path.stat().st_size for path in bundled) < 4 * 2**20
-    tokens = sum(batch.tokens for step in range(1, config.train.steps + 1)
-                 for batch in batches(data.train, config.train.batch_size, config.train.batch_size,
-                                      config.train.seed, True, step))
+    tokens = sum(
+        batch.tokens
+        for step in range(1, config.train.steps + 1)
+        for batch in batches(
+            data.train,
+            config.train.batch_size,
+            config.train.batch_size,
+            config.train.seed,
+            True,
+            step,
+        )
+    )
     assert tokens < 450_000 and max(data.train.row_lengths) <= 128
 
 
@@ -72,7 +96,12 @@ def test_the_held_out_questions_are_enough_and_new(starter):
     config, tokenizer, data = starter
     prompts = data.eval_prompts(config.output.exact_match_samples)
     assert len(prompts) == config.output.exact_match_samples
-    assert data.summary["warnings"] == [] and data.summary["rows_skipped"] == data.summary["rows_cut"] == 0
-    taught = "".join(tokenizer.convert_ids_to_tokens(data.train.ids.tolist())).split("<|assistant|>")
+    assert (
+        data.summary["warnings"] == []
+        and data.summary["rows_skipped"] == data.summary["rows_cut"] == 0
+    )
+    taught = "".join(tokenizer.convert_ids_to_tokens(data.train.ids.tolist())).split(
+        "<|assistant|>"
+    )
     known = {answer.split("<|end|>")[0] for answer in taught}
     assert not known & {prompt.expected_text for prompt in prompts}

@@ -1,4 +1,6 @@
-"""Whole runs on the CPU: the record, stop and resume to the bit, requests, failures, export and sampling."""
+"""Whole runs on the CPU: the record, stop and resume to the bit, requests, failures, export and
+sampling.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,18 @@ from engine.checkpoints.restore import newest_checkpoint
 from engine.errors import RunError
 from engine.plan.ops import Lane
 from engine.runs.control import send_command
-from engine.runs.events import (CheckpointWritten, ControlReceived, EvalFinished, MemorySampled, PlanBuilt, RunEnded,
-                                RunStarted, StateChanged, StepFinished, StepTimeline)
+from engine.runs.events import (
+    CheckpointWritten,
+    ControlReceived,
+    EvalFinished,
+    MemorySampled,
+    PlanBuilt,
+    RunEnded,
+    RunStarted,
+    StateChanged,
+    StepFinished,
+    StepTimeline,
+)
 from engine.runs.folder import open_run
 from engine.runs.following import replay
 from engine.runs.listing import list_runs
@@ -31,9 +43,11 @@ from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
 
 def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:
     """Run to the end; `at_step` gives requests to make when a step has finished."""
+
     def react(record):
         if isinstance(record.event, StepFinished) and at_step and record.event.step in at_step:
             run.request(at_step[record.event.step])
+
     run.recorder.subscribe(react)
     return run.execute()
 
@@ -44,8 +58,9 @@ def events_of(run: Run, kind: type) -> list:
 
 def planes_on_disk(run: Run) -> dict[str, bytes]:
     info = newest_checkpoint(run.folder.checkpoints_path)
-    return {p.name: p.read_bytes() for p in sorted(info.path.iterdir()) if p.name != "manifest.json"} | {
-        "step": str(info.step).encode()}
+    return {
+        p.name: p.read_bytes() for p in sorted(info.path.iterdir()) if p.name != "manifest.json"
+    } | {"step": str(info.step).encode()}
 
 
 def test_a_run_from_start_to_end_and_its_record(tmp_path):
@@ -56,14 +71,27 @@ def test_a_run_from_start_to_end_and_its_record(tmp_path):
     assert ended == RunEnded("finished", "Finished all 8 steps.")
     steps = events_of(run, StepFinished)
     assert [s.step for s in steps] == list(range(1, 9))
-    assert all(math.isfinite(s.loss) and s.seconds > 0 and s.tokens > s.loss_tokens > 0 for s in steps)
+    assert all(
+        math.isfinite(s.loss) and s.seconds > 0 and s.tokens > s.loss_tokens > 0 for s in steps
+    )
     assert steps[-1].loss < steps[0].loss
-    started, = events_of(run, RunStarted)
-    assert started.total_steps == 8 and started.units == ["embed", "block 0", "block 1", "block 2", "head"]
+    (started,) = events_of(run, RunStarted)
+    assert started.total_steps == 8 and started.units == [
+        "embed",
+        "block 0",
+        "block 1",
+        "block 2",
+        "head",
+    ]
     for step in steps:
-        assert step.tflops == pytest.approx(6 * started.parameters * step.tokens / step.seconds / 1e12)
+        assert step.tflops == pytest.approx(
+            6 * started.parameters * step.tokens / step.seconds / 1e12
+        )
         assert step.tokens_per_second == pytest.approx(step.tokens / step.seconds)
-        assert set(step.exposed) == {"h2d", "d2h", "optimizer", "other"} and sum(step.exposed.values()) <= step.seconds
+        assert (
+            set(step.exposed) == {"h2d", "d2h", "optimizer", "other"}
+            and sum(step.exposed.values()) <= step.seconds
+        )
     assert [c.step for c in events_of(run, CheckpointWritten)] == [3, 6, 8]
     assert [e.step for e in events_of(run, EvalFinished)] == [4, 8]
     timeline = events_of(run, StepTimeline)[0]
@@ -95,7 +123,9 @@ def test_stop_and_resume_equals_the_undisturbed_run_to_the_bit(tmp_path, stop_at
     assert events_of(again, RunStarted)[-1].resumed_step == reached
     assert planes_on_disk(again) == planes_on_disk(whole)
     ours, theirs = again.recorder.snapshot.steps, whole.recorder.snapshot.steps
-    assert ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    assert (
+        ours.step == theirs.step and ours.loss == theirs.loss and ours.grad_norm == theirs.grad_norm
+    )
 
 
 def test_resume_after_a_crash_repeats_the_lost_steps_to_the_bit(tmp_path):
@@ -143,7 +173,11 @@ def test_pause_save_and_resume_requests(tmp_path):
     helper.join()
     assert {c.command for c in events_of(run, ControlReceived)} == {"pause", "save", "resume"}
     states = [s.state for s in events_of(run, StateChanged)]
-    assert states.index("pausing") < states.index("paused") < len(states) - 1 - states[::-1].index("running")
+    assert (
+        states.index("pausing")
+        < states.index("paused")
+        < len(states) - 1 - states[::-1].index("running")
+    )
     assert [c.step for c in events_of(run, CheckpointWritten)][-1] == 8
 
 
@@ -172,13 +206,18 @@ def test_a_non_finite_weight_ends_the_run_by_name_and_keeps_the_checkpoint(tmp_p
     save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
     bad = start_run(make_config(tmp_path, **{"model.source": str(poisoned)}), tmp_path / "runs")
     ended = bad.execute()
-    assert (ended.state, ended.error_type) == ("failed", "NonFiniteError") and "step 1" in ended.reason
+    assert (ended.state, ended.error_type) == (
+        "failed",
+        "NonFiniteError",
+    ) and "step 1" in ended.reason
     assert not events_of(bad, StepFinished)
     assert planes_on_disk(run) == before
 
 
 def test_a_job_that_fails_leaves_one_sentence(tmp_path):
-    run = start_run(make_config(tmp_path, **{"model.source": str(tmp_path / "nowhere")}), tmp_path / "runs")
+    run = start_run(
+        make_config(tmp_path, **{"model.source": str(tmp_path / "nowhere")}), tmp_path / "runs"
+    )
     ended = run.execute()
     assert ended.state == "failed" and ended.error_type == "ModelError" and "\n" not in ended.reason
     assert list_runs(tmp_path / "runs")[0].state == "failed"
@@ -189,15 +228,26 @@ def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
     run = start_run(config, tmp_path / "runs")
     execute(run, {2: "stop"})
     with open(config.data.source, "a", encoding="utf-8") as file:
-        file.write(json.dumps({"messages": [{"role": "user", "content": "say one"},
-                                            {"role": "assistant", "content": "two"}]}) + "\n")
+        file.write(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": "say one"},
+                        {"role": "assistant", "content": "two"},
+                    ]
+                }
+            )
+            + "\n"
+        )
     ended = resume_run(tmp_path / "runs", run.id).execute()
     assert ended.state == "failed" and "no longer what it was trained on" in ended.reason
 
 
 @pytest.mark.parametrize("end", ["finished", "stopped", "discarded", "failed"])
 def test_nothing_that_was_allocated_outlives_the_run(tmp_path, monkeypatch, end):
-    """Not even for whoever keeps the run: the next one would find its memory, of the GPU above all, in use."""
+    """Not even for whoever keeps the run: the next one would find its memory, of the GPU above all,
+    in use.
+    """
     engines, begin = [], StreamingEngine.__init__
 
     def noted(self, *arguments):
@@ -207,10 +257,15 @@ def test_nothing_that_was_allocated_outlives_the_run(tmp_path, monkeypatch, end)
     monkeypatch.setattr(StreamingEngine, "__init__", noted)
     if end == "failed":
         step = StreamingEngine.train_step
-        monkeypatch.setattr(StreamingEngine, "train_step", lambda self, number, *rest: step(self, number, *rest) if number < 3
-                            else 1 / 0)
+        monkeypatch.setattr(
+            StreamingEngine,
+            "train_step",
+            lambda self, number, *rest: step(self, number, *rest) if number < 3 else 1 / 0,
+        )
     run = start_run(make_config(tmp_path), tmp_path / "runs")
-    assert execute(run, {2: {"stopped": "stop", "discarded": "discard"}.get(end, "save")}).state == end
+    assert (
+        execute(run, {2: {"stopped": "stop", "discarded": "discard"}.get(end, "save")}).state == end
+    )
     monkeypatch.undo()
     assert [engine() for engine in engines] == [None]
 
@@ -225,18 +280,36 @@ def test_two_processes_cannot_have_one_run(tmp_path):
 
 def test_random_initialisation_trains_and_depends_on_the_seed_alone(tmp_path):
     values = {"model.init": "random", "train.steps": 1, "output.checkpoint_every": 0}
-    first, again, other = (start_run(make_config(tmp_path, **values, **{"train.seed": seed}), tmp_path / "runs")
-                           for seed in (1, 1, 2))
+    first, again, other = (
+        start_run(make_config(tmp_path, **values, **{"train.seed": seed}), tmp_path / "runs")
+        for seed in (1, 1, 2)
+    )
     assert [execute(r).state for r in (first, again, other)] == ["finished"] * 3
     assert planes_on_disk(first) == planes_on_disk(again) != planes_on_disk(other)
 
 
-@pytest.mark.parametrize("family,tied,dtype", [("llama", False, "float32"), ("qwen2", True, "bfloat16"),
-                                               ("mixtral", False, "bfloat16"), ("gpt2", True, "float32")])
+@pytest.mark.parametrize(
+    "family,tied,dtype",
+    [
+        ("llama", False, "float32"),
+        ("qwen2", True, "bfloat16"),
+        ("mixtral", False, "bfloat16"),
+        ("gpt2", True, "float32"),
+    ],
+)
 def test_the_exported_folder_loads_and_answers_as_our_own_sampling(tmp_path, family, tied, dtype):
     model = make_model(tmp_path / "model", family, getattr(torch, dtype), tie_word_embeddings=tied)
-    config = make_config(tmp_path, **{"model.source": str(model), "model.dtype": dtype, "train.steps": 40,
-                                      "output.export": True, "train.weight_decay": 0.0, "output.eval_every": 0})
+    config = make_config(
+        tmp_path,
+        **{
+            "model.source": str(model),
+            "model.dtype": dtype,
+            "train.steps": 40,
+            "output.export": True,
+            "train.weight_decay": 0.0,
+            "output.eval_every": 0,
+        },
+    )
     run = start_run(config, tmp_path / "runs")
     assert execute(run).state == "finished", run.recorder.snapshot.reason
     exported = tmp_path / "home"
@@ -247,12 +320,19 @@ def test_the_exported_folder_loads_and_answers_as_our_own_sampling(tmp_path, fam
         tokenizer = make_tokenizer()
         for word in (0, 3):
             prompt = f"say after {WORDS[word]}"
-            ids = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True,
-                                                return_dict=True, return_tensors="pt")["input_ids"]
+            ids = tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}],
+                add_generation_prompt=True,
+                return_dict=True,
+                return_tensors="pt",
+            )["input_ids"]
             out = loaded.generate(ids, max_new_tokens=6, do_sample=False)
-            theirs = tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True).strip()
+            theirs = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True).strip()
             pieces = []
-            assert ask_run(tmp_path / "runs", run.id, prompt, max_new_tokens=6, on_text=pieces.append) == theirs
+            assert (
+                ask_run(tmp_path / "runs", run.id, prompt, max_new_tokens=6, on_text=pieces.append)
+                == theirs
+            )
             if theirs:
                 assert pieces[-1].strip() == theirs
 
@@ -264,20 +344,31 @@ def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
     snapshot = run.recorder.snapshot
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert snapshot.parameters == sum(p.numel() for p in model.parameters())
-    plan, = events_of(run, PlanBuilt)
+    (plan,) = events_of(run, PlanBuilt)
     assert plan.choices["micro_batch_size"] == 2 and "forward block 0[0]" in plan.grid
 
 
 def test_small_blocks_are_computed_by_one_thread_and_the_others_come_back(tmp_path, monkeypatch):
-    """Several would wait longer for each other than they work; how results round follows from the plan alone."""
+    """Several would wait longer for each other than they work; how results round follows from the
+    plan alone.
+    """
     threads, before = [], torch.get_num_threads()
-    monkeypatch.setattr(StreamingEngine, "train_step", _counted(StreamingEngine.train_step, threads))
+    monkeypatch.setattr(
+        StreamingEngine, "train_step", _counted(StreamingEngine.train_step, threads)
+    )
     torch.set_num_threads(2)
     try:
         for least in (1.0, 1e12):
             monkeypatch.setattr("engine.runtime.cpu_backend.SMALL_PRODUCT", least)
-            assert execute(start_run(make_config(tmp_path, **{"train.steps": 1, "train.warmup_steps": 0}),
-                                     tmp_path / "runs")).state == "finished"
+            assert (
+                execute(
+                    start_run(
+                        make_config(tmp_path, **{"train.steps": 1, "train.warmup_steps": 0}),
+                        tmp_path / "runs",
+                    )
+                ).state
+                == "finished"
+            )
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

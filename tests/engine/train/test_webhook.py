@@ -19,9 +19,12 @@ from tests.support.folders import make_config
 @pytest.fixture
 def listener():
     """A server that answers with `status` and keeps what it is sent."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            self.server.got.append((self.path, json.loads(self.rfile.read(int(self.headers["content-length"])))))
+            self.server.got.append(
+                (self.path, json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            )
             self.send_response(self.server.status)
             self.send_header("location", "/elsewhere")
             self.end_headers()
@@ -38,24 +41,42 @@ def listener():
 
 
 def run_with(tmp_path, address, **changes):
-    return start_run(make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1, "output.webhook": address, **changes}),
-                     tmp_path / "runs")
+    return start_run(
+        make_config(
+            tmp_path,
+            **{"train.steps": 2, "train.warmup_steps": 1, "output.webhook": address, **changes},
+        ),
+        tmp_path / "runs",
+    )
 
 
 def test_the_end_of_a_run_is_told_once(tmp_path, listener):
     run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/hook?key=secret")
     ended = run.execute()
-    (path, told), = listener.got
-    assert path == "/hook?key=secret" and told["run"] == run.id and told["state"] == ended.state == "finished"
-    assert told["text"] == "Tiny finished: Finished all 2 steps." and (told["step"], told["total_steps"]) == (2, 2)
+    ((path, told),) = listener.got
+    assert (
+        path == "/hook?key=secret"
+        and told["run"] == run.id
+        and told["state"] == ended.state == "finished"
+    )
+    assert told["text"] == "Tiny finished: Finished all 2 steps." and (
+        told["step"],
+        told["total_steps"],
+    ) == (2, 2)
     assert isinstance(told["loss"], float) and told["seconds"] > 0
     assert not [line for line in events_of(run, LogLine) if "webhook" in line.text]
 
 
 def test_a_failure_is_told_too(tmp_path, listener):
-    run = run_with(tmp_path, f"http://127.0.0.1:{listener.server_port}/", **{"data.source": str(tmp_path / "missing.jsonl")})
+    run = run_with(
+        tmp_path,
+        f"http://127.0.0.1:{listener.server_port}/",
+        **{"data.source": str(tmp_path / "missing.jsonl")},
+    )
     ended = run.execute()
-    assert [told["reason"] for _, told in listener.got] == [ended.reason] and ended.state == "failed"
+    assert [told["reason"] for _, told in listener.got] == [
+        ended.reason
+    ] and ended.state == "failed"
 
 
 @pytest.mark.parametrize("status, said", [(500, "answered 500"), (302, "answered 302")])
@@ -75,7 +96,12 @@ def test_an_address_where_nobody_listens(tmp_path, listener):
     assert any("could not be told" in line.text for line in events_of(run, LogLine))
 
 
-@pytest.mark.parametrize("address", ["", "example.org/x", "ftp://example.org", "file:///etc/passwd", "http://", "http://[::1"])
+@pytest.mark.parametrize(
+    "address",
+    ["", "example.org/x", "ftp://example.org", "file:///etc/passwd", "http://", "http://[::1"],
+)
 def test_only_web_addresses_are_taken(address):
     with pytest.raises(ConfigError, match="output.webhook"):
-        TrainConfig.from_dict({"model": {"source": "m"}, "data": {"source": "d"}, "output": {"webhook": address}})
+        TrainConfig.from_dict(
+            {"model": {"source": "m"}, "data": {"source": "d"}, "output": {"webhook": address}}
+        )

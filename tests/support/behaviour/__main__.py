@@ -1,7 +1,9 @@
-"""`python -m tests.support.behaviour BEFORE [AFTER] [--only AREA,...]`: whether two checkouts do the same.
+"""`python -m tests.support.behaviour BEFORE [AFTER] [--only AREA,...]`: whether two checkouts do
+the same.
 
-Each area runs the program of both checkouts, side by side, and gathers facts; what has to vary is taken out of them,
-and the rest must be equal. Differences are printed. Exit code 1 when there is one that `deliberate.py` does not name.
+Each area runs the program of both checkouts, side by side, and gathers facts; what has to vary is
+taken out of them, and the rest must be equal. Differences are printed. Exit code 1 when there is
+one that `deliberate.py` does not name.
 """
 
 from __future__ import annotations
@@ -23,22 +25,51 @@ from tests.support.behaviour.compare import Difference, count, differences
 from tests.support.behaviour.deliberate import DELIBERATE
 from tests.support.behaviour.sides import Side
 
-AREAS = {"cli": "commands", "mistakes": "mistakes", "page": "page", "records": "records", "guard": "guard",
-         "login": "login", "http": "control", "run": "record", "starter": "starter"}
-"""By the name that `--only` takes: the module whose `gather` runs one side and returns its facts by name."""
+AREAS = {
+    "cli": "commands",
+    "mistakes": "mistakes",
+    "page": "page",
+    "records": "records",
+    "guard": "guard",
+    "login": "login",
+    "http": "control",
+    "run": "record",
+    "starter": "starter",
+}
+"""By the name that `--only` takes: the module whose `gather` runs one side and returns its facts by
+name.
+"""
 SHOWN = 12
 """Differences of an area that are printed."""
 FAILED = "<failed>"
-"""What stands for the facts of an area that could not be gathered: a difference, also where both sides failed alike."""
+"""What stands for the facts of an area that could not be gathered: a difference, also where both
+sides failed alike.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.behaviour", description=__doc__.partition("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.behaviour", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("before", type=Path, help="checkout of the version that is right")
-    parser.add_argument("after", type=Path, nargs="?", default=Path(__file__).resolve().parents[3],
-                        help="checkout of the version in question (the one of this script by default)")
-    parser.add_argument("--only", default=",".join(AREAS), help=f"areas, with commas between them: {', '.join(AREAS)}")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for the facts and what was written")
+    parser.add_argument(
+        "after",
+        type=Path,
+        nargs="?",
+        default=Path(__file__).resolve().parents[3],
+        help="checkout of the version in question (the one of this script by default)",
+    )
+    parser.add_argument(
+        "--only",
+        default=",".join(AREAS),
+        help=f"areas, with commas between them: {', '.join(AREAS)}",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder for the facts and what was written",
+    )
     parser.add_argument("--all", action="store_true", help="print every difference")
     arguments = parser.parse_args(argv)
     wanted = arguments.only.split(",")
@@ -51,8 +82,13 @@ def main(argv: list[str] | None = None) -> int:
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="ramstream-behaviour-"))
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        return compare(arguments.before.resolve(), arguments.after.resolve(), wanted, folder.resolve(),
-                       None if arguments.all else SHOWN)
+        return compare(
+            arguments.before.resolve(),
+            arguments.after.resolve(),
+            wanted,
+            folder.resolve(),
+            None if arguments.all else SHOWN,
+        )
     finally:
         if arguments.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -70,18 +106,33 @@ def compare(before: Path, after: Path, wanted: list[str], folder: Path, shown: i
         with ThreadPoolExecutor(2) as pool:
             facts = list(pool.map(_facts, (module, module), sides))
         for side, found in zip(("first", "other"), facts):
-            (folder / f"{side}-{name}.json").write_text(json.dumps(found, indent=1, ensure_ascii=False),
-                                                        encoding="utf-8")
-        told = [Difference(f"{name}{found.path}", found.before, found.after) for found in differences(*facts)]
+            (folder / f"{side}-{name}.json").write_text(
+                json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8"
+            )
+        told = [
+            Difference(f"{name}{found.path}", found.before, found.after)
+            for found in differences(*facts)
+        ]
         if not told and FAILED in facts[0]:
             told = [Difference(f"{name}/{FAILED}", facts[0][FAILED], facts[1][FAILED])]
         wrong = [found for found in told if not _is_deliberate(found, used)]
-        table.append((name, len(facts[0]), count(facts[0]), len(wrong), len(told) - len(wrong),
-                      time.monotonic() - began))
+        table.append(
+            (
+                name,
+                len(facts[0]),
+                count(facts[0]),
+                len(wrong),
+                len(told) - len(wrong),
+                time.monotonic() - began,
+            )
+        )
         for found in wrong[:shown]:
             print(found, flush=True)
         if shown is not None and len(wrong) > shown:
-            print(f"... and {len(wrong) - shown} more differences in {name}; --all prints them.", flush=True)
+            print(
+                f"... and {len(wrong) - shown} more differences in {name}; --all prints them.",
+                flush=True,
+            )
     _print_table(table)
     for entry in DELIBERATE:
         if entry.path in used:
@@ -106,7 +157,9 @@ def _is_deliberate(found: Difference, used: set[str]) -> bool:
 
 
 def _print_table(table: list[tuple[str, int, int, int, int, float]]) -> None:
-    print(f"\n{'area':<10}{'things':>8}{'values':>10}{'differences':>13}{'deliberate':>12}{'seconds':>9}")
+    print(
+        f"\n{'area':<10}{'things':>8}{'values':>10}{'differences':>13}{'deliberate':>12}{'seconds':>9}"
+    )
     total = ("total", *(sum(row[column] for row in table) for column in range(1, 6)))
     for name, things, values, wrong, wanted, seconds in [*table, total]:
         print(f"{name:<10}{things:>8,}{values:>10,}{wrong:>13,}{wanted:>12,}{seconds:>9.0f}")

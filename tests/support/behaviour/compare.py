@@ -31,10 +31,16 @@ def differences(before: Any, after: Any, path: str = "") -> list[Difference]:
         return found
     if isinstance(before, list) and isinstance(after, list):
         if len(before) != len(after):
-            first = next((place for place, (one, other) in enumerate(zip(before, after)) if one != other),
-                         min(len(before), len(after)))
-            return [Difference(f"{path}/<{len(before)} items, {len(after)} items; first difference>",
-                               *(items[first] if first < len(items) else MISSING for items in (before, after)))]
+            first = next(
+                (place for place, (one, other) in enumerate(zip(before, after)) if one != other),
+                min(len(before), len(after)),
+            )
+            return [
+                Difference(
+                    f"{path}/<{len(before)} items, {len(after)} items; first difference>",
+                    *(items[first] if first < len(items) else MISSING for items in (before, after)),
+                )
+            ]
         found = []
         for place, (one, other) in enumerate(zip(before, after)):
             found += differences(one, other, f"{path}/{place}")

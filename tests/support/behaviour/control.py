@@ -1,6 +1,7 @@
-"""Runs that are started from the page and led by requests: paused, changed, saved, resumed, stopped, queued, detached,
-exported, talked to and deleted. How far a run comes in the meantime varies; what it does at each step, and what it
-says, does not."""
+"""Runs that are started from the page and led by requests: paused, changed, saved, resumed,
+stopped, queued, detached, exported, talked to and deleted. How far a run comes in the meantime
+varies; what it does at each step, and what it says, does not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import Any
 
 from tests.support.behaviour.answers import Asked, body_of
 from tests.support.behaviour.form import Form, last_output
-from tests.support.behaviour.plain import digest, each_text, shape_of, uncounted, unmeasured, without
+from tests.support.behaviour.plain import (
+    digest,
+    each_text,
+    shape_of,
+    uncounted,
+    unmeasured,
+    without,
+)
 from tests.support.behaviour.sides import Server, Side, wait_for
 from tests.support.behaviour.small import small_place
 
@@ -19,8 +27,22 @@ COMPARED_STEPS = 20
 """Of each run, whose figures are compared: every run comes further than that."""
 OVER = ("finished", "stopped", "failed", "discarded")
 EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens", "loss_tokens")
-COUNTED = {"id", "created", "at_work", "version", "job_id", "rate", "seconds", "done", "total", "first", "words",
-           "left", "steps", "loss"}
+COUNTED = {
+    "id",
+    "created",
+    "at_work",
+    "version",
+    "job_id",
+    "rate",
+    "seconds",
+    "done",
+    "total",
+    "first",
+    "words",
+    "left",
+    "steps",
+    "loss",
+}
 """Names in answers whose values depend on the moment."""
 
 
@@ -30,11 +52,24 @@ def gather(side: Side) -> dict[str, Any]:
     with side.serve(runs) as server:
         led = Led(side, server, runs, facts)
         form = led.form.filled(
-            name="Led", model__source=str(place / "model"), model__dtype="float32",
-            data__source=str(place / "data.jsonl"), data__max_seq_len="32", data__eval_fraction="0.1",
-            train__batch_size="4", train__micro_batch_size="2", train__steps=ENDLESS, train__schedule="constant",
-            train__warmup_steps="0", train__learning_rate="0.005", output__checkpoint_every="0",
-            output__eval_every="0", output__exact_match_samples="0", output__export=False, engine__device="cpu")
+            name="Led",
+            model__source=str(place / "model"),
+            model__dtype="float32",
+            data__source=str(place / "data.jsonl"),
+            data__max_seq_len="32",
+            data__eval_fraction="0.1",
+            train__batch_size="4",
+            train__micro_batch_size="2",
+            train__steps=ENDLESS,
+            train__schedule="constant",
+            train__warmup_steps="0",
+            train__learning_rate="0.005",
+            output__checkpoint_every="0",
+            output__eval_every="0",
+            output__exact_match_samples="0",
+            output__export=False,
+            engine__device="cpu",
+        )
         _checked(led, form)
         _paused_and_changed(led, form)
         _stopped_and_resumed(led, form)
@@ -48,8 +83,12 @@ def gather(side: Side) -> dict[str, Any]:
     facts |= led.record(last)
     with side.serve(runs) as server:
         form = Form(server)
-        facts["the form after a restart"] = each_text(last_output(form.press("", "load")), side.plain)
-        facts["runs after a restart"] = each_text(without(server.json("GET", "/api/runs"), COUNTED), led.plain)
+        facts["the form after a restart"] = each_text(
+            last_output(form.press("", "load")), side.plain
+        )
+        facts["runs after a restart"] = each_text(
+            without(server.json("GET", "/api/runs"), COUNTED), led.plain
+        )
     return facts
 
 
@@ -75,24 +114,48 @@ class Led:
         """Press a button that starts a run; the run's id."""
         answer = self.form.press(button)
         body = json.loads(answer.body)
-        self.note(f"press {button}", [answer.status, without(body, {"duration", "average_duration"})])
+        self.note(
+            f"press {button}", [answer.status, without(body, {"duration", "average_duration"})]
+        )
         return str(body["data"][0]["open"])
 
     def state(self, run_id: str) -> dict[str, Any]:
         return self.server.json("GET", f"/api/live/{run_id}?since=0")
 
     def until(self, run_id: str, *states: str) -> None:
-        wait_for(lambda: self.state(run_id)["bar"]["state"] in states, f"{run_id} to be {' or '.join(states)}")
+        wait_for(
+            lambda: self.state(run_id)["bar"]["state"] in states,
+            f"{run_id} to be {' or '.join(states)}",
+        )
         live = self.state(run_id)
         bar = live["bar"]
-        self.note(f"{states[0]}, as the page shows it", {
-            "bar": {name: bar[name]
-                    for name in ("name", "state", "word", "tone", "actions", "pending", "waits", "stop_saves")},
-            "learning rate": bar["settings"]["learning_rate"], "keys": sorted(live), "keys of the bar": sorted(bar),
-            "parts": sorted(live["parts"]), "tiles": [tile["label"] for tile in live["tiles"]]})
+        self.note(
+            f"{states[0]}, as the page shows it",
+            {
+                "bar": {
+                    name: bar[name]
+                    for name in (
+                        "name",
+                        "state",
+                        "word",
+                        "tone",
+                        "actions",
+                        "pending",
+                        "waits",
+                        "stop_saves",
+                    )
+                },
+                "learning rate": bar["settings"]["learning_rate"],
+                "keys": sorted(live),
+                "keys of the bar": sorted(bar),
+                "parts": sorted(live["parts"]),
+                "tiles": [tile["label"] for tile in live["tiles"]],
+            },
+        )
 
     def until_step(self, run_id: str, step: int) -> int:
         """Wait until so many steps are done; how many there are."""
+
         def done() -> int:
             return int((self.state(run_id)["bar"]["settings"] or {}).get("done") or 0)
 
@@ -100,37 +163,70 @@ class Led:
 
     def until_saved(self, run_id: str) -> None:
         """Wait until the record tells of a checkpoint, after which the run goes on as it was."""
-        wait_for(lambda: b'"checkpoint_written"' in (self.runs / run_id / "events.jsonl").read_bytes(),
-                 "the checkpoint")
+        wait_for(
+            lambda: b'"checkpoint_written"' in (self.runs / run_id / "events.jsonl").read_bytes(),
+            "the checkpoint",
+        )
 
     def command(self, run_id: str, command: str, seen: str = "") -> None:
-        answer = self.server.ask("POST", f"/api/runs/{run_id}/control", {"command": command, "seen": seen})
+        answer = self.server.ask(
+            "POST", f"/api/runs/{run_id}/control", {"command": command, "seen": seen}
+        )
         self.note(f"{command} (seen: {seen})", [answer.status, body_of(self.side, answer)])
 
     def record(self, run_id: str) -> dict[str, Any]:
         """What the record of a run says that does not depend on the moment."""
         name = self.side.plain(run_id)
-        lines = [json.loads(line)
-                 for line in (self.runs / run_id / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-        told = [{key: line[key] for key in ("kind", "state", "reason", "command", "values") if key in line}
-                for line in lines
-                if line["kind"] in ("state_changed", "control_received", "settings_changed", "run_started", "run_ended",
-                                    "checkpoint_written", "log_line", "eval_finished")]
+        lines = [
+            json.loads(line)
+            for line in (self.runs / run_id / "events.jsonl")
+            .read_text(encoding="utf-8")
+            .splitlines()
+        ]
+        told = [
+            {
+                key: line[key]
+                for key in ("kind", "state", "reason", "command", "values")
+                if key in line
+            }
+            for line in lines
+            if line["kind"]
+            in (
+                "state_changed",
+                "control_received",
+                "settings_changed",
+                "run_started",
+                "run_ended",
+                "checkpoint_written",
+                "log_line",
+                "eval_finished",
+            )
+        ]
         for line in told:
             if line["kind"] in ("settings_changed", "control_received", "log_line"):
                 line["values"] = sorted(line.get("values") or {})
-        steps = [{key: line[key] for key in EXACT} for line in lines if line["kind"] == "step_finished"]
+        steps = [
+            {key: line[key] for key in EXACT} for line in lines if line["kind"] == "step_finished"
+        ]
         numbers = [line["step"] for line in steps]
         keys: dict[str, list[str]] = {line["kind"]: list(line) for line in lines}
-        return {f"record of {name}": each_text(told, self.plain),
-                f"first steps of {name}": steps[:COMPARED_STEPS], f"keys of {name}": dict(sorted(keys.items())),
-                f"steps of {name} without a gap": numbers == list(range(1, len(numbers) + 1)),
-                f"files of {name}": sorted({uncounted(str(path.relative_to(self.runs / run_id)))
-                                            for path in (self.runs / run_id).rglob("*")})}
+        return {
+            f"record of {name}": each_text(told, self.plain),
+            f"first steps of {name}": steps[:COMPARED_STEPS],
+            f"keys of {name}": dict(sorted(keys.items())),
+            f"steps of {name} without a gap": numbers == list(range(1, len(numbers) + 1)),
+            f"files of {name}": sorted(
+                {
+                    uncounted(str(path.relative_to(self.runs / run_id)))
+                    for path in (self.runs / run_id).rglob("*")
+                }
+            ),
+        }
 
 
 def _checked(led: Led, form: Form) -> None:
     """Verdicts of the form, right and wrong, and the preview of the data."""
+
     def check(name: str, body: Any) -> None:
         answer = led.server.ask("POST", "/api/check", body)
         found = json.loads(answer.body)
@@ -141,13 +237,26 @@ def _checked(led: Led, form: Form) -> None:
     shown = form.shown
     check("the form", {"preset": "starter.yaml", "shown": shown})
     check("not kept", {"preset": None, "shown": shown | {"train.steps": "7"}, "keep": False})
-    for name, value in (("train.steps", "0"), ("train.steps", "many"), ("model.source", ""),
-                        ("model.source", "/no/such/folder"), ("data.source", "[{source: a, weight: 0}]"),
-                        ("train.micro_batch_size", "3"), ("train.epochs", "2"), ("data.columns.prompt", "x"),
-                        ("output.webhook", "nowhere"), ("engine.device", "tpu"), ("data.max_seq_len", ""),
-                        ("train.batch_size", "1000000"), ("model.source", "Qwen/Qwen2.5-7B")):
+    for name, value in (
+        ("train.steps", "0"),
+        ("train.steps", "many"),
+        ("model.source", ""),
+        ("model.source", "/no/such/folder"),
+        ("data.source", "[{source: a, weight: 0}]"),
+        ("train.micro_batch_size", "3"),
+        ("train.epochs", "2"),
+        ("data.columns.prompt", "x"),
+        ("output.webhook", "nowhere"),
+        ("engine.device", "tpu"),
+        ("data.max_seq_len", ""),
+        ("train.batch_size", "1000000"),
+        ("model.source", "Qwen/Qwen2.5-7B"),
+    ):
         check(f"{name} is {value}", {"preset": None, "shown": shown | {name: value}, "keep": False})
-    check("a setting is missing", {"shown": {name: value for name, value in shown.items() if name != "train.seed"}})
+    check(
+        "a setting is missing",
+        {"shown": {name: value for name, value in shown.items() if name != "train.seed"}},
+    )
     check("a setting that is none", {"shown": shown | {"no.such": "1"}})
     check("a switch that is a text", {"shown": shown | {"data.packing": "yes"}})
     check("a text that is a switch", {"shown": shown | {"train.steps": True}})
@@ -156,9 +265,14 @@ def _checked(led: Led, form: Form) -> None:
     led.note("a preset", last_output(form.press("preset", "input")))
     led.note("the page opens", last_output(form.press("", "load")))
     wrong = form.press("add-to-queue")
-    led.note("queue, while nothing runs",
-             [wrong.status, without(json.loads(wrong.body), {"duration", "average_duration"})])
-    first = wait_for(lambda: next(iter(led.server.json("GET", "/api/runs")["runs"]), None), "the queued run to start")
+    led.note(
+        "queue, while nothing runs",
+        [wrong.status, without(json.loads(wrong.body), {"duration", "average_duration"})],
+    )
+    first = wait_for(
+        lambda: next(iter(led.server.json("GET", "/api/runs")["runs"]), None),
+        "the queued run to start",
+    )
     led.until(first["id"], "running")
     led.command(first["id"], "discard")
     led.until(first["id"], "discarded")
@@ -201,26 +315,42 @@ def _queue(led: Led, form: Form) -> None:
         return led.server.json("GET", "/api/runs")["queue"]["rows"]
 
     ids = [row["id"] for row in rows()]
-    for path, body in ((f"{ids[2]}/up", {}), (f"{ids[0]}/up", {}), (f"{ids[1]}/remove", {}), (f"{ids[1]}/remove", {}),
-                       (f"{ids[0]}/detached", {"detached": True}), (f"{ids[0]}/detached", {"detached": 5})):
+    for path, body in (
+        (f"{ids[2]}/up", {}),
+        (f"{ids[0]}/up", {}),
+        (f"{ids[1]}/remove", {}),
+        (f"{ids[1]}/remove", {}),
+        (f"{ids[0]}/detached", {"detached": True}),
+        (f"{ids[0]}/detached", {"detached": 5}),
+    ):
         answer = led.server.ask("POST", f"/api/queue/{path}", body)
-        led.note(f"queue: {path.partition('/')[2]}", [answer.status, without(json.loads(answer.body), {"id"})])
+        led.note(
+            f"queue: {path.partition('/')[2]}",
+            [answer.status, without(json.loads(answer.body), {"id"})],
+        )
     kept = json.loads((led.runs / "queue.json").read_text(encoding="utf-8"))
     led.note("the file of the queue", without(kept, {"id", "added"}))
 
 
 def _queue_runs(led: Led) -> None:
     """The queue goes on by itself, with one run here and one in a process of its own."""
+
     def ended() -> list[dict[str, Any]]:
-        rows = [row for row in led.server.json("GET", "/api/runs")["runs"] if row["name"].startswith("Queued")]
+        rows = [
+            row
+            for row in led.server.json("GET", "/api/runs")["runs"]
+            if row["name"].startswith("Queued")
+        ]
         return rows if len(rows) == 2 and all(row["state"] in OVER for row in rows) else []
 
     for row in sorted(wait_for(ended, "the queue to end"), key=lambda row: row["name"]):
         led.facts |= led.record(row["id"])
         led.ask("GET", f"/api/runs/{row['id']}/details", name=f"details of {row['name']}")
         led.facts[f"printed by {row['name']}"] = [
-            led.plain(line) for name in ("stdout.txt", "stderr.txt")
-            for line in _lines(led.runs / row["id"] / name)]
+            led.plain(line)
+            for name in ("stdout.txt", "stderr.txt")
+            for line in _lines(led.runs / row["id"] / name)
+        ]
 
 
 def _lines(path: Path) -> list[str]:
@@ -256,21 +386,42 @@ def _used(led: Led, place: Path) -> None:
     job = led.server.json("POST", f"/api/runs/{run_id}/export", {"folder": str(place / "exported")})
     led.note("export begins", without(job, COUNTED | {"text", "state"}))
     led.note("export ends", without(_ended(led, job["id"]), COUNTED))
-    led.facts["exported"] = {path.name: digest(path.read_bytes()) for path in sorted((place / "exported").iterdir())
-                             if path.name != "model.safetensors"}
+    led.facts["exported"] = {
+        path.name: digest(path.read_bytes())
+        for path in sorted((place / "exported").iterdir())
+        if path.name != "model.safetensors"
+    }
     led.ask("POST", f"/api/jobs/{job['id']}/cancel", {}, unique=COUNTED, name="cancel what is over")
-    again = led.server.json("POST", f"/api/runs/{run_id}/export", {"folder": str(place / "exported")})
+    again = led.server.json(
+        "POST", f"/api/runs/{run_id}/export", {"folder": str(place / "exported")}
+    )
     led.note("export to a folder that is full", without(_ended(led, again["id"]), COUNTED))
     choice = {"folder": str(place / "model")}
     led.ask("POST", "/api/talk/about", {"choice": choice}, name="talk: about")
-    led.ask("POST", "/api/talk/about", {"choice": {"run_id": run_id, "weights": "newest"}}, name="talk: about a run")
-    for message, more in (("say after two", {}),
-                          ("say after five", {"system": "say one", "temperature": 0.8, "seed": 3})):
-        said = {"choice": choice, "message": message, "compare": False, "system": "", "max_new_tokens": 6} | more
+    led.ask(
+        "POST",
+        "/api/talk/about",
+        {"choice": {"run_id": run_id, "weights": "newest"}},
+        name="talk: about a run",
+    )
+    for message, more in (
+        ("say after two", {}),
+        ("say after five", {"system": "say one", "temperature": 0.8, "seed": 3}),
+    ):
+        said = {
+            "choice": choice,
+            "message": message,
+            "compare": False,
+            "system": "",
+            "max_new_tokens": 6,
+        } | more
         answer = led.server.ask("POST", "/api/talk/say", said)
         led.note(f"say {message}", [answer.status, json.loads(answer.body)])
         wait_for(lambda: not led.server.json("GET", "/api/talk")["working"], "the answer")
-        led.note(f"answer to {message}", without(led.server.json("GET", "/api/talk"), {"version", "job_id", "rate"}))
+        led.note(
+            f"answer to {message}",
+            without(led.server.json("GET", "/api/talk"), {"version", "job_id", "rate"}),
+        )
     for path in ("new", "unload", "stop"):
         led.ask("POST", f"/api/talk/{path}", {}, name=f"talk: {path}", unique=COUNTED)
     led.ask("GET", "/api/talk", name="talk, at last", unique=COUNTED)

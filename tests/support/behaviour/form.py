@@ -11,17 +11,27 @@ SESSION = "behaviour"
 
 
 class Form:
-    """The page's components by their ids in the page, and its functions by the component that they belong to."""
+    """The page's components by their ids in the page, and its functions by the component that they
+    belong to.
+    """
 
     def __init__(self, server: Server):
         self._server = server
         config = server.json("GET", "/config")
-        self._numbers = {component["props"].get("elem_id") or "": component["id"] for component in config["components"]}
+        self._numbers = {
+            component["props"].get("elem_id") or "": component["id"]
+            for component in config["components"]
+        }
         self._names = {number: name for name, number in self._numbers.items() if name}
         self._functions = config["dependencies"]
-        values = {component["id"]: component["props"].get("value") for component in config["components"]}
-        self.values = {name: values[number] for name, number in self._numbers.items()
-                       if name.startswith("field-") or name == "preset"}
+        values = {
+            component["id"]: component["props"].get("value") for component in config["components"]
+        }
+        self.values = {
+            name: values[number]
+            for name, number in self._numbers.items()
+            if name.startswith("field-") or name == "preset"
+        }
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -38,13 +48,24 @@ class Form:
         return self
 
     def press(self, element: str, event: str = "click") -> Answer:
-        """What the function of a button, or of another component, is answered. Its inputs are what the form shows."""
+        """What the function of a button, or of another component, is answered. Its inputs are what
+        the form shows.
+        """
         number = self._numbers[element] if element else 0
-        function = next(each for each in self._functions
-                        if each["backend_fn"] and [number, event] in [list(target) for target in each["targets"]])
+        function = next(
+            each
+            for each in self._functions
+            if each["backend_fn"]
+            and [number, event] in [list(target) for target in each["targets"]]
+        )
         data = [self.values.get(self._names.get(place, "")) for place in function["inputs"]]
-        call = {"fn_index": function["id"], "data": data, "session_hash": SESSION, "trigger_id": number or None,
-                "event_data": None}
+        call = {
+            "fn_index": function["id"],
+            "data": data,
+            "session_hash": SESSION,
+            "trigger_id": number or None,
+            "event_data": None,
+        }
         if not function["queue"]:
             return self._server.ask("POST", "/gradio_api/run/predict", call)
         self._server.ask("POST", "/gradio_api/queue/join", call)

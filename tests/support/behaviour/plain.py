@@ -1,7 +1,8 @@
 """What has to vary between two runs of the same program is taken out here, and nothing else.
 
-`Side.plain` takes out folders, ids of runs and processes. What is here goes further, for what was measured: seconds,
-rates and sizes. It is used only where they are measured; a figure that follows from settings is compared as it stands.
+`Side.plain` takes out folders, ids of runs and processes. What is here goes further, for what was
+measured: seconds, rates and sizes. It is used only where they are measured; a figure that follows
+from settings is compared as it stands.
 """
 
 from __future__ import annotations
@@ -36,10 +37,17 @@ def uncounted(text: str) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Lines without progress bars, which are drawn over one another, and without the places that a traceback names."""
-    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text.replace("\x1b[A", "\n"))
-             if line.strip() and not _BAR.search(line)]
-    if "Traceback (most recent call last)" in text:  # which lines of the program are in it is nobody's business
+    """Lines without progress bars, which are drawn over one another, and without the places that a
+    traceback names.
+    """
+    lines = [
+        line.rstrip()
+        for line in re.split(r"[\r\n]+", text.replace("\x1b[A", "\n"))
+        if line.strip() and not _BAR.search(line)
+    ]
+    if (
+        "Traceback (most recent call last)" in text
+    ):  # which lines of the program are in it is nobody's business
         lines = [line for line in lines if not line.startswith("  ")]
     return lines
 
@@ -56,16 +64,23 @@ def each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def without(value: Any, names: set[str]) -> Any:
-    """JSON values in which the values of these keys are words for their kinds; the keys are still compared."""
+    """JSON values in which the values of these keys are words for their kinds; the keys are still
+    compared.
+    """
     if isinstance(value, list):
         return [without(item, names) for item in value]
     if isinstance(value, dict):
-        return {key: kind_of(item) if key in names else without(item, names) for key, item in value.items()}
+        return {
+            key: kind_of(item) if key in names else without(item, names)
+            for key, item in value.items()
+        }
     return value
 
 
 def shape_of(value: Any) -> Any:
-    """The keys and the kinds of values. A list is the set of the shapes of its items, however many there are."""
+    """The keys and the kinds of values. A list is the set of the shapes of its items, however many
+    there are.
+    """
     if isinstance(value, dict):
         return {key: shape_of(item) for key, item in value.items()}
     if isinstance(value, list):

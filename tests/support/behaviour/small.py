@@ -1,6 +1,7 @@
-"""The small run that was written before, as material: a working directory with its model, data and preset, and folders
-of runs in every state, made from its record without the program. All times in them are fixed, so that what the program
-says of them can be compared to the last digit."""
+"""The small run that was written before, as material: a working directory with its model, data and
+preset, and folders of runs in every state, made from its record without the program. All times in
+them are fixed, so that what the program says of them can be compared to the last digit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def run_ids() -> dict[str, str]:
 
 def recorded_runs(folder: Path) -> dict[str, str]:
     """Fill the folder with runs; their ids by name."""
-    source, = (BEFORE / "runs").iterdir()
+    (source,) = (BEFORE / "runs").iterdir()
     ids = run_ids()
     for number, (name, run_id) in enumerate(ids.items()):
         target = folder / run_id
@@ -63,15 +64,29 @@ def set_values(target: Path, old: str, new: str) -> None:
 
 def until(lines: Lines, kind: str, step: int) -> Lines:
     """The record up to this line."""
-    last = next(place for place, line in enumerate(lines) if (line["kind"], line.get("step")) == (kind, step))
-    return lines[:last + 1]
+    last = next(
+        place
+        for place, line in enumerate(lines)
+        if (line["kind"], line.get("step")) == (kind, step)
+    )
+    return lines[: last + 1]
 
 
 def _ended(lines: Lines, state: str, reason: str, error: str = "") -> Lines:
     cut = until(lines, "checkpoint_written", 6)
     last = cut[-1]
-    return [*cut, {"kind": "run_ended", "run_id": last["run_id"], "seq": last["seq"] + 1, "time": last["time"] + 0.5,
-                   "state": state, "reason": reason, "error_type": error}]
+    return [
+        *cut,
+        {
+            "kind": "run_ended",
+            "run_id": last["run_id"],
+            "seq": last["seq"] + 1,
+            "time": last["time"] + 0.5,
+            "state": state,
+            "reason": reason,
+            "error_type": error,
+        },
+    ]
 
 
 def _damaged(lines: Lines, target: Path) -> str:
@@ -85,7 +100,13 @@ def _damaged(lines: Lines, target: Path) -> str:
 
 def _newer(lines: Lines, target: Path) -> Lines:
     """A record of a later version: kinds and fields that nobody knows yet."""
-    later = {"kind": "moon_phase", "run_id": lines[0]["run_id"], "seq": 900, "time": lines[-1]["time"], "phase": "full"}
+    later = {
+        "kind": "moon_phase",
+        "run_id": lines[0]["run_id"],
+        "seq": 900,
+        "time": lines[-1]["time"],
+        "phase": "full",
+    }
     return [line | {"colour": "blue"} for line in lines] + [later]
 
 
@@ -96,7 +117,12 @@ def _changed(lines: Lines, target: Path) -> Lines:
         if line["kind"] == "step_finished":
             line["loss"] *= 0.75
             line["seconds"] *= 3
-            line["exposed"] = {"h2d": line["seconds"] / 2, "d2h": 0.001, "optimizer": 0.002, "moon": 0.003}
+            line["exposed"] = {
+                "h2d": line["seconds"] / 2,
+                "d2h": 0.001,
+                "optimizer": 0.002,
+                "moon": 0.003,
+            }
     return lines
 
 

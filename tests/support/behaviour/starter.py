@@ -16,14 +16,18 @@ EXACT = ("step", "loss", "grad_norm", "learning_rate", "tokens", "loss_tokens")
 def gather(side: Side) -> dict[str, Any]:
     runs = side.work / "starter-runs"
     ended = side.launch("train", "presets/starter.yaml", "--runs-dir", str(runs))
-    run, = runs.iterdir()
+    (run,) = runs.iterdir()
     facts: dict[str, Any] = {"train": told(side, ended, measured=True)}
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     for line in lines:
         if line["kind"] == "step_finished":
             facts[f"step {line['step']}"] = {name: line[name] for name in EXACT}
     found = events_facts(side, run / "events.jsonl")
-    facts |= {name: fact for name, fact in found.items() if not name.startswith("event step_finished")}
+    facts |= {
+        name: fact for name, fact in found.items() if not name.startswith("event step_finished")
+    }
     for path in sorted((*run.glob("checkpoints/*/*"), *run.glob("export/*"))):
         facts[str(path.relative_to(run))] = [path.stat().st_size, digest(path.read_bytes())]
     return facts
