@@ -374,11 +374,8 @@ def _calls_now(value: ast.AST) -> Iterator[ast.Call]:
 
 def _is_own(node: ast.Attribute) -> bool:
     value = node.value
-    return (
-        isinstance(value, ast.Name)
-        and value.id in OWN
-        or isinstance(value, ast.Call)
-        and _name(value.func) == "super"
+    return (isinstance(value, ast.Name) and value.id in OWN) or (
+        isinstance(value, ast.Call) and _name(value.func) == "super"
     )
 
 
@@ -396,11 +393,9 @@ def _is_private(name: str) -> bool:
 
 
 def _is_changeable(value: ast.AST) -> bool:
-    return (
-        isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
-        or isinstance(value, ast.Call)
-        and _name(value.func) in MADE
-    )
+    return isinstance(
+        value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+    ) or (isinstance(value, ast.Call) and _name(value.func) in MADE)
 
 
 def _name(function: ast.AST) -> str:

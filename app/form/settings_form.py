@@ -153,7 +153,7 @@ class Setting:
         """The component's value for a config value."""
         if self.kind in ("switch", "choice"):
             return value
-        if value is None or value == AUTO and self.auto:
+        if value is None or (value == AUTO and self.auto):
             return ""
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))

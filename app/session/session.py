@@ -289,7 +289,7 @@ class Session:
             try:
                 request_when_started(folder, command)
             except RunError:
-                if self._goes_on(folder) or isinstance(command, str) and command not in COMMANDS:
+                if self._goes_on(folder) or (isinstance(command, str) and command not in COMMANDS):
                     raise
                 self._refuse_unless_done(folder, command)
                 return run_id

@@ -213,7 +213,7 @@ class Watch:
 class _Part:
     """One serialised member: what it was made of, the `seq` it is as of, and its bytes."""
 
-    __slots__ = ("key", "seq", "body")
+    __slots__ = ("body", "key", "seq")
 
     def __init__(self, key: Hashable, seq: int, body: bytes):
         self.key, self.seq, self.body = key, seq, body

@@ -137,7 +137,7 @@ def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login 
 
 
 def tls_options(certificate: Path, key: Path) -> dict[str, str]:
-    """uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and
+    """Uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and
     its key.
     """
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):

@@ -29,12 +29,12 @@ os.environ.setdefault(
 )  # the trial models are so small that threads only wait for each other
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from engine.config.settings import ModelConfig  # noqa: E402
-from engine.errors import ModelError  # noqa: E402
-from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape  # noqa: E402
-from engine.model.shape import ModelShape  # noqa: E402
-from engine.model.shape_rows import pack  # noqa: E402
-from engine.paths import PROGRAM_ROOT  # noqa: E402
+from engine.config.settings import ModelConfig
+from engine.errors import ModelError
+from engine.model.catalog import FILE, STARTER_FILE, catalog, starter_shape
+from engine.model.shape import ModelShape
+from engine.model.shape_rows import pack
+from engine.paths import PROGRAM_ROOT
 
 FACTS = (
     "id",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.runtime.ceilings import Ceilings, measure, one_thread_rates
 from engine.bench.resident import ResidentFigures, resident_bytes, train_resident
 from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
 from engine.config.settings import TrainConfig
@@ -33,6 +32,7 @@ from engine.model.measure_shape import shape_of
 from engine.model.pretrained_files import load_config
 from engine.model.shape import ModelShape
 from engine.runtime.backend import Backend
+from engine.runtime.ceilings import Ceilings, measure, one_thread_rates
 from engine.runtime.open_backend import open_backend
 from engine.words import GIB
 

@@ -88,7 +88,7 @@ def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) ->
     warnings = encoder.renderer.take_warnings()
     return Encoded(
         Documents.joined([row.documents if row else [] for row in kept]),
-        np.array([row and row.answer or (0, 0) for row in kept], np.int64).reshape(-1, 2),
+        np.array([(row and row.answer) or (0, 0) for row in kept], np.int64).reshape(-1, 2),
         sum(row is not None and row.cut for row in kept),
         [(place, row) for place, row in enumerate(found) if isinstance(row, Skipped)],
         warnings,

@@ -145,7 +145,8 @@ class ColumnMap:
 
     def example(self, row: Row, where: str) -> Example | None:
         """The row as an example, or None when it is empty. `where` names the row in an error.
-        Raises DataError when a column is missing or holds the wrong type."""
+        Raises DataError when a column is missing or holds the wrong type.
+        """
         if self.format == "text":
             text = self._text(row, "text", where)
             return Text(text) if text.strip() else None

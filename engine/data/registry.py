@@ -241,4 +241,4 @@ def _conversation(row: Row, history: list[list[str]]) -> Row:
 
 
 def _blank(value: Any) -> bool:
-    return value is None or isinstance(value, str) and not value.strip()
+    return value is None or (isinstance(value, str) and not value.strip())

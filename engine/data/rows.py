@@ -91,7 +91,7 @@ class RowSet:
 
     @property
     def tokens(self) -> int:
-        return int(len(self.ids))
+        return len(self.ids)
 
     @cached_property
     def loss_tokens(self) -> int:

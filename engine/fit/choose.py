@@ -25,8 +25,8 @@ from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
 from engine.machine.read_machine import compiler_problem
 from engine.model.shape import ModelShape
-from engine.plan.choices import PlanChoices
 from engine.plan.buffers import EMBED
+from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.words import GIB
 

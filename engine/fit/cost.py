@@ -10,8 +10,8 @@ from collections.abc import Callable
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape, UnitShape
-from engine.plan.choices import PlanChoices
 from engine.plan.buffers import EMBED, HEAD
+from engine.plan.choices import PlanChoices
 from engine.plan.ops import (
     Backward,
     DeviceUpdate,

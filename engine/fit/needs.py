@@ -338,7 +338,7 @@ def _least(config: TrainConfig, machine: Machine, shape: ModelShape) -> tuple[Ch
 
 
 def device_of(config: TrainConfig, machine: Machine) -> str:
-    """cpu or cuda. Raises ConfigError where a GPU is asked for that is not there."""
+    """Cpu or cuda. Raises ConfigError where a GPU is asked for that is not there."""
     if config.engine.device == "cuda" and not machine.gpus:
         raise ConfigError(
             "engine.device",

@@ -61,7 +61,7 @@ def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
                 name for name in bad if name not in fixes and result.verdict((name,)) in wanted
             ]
             if better and len(bad) > 1:
-                fixes |= {name: (text, changes) for name in better}
+                fixes |= dict.fromkeys(better, (text, changes))
                 break
     if not remedies and set(fixes) == set(bad):
         merged = {key: value for _, changes in fixes.values() for key, value in changes.items()}

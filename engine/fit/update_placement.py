@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from engine.fit.cost import Cost, host_rate
 from engine.model.shape import UnitShape
+from engine.plan.buffers import EMBED, HEAD
 from engine.plan.choices import PlanChoices
 from engine.plan.device_updates import LEAD
-from engine.plan.buffers import EMBED, HEAD
 from engine.plan.ops import GradientSum, OpKind
 
 

@@ -150,7 +150,7 @@ class Pattern:
 
     # No dataclass: torch 2.11 compiles what receives a frozen one anew for each value of each
     # field, thus at every step.
-    __slots__ = ("documents", "window", "chunk")
+    __slots__ = ("chunk", "documents", "window")
 
     def __init__(self, documents: Documents, window: int | None = None, chunk: int | None = None):
         self.documents, self.window, self.chunk = documents, window, chunk
@@ -240,7 +240,7 @@ def mask(
     device: torch.device | str = "cpu",
     **rest: Any,
 ) -> Pattern | torch.Tensor | None:
-    """transformers' mask interface: a Pattern, None for plain causal attention over whole rows, or
+    """Transformers' mask interface: a Pattern, None for plain causal attention over whole rows, or
     the library's dense mask outside `forward` and for whole rows of a kind that no pattern
     describes. Raises ModelError for packed ones.
     """
@@ -315,7 +315,7 @@ def attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface. query, key, value: [rows, heads, tokens, width], with
+    """Transformers' attention interface. query, key, value: [rows, heads, tokens, width], with
     fewer key and value heads where they are shared; the result is [rows, tokens, heads, width].
     Raises ModelError for what would not be honoured.
     """
@@ -367,7 +367,7 @@ def _fused_attention(
     dense: torch.Tensor | None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to
+    """Transformers' own call of torch's attention. On a GPU, cuDNN's kernels come first: up to
     twice as fast as the flash kernels of torch, but they do not always sum in one order.
     """
     attend = transformers().integrations.sdpa_attention.sdpa_attention_forward
@@ -474,7 +474,7 @@ def _family_attention(
 
 @functools.cache
 def _varlen_kernel() -> tuple[Callable, frozenset[str]] | None:
-    """torch's variable-length attention and the names of its arguments, which moved between
+    """Torch's variable-length attention and the names of its arguments, which moved between
     versions.
     """
     try:

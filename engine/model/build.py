@@ -148,7 +148,7 @@ def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
 
 
 def _parameter_names(module: nn.Module) -> dict[int, list[str]]:
-    """id of each parameter to all of its names, the owning one first."""
+    """Id of each parameter to all of its names, the owning one first."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -254,7 +254,7 @@ def _probe(
             )
         hollow = nn.Parameter(torch.zeros((), dtype=dtype).expand(meta.shape))
         outer[group[0]] = hollow
-        aliases.update({name: group[0] for name in group[1:]})
+        aliases.update(dict.fromkeys(group[1:], group[0]))
         for name in group:
             owner, _, attribute = name.rpartition(".")
             modules[owner]._parameters[attribute] = hollow

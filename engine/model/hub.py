@@ -19,7 +19,7 @@ from typing import Any
 
 from engine.errors import FitError, ModelError
 from engine.helper_process import HelperProcess, ending
-from engine.model.hub_cache import cached_files, cached_config, cached_weights, is_offline
+from engine.model.hub_cache import cached_config, cached_files, cached_weights, is_offline
 from engine.paths import resolve_source
 from engine.progress import Progress
 from engine.words import in_hours

@@ -298,8 +298,8 @@ def _refusal(error: Exception, source: str) -> Refused | None:
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
-        HFValidationError,
         HfHubHTTPError,
+        HFValidationError,
         RepositoryNotFoundError,
     )
 
@@ -313,10 +313,8 @@ def _refusal(error: Exception, source: str) -> Refused | None:
             f"knows none of this name, or keeps it private); check the name, and {login} if it is "
             "private.",
         )
-    if (
-        isinstance(error, GatedRepoError)
-        or isinstance(error, HfHubHTTPError)
-        and error.response.status_code in (401, 403)
+    if isinstance(error, GatedRepoError) or (
+        isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
     ):
         return Refused(
             "ModelError",

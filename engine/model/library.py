@@ -92,7 +92,7 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """transformers' own progress bars are off inside: progress is told by the record."""
+    """Transformers' own progress bars are off inside: progress is told by the record."""
     logging = transformers().utils.logging
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -105,7 +105,7 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """transformers logs no warnings inside: what its report on loaded weights says, we say in one
+    """Transformers logs no warnings inside: what its report on loaded weights says, we say in one
     sentence.
     """
     logging = transformers().utils.logging

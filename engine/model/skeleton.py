@@ -214,7 +214,7 @@ class Skeleton:
 
 
 def parameters_reached(output: torch.Tensor) -> set[int]:
-    """ids of the leaf tensors that `output`'s autograd graph leads to."""
+    """Ids of the leaf tensors that `output`'s autograd graph leads to."""
     return {id(node.variable) for node in _graph(output) if hasattr(node, "variable")}
 
 

@@ -24,9 +24,9 @@ from engine.plan.ops import (
     FetchStates,
     GradientSum,
     Lend,
-    OfPiece,
     OffloadStates,
     OffloadWeights,
+    OfPiece,
     Reclaim,
 )
 

@@ -173,7 +173,7 @@ class RunRecorder:
         """
         if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
             return False
-        self.gave_up = self.gave_up or looks > 0 and self._asked() > asked
+        self.gave_up = self.gave_up or (looks > 0 and self._asked() > asked)
         if self.gave_up:
             return False
         if self._lack is None:

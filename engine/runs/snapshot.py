@@ -16,6 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.runs.event_tables import EvalTable, EventTable, MemoryTable, NormTable, StepTable
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
@@ -42,7 +43,6 @@ from engine.runs.events import (
     StepTimeline,
     UnitNorms,
 )
-from engine.runs.event_tables import EventTable, EvalTable, MemoryTable, NormTable, StepTable
 from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")

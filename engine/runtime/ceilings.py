@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from engine.runtime.eager_overhead import eager_rates
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.attention import Documents, Pattern, attention
 from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
 from engine.runtime.backend import Backend
+from engine.runtime.eager_overhead import eager_rates
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_kernels import Workers, default_threads, kernel, ranges
 from engine.runtime.host_store import HostStore

@@ -11,7 +11,6 @@ from torch import nn
 from engine.model.skeleton import Skeleton
 from engine.runtime.compiled import compiled_function
 
-
 SHAPES = 16
 """Compiled chunks have one of so many sizes at most: kernels are made for each."""
 UNCOMPILED = 4

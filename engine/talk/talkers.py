@@ -23,7 +23,6 @@ from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice
 from engine.train.paused_calls import PausedCalls
 
-
 # ---------------------------------------------------------------------- talkers
 
 

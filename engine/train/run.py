@@ -28,7 +28,6 @@ from engine.runs.recorder import RunRecorder
 from engine.train.paused_calls import PausedCalls
 from engine.train.webhook import message, tell
 
-
 ENDINGS = ("stop", "discard")
 
 

@@ -77,7 +77,7 @@ class Trainer:
         self._next_commands, self._paused = next_commands, paused
         self._step = prepared.step
         """Steps that were submitted; after a drain they are applied."""
-        self._saved_step = prepared.step if prepared.step else None
+        self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
             prepared.planned.predicted,
@@ -517,7 +517,7 @@ def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: in
         total_steps=prepared.total_steps,
         parameters=prepared.model.parameter_count,
         units=[unit.name for unit in prepared.model.units],
-        resumed_step=prepared.step if prepared.step else None,
+        resumed_step=prepared.step or None,
         program_version=version,
         flops_formula=MEASURED_FLOPS_FORMULA,
         ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12,

@@ -337,8 +337,7 @@ NEWER = b'{"kind":"of_a_newer_version","run_id":"x","seq":9,"time":1.0,"step":1}
 def spoil(folder):
     """Lines that are no records, in the middle of one."""
     with open(folder.events_path, "ab", buffering=0) as file:
-        for line in [*GARBAGE, NEWER]:
-            file.write(line)
+        file.writelines([*GARBAGE, NEWER])
 
 
 def says_what_is_damaged(page, lines):

@@ -68,11 +68,11 @@ def start_app(runs: Path, port: int):
     import uvicorn
 
     from app.pages.checker import Checker
-    from app.web.guard import GuardPolicy
     from app.pages.page import build_page
-    from app.web.server import build_app
-    from app.session.session import Session
     from app.pages.theme import css_variables, make_theme
+    from app.session.session import Session
+    from app.web.guard import GuardPolicy
+    from app.web.server import build_app
 
     session = Session(runs)
     checker = Checker(session)

@@ -228,8 +228,7 @@ def records(
 def write_events(path: Path, listed: list[Record]) -> None:
     """Appends, a JSON line each."""
     with open(path, "a", encoding="utf-8") as file:
-        for record in listed:
-            file.write(json.dumps(record.to_json()) + "\n")
+        file.writelines(json.dumps(record.to_json()) + "\n" for record in listed)
 
 
 def cannot_apply_step(monkeypatch, step: int) -> None:

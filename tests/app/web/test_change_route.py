@@ -14,7 +14,7 @@ from tests.support.sessions import CONFIG, engine, get, post, session  # noqa: F
 from tests.support.synthetic_run import run_events
 
 
-def test_a_change_goes_to_the_run(session, engine):  # noqa: F811
+def test_a_change_goes_to_the_run(session, engine):
     run_id = session.start(CONFIG.with_values({"train.learning_rate": 1e-4}))
     engine.runs[0].may_step.release()
     wait_for(lambda: get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "running")
@@ -37,7 +37,7 @@ def test_a_change_goes_to_the_run(session, engine):  # noqa: F811
         ({"train.learning_rate": "<b>"}, "not a number"),
     ],
 )
-def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):  # noqa: F811
+def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):
     run_id = session.start(CONFIG)
     answer = post(session, f"/api/runs/{run_id}/change", {"values": values})
     assert (
@@ -49,7 +49,7 @@ def test_a_wrong_change_is_refused_in_a_sentence(session, engine, values, said):
 
 def test_a_run_of_another_process_is_changed_by_its_control_file_and_its_new_settings_are_shown(
     session,
-):  # noqa: F811
+):
     folder = create_run(session.runs_dir, CONFIG)
     with folder.lock():
         reader, recorder = CommandReader(folder), RunRecorder(folder.path, folder.id)

@@ -258,8 +258,9 @@ def test_who_guesses_passwords_is_not_listened_to_for_a_minute(tmp_path, monkeyp
     now = [1000.0]
     monkeypatch.setattr("app.web.login.time.monotonic", lambda: now[0])
     monkeypatch.setattr("app.web.login.WRONG_PASSWORD_SECONDS", 0)
-    from app.web.login import login_routes
     from starlette.applications import Starlette
+
+    from app.web.login import login_routes
 
     app = Starlette(routes=login_routes(Login("ada", "right", tmp_path / "key")))
 

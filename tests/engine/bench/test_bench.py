@@ -248,7 +248,7 @@ def test_random_rows_are_full_and_carry_loss():
     assert (first.labels[:, :-1] == first.input_ids[:, 1:]).all() and (
         first.input_ids != second.input_ids
     ).any()
-    assert 0 <= first.input_ids.min() and first.input_ids.max() < VOCAB
+    assert first.input_ids.min() >= 0 and first.input_ids.max() < VOCAB
     logits = torch.zeros(3, 10, VOCAB)
     loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(first.labels).flatten())
     assert loss.item() == pytest.approx(np.log(VOCAB), rel=1e-6)

@@ -190,8 +190,8 @@ def test_the_starter_s_shape_is_the_meta_device_s_field_by_field(dtype):
     assets/starter-model` writes it.
     """
     from engine.model.build import build_model
-    from engine.model.pretrained_files import load_config
     from engine.model.measure_shape import shape_of
+    from engine.model.pretrained_files import load_config
 
     folder = PROGRAM_ROOT / "assets" / "starter-model"
     content = (folder / "config.json").read_bytes()

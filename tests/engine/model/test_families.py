@@ -20,7 +20,7 @@ from engine.fit.sizes import fixed_items, host_boundary_bytes
 from engine.model.build import build_model, find_layers
 from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices
-from tests.engine.model.test_packing import WHY_NOT_PACKED, NOT_PACKED, PACKED
+from tests.engine.model.test_packing import NOT_PACKED, PACKED, WHY_NOT_PACKED
 from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
 from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from engine.plan.build_step import build_step_plan
 from engine.plan.buffers import Buffer, BufferKind, Content, ContentKind
+from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum, Lane, StepPlan
 from engine.plan.text import grid

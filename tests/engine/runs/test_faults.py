@@ -37,12 +37,8 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,
-    refused,  # noqa: F401
+    refused,
     resumes_to_the_end,
-    runs,
-    stopped_run,
-    whole,
     whole_checkpoints,
 )
 from tests.support.folders import make_config

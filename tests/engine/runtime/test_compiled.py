@@ -14,12 +14,12 @@ import torch
 
 from engine.config.settings import ModelConfig
 from engine.model import activations, attention
-from engine.plan.assign_slots import slot_of
 from engine.model.activations import count_activations
 from engine.model.build import build_model
 from engine.model.layout import DOCUMENTS
 from engine.model.library import transformers
 from engine.model.skeleton import BlockArguments, tensors_in
+from engine.plan.assign_slots import slot_of
 from engine.runtime import compiled, loss
 from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler
 from engine.runtime.loss import chunked_loss
@@ -243,7 +243,7 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
         torch.testing.assert_close(ours, theirs, rtol=2e-5, atol=2e-6)
     step = -(-chunk // loss.SHAPES)
     *full, last = shapes
-    assert set(full) <= {chunk} and (last == chunk or last % step == 0 and last < chunk)
+    assert set(full) <= {chunk} and (last == chunk or (last % step == 0 and last < chunk))
     assert len(shapes) == -(-positions // chunk) and sum(shapes) - positions < step
     nowhere = torch.ones(700, dtype=torch.bool)
     nowhere[index] = False

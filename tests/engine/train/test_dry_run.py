@@ -186,7 +186,7 @@ def test_a_run_with_it_equals_one_without_to_the_bit(tmp_path, monkeypatch):
 
 def test_what_does_not_fit_fails_before_the_first_step_and_by_item(
     capsys, preset, runs, monkeypatch
-):  # noqa: F811
+):
     def full(self, *arguments):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 

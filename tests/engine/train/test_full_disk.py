@@ -50,7 +50,6 @@ from tests.support.failing import (
     plenty,
     preset,  # noqa: F401
     resumes_to_the_end,
-    whole,
     whole_checkpoints,
 )
 from tests.support.folders import make_config

@@ -43,11 +43,8 @@ from tests.support.failing import (
     command,
     failed,
     intact,
-    preset,
     resumes_to_the_end,
     runs,  # noqa: F401
-    stopped_run,
-    whole,
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config

@@ -40,7 +40,7 @@ def test_killed_anywhere_resumed_and_equal_to_the_bit():
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^10 of 10 kills", done.stdout, re.M), done.stdout
+    assert re.search(r"^10 of 10 kills", done.stdout, re.MULTILINE), done.stdout
 
 
 # ---------------------------------------------------------------------- the moment of the kill, ins
@@ -217,11 +217,11 @@ def main() -> int:
             os.environ | ONE_THREAD,
         )
 
-    import engine.train.prepare  # noqa: F401
+    import engine.train.prepare
     import engine.train.trainer  # noqa: F401
-    from engine.runtime.host_kernels import kernel
     from engine.model.library import transformers
     from engine.runs.listing import list_runs
+    from engine.runtime.host_kernels import kernel
     from tests.support.folders import make_config
 
     transformers()

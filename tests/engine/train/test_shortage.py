@@ -126,7 +126,7 @@ def test_the_peak_is_of_what_came_after():
 
 def test_memory_that_runs_low_while_weights_are_read_ends_the_run_by_item(
     capsys, preset, runs, monkeypatch
-):  # noqa: F811
+):
     def low():
         monkeypatch.setattr(engine.train.memory_watch, "LOOK_SECONDS", 0.0)
         monkeypatch.setattr(
@@ -265,7 +265,7 @@ def test_the_plans_buffers_are_what_the_engine_allocates(tmp_path):
     assert planes.planned == seen["held"]["planes"] > 0 and seen["held"]["data"] > 0
 
 
-def test_a_run_out_of_gpu_memory_ends_with_the_account(capsys, preset, runs, monkeypatch):  # noqa: F811
+def test_a_run_out_of_gpu_memory_ends_with_the_account(capsys, preset, runs, monkeypatch):
     from engine.runtime.streaming_engine import StreamingEngine
 
     memory = {

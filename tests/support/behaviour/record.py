@@ -106,7 +106,9 @@ def run_facts(side: Side, run: Path) -> dict[str, Any]:
     for path in sorted((*run.glob("checkpoints/*/*"), *run.glob("export/*"))):
         name = str(path.relative_to(run))
         facts[name] = [path.stat().st_size, digest(path.read_bytes())]
-        if path.name == "manifest.json" or path.parent.name == "export" and path.suffix == ".json":
+        if path.name == "manifest.json" or (
+            path.parent.name == "export" and path.suffix == ".json"
+        ):
             facts[f"{name}, as values"] = each_text(
                 json.loads(path.read_text(encoding="utf-8")), side.plain
             )

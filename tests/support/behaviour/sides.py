@@ -55,7 +55,8 @@ class Side:
             return {
                 name
                 for name in names
-                if name == "__pycache__" or at_top and (name in NOT_COPIED or name.startswith("."))
+                if name == "__pycache__"
+                or (at_top and (name in NOT_COPIED or name.startswith(".")))
             }
 
         shutil.copytree(checkout, self.program, ignore=ignored)

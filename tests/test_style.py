@@ -1,0 +1,221 @@
+"""The house's style, as far as a program can read it: docstrings are sentences, tensors have shapes,
+expressions are not nested, and files stay short.
+
+Ruff, mypy and Biome check the rest. Their rules stand in pyproject.toml and biome.json.
+`python -m tests.test_style engine/plan` prints what a folder still has to mend.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from HanTa.HanoverTagger import HanoverTagger
+
+from engine.paths import PROGRAM_ROOT
+from tests.test_rooms import TREES
+
+LONGEST_FILE = 450
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+TENSORS = {"torch.Tensor", "Tensor", "np.ndarray", "torch.Tensor | None", "np.ndarray | None"}
+SHAPE = re.compile(r"\w*\[[^\]]*\]|scalar|\bshapes?\b")
+FINITE = {
+    *("VVB", "VVZ", "VVD", "VM0"),
+    *("VBB", "VBZ", "VBD", "VDB", "VDZ", "VDD", "VHB", "VHZ", "VHD"),
+}
+"""These are the tags of finite verbs in the tagger's set, which is that of the BNC."""
+OPENERS = {"CJT", "CJS", "PNQ", "DTQ", "AVQ"}
+"""These are the tags of words that open a subordinate clause."""
+COMPARISONS = {"than", "as"}
+RELATIVE = {"That", "Which", "Whose"}
+"""A docstring that begins with one of these continues the name above it instead of a sentence."""
+
+_tagger = HanoverTagger("morphmodel_en.pgz")
+
+
+def is_sentence(text: str) -> bool:
+    """Whether the first sentence of `text` begins with a capital and has a verb outside of its
+    subordinate clauses.
+    """
+    first = re.split(r"(?<=[.!?])\s", " ".join(text.split()))[0]
+    if not first[:1].isupper() and first[:1] not in "`'\"0123456789":
+        return False
+    if first[-1:] not in ".!?:" or first.split()[0] in RELATIVE:
+        return False
+    spoken = re.sub(r"``?[^`]+``?|\w*\[[^\]]*\]", "Thing", first)
+    words = re.findall(r"[\w'-]+|[.,:;()]", spoken)
+    open_clauses = 0
+    for word, _, tag in _tagger.tag_sent(words):
+        if tag in OPENERS and word.lower() not in COMPARISONS:
+            open_clauses += 1
+        elif tag in FINITE and open_clauses:
+            open_clauses -= 1
+        elif tag in FINITE:
+            return True
+    return False
+
+
+def fragments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields the line and the words of each public docstring that is no sentence."""
+    for line, _, text in _public_docstrings(tree):
+        if not is_sentence(text):
+            yield line, f"a docstring without a main verb: {' '.join(text.split())[:70]!r}"
+
+
+def shapeless(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields public functions and fields with tensors whose docstring tells no shape."""
+    for line, node, text in _public_docstrings(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            types = [argument.annotation for argument in arguments] + [node.returns]
+        elif isinstance(node, ast.AnnAssign):
+            types = [node.annotation]
+        else:
+            continue
+        named = {ast.unparse(annotation) for annotation in types if annotation is not None}
+        if named & TENSORS and not SHAPE.search(text):
+            yield line, f"a tensor without its shape: {' '.join(text.split())[:70]!r}"
+
+
+def nested(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yields comprehensions and conditional expressions that stand in one of their kind."""
+    for outer in ast.walk(tree):
+        if isinstance(outer, COMPREHENSIONS):
+            inner = [node for node in ast.walk(outer) if node is not outer]
+            if any(isinstance(node, COMPREHENSIONS) for node in inner):
+                yield outer.lineno, "a comprehension in a comprehension"
+            if any(isinstance(node, ast.IfExp) for node in inner):
+                yield outer.lineno, "a conditional expression in a comprehension"
+        elif isinstance(outer, ast.IfExp):
+            parts = [outer.test, outer.body, outer.orelse]
+            inner = [node for part in parts for node in ast.walk(part)]
+            if any(isinstance(node, ast.IfExp) for node in inner):
+                yield outer.lineno, "a conditional expression in another"
+
+
+def long_files(root: Path = PROGRAM_ROOT) -> Iterator[str]:
+    """Yields the files of the house that are longer than LONGEST_FILE lines."""
+    for file in _files(root, "*.py", "*.js"):
+        length = len(file.read_text(encoding="utf-8").splitlines())
+        if length > LONGEST_FILE:
+            yield f"{file.relative_to(root)} has {length} lines"
+
+
+RULES: dict[str, Callable[[ast.Module], Iterator[tuple[int, str]]]] = {
+    "docstrings are sentences": fragments,
+    "tensors have shapes": shapeless,
+    "expressions are not nested": nested,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_file_keeps_the_rule(rule: str) -> None:
+    assert list(_broken(RULES[rule])) == []
+
+
+def test_no_file_is_long() -> None:
+    assert list(long_files()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Returns the mean loss.",
+        "A step takes this many rows.",
+        "What a step reads is kept until it ends.",
+        "The ids are int32[T].",
+    ],
+)
+def test_sentences_pass(text: str) -> None:
+    assert is_sentence(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "That are answered at each evaluation.",
+        "Of the next piece that is not in a spare buffer.",
+        "Seconds of work, by lane.",
+        "The rows that one step takes.",
+        "returns the mean loss.",
+        "Returns the mean loss",
+    ],
+)
+def test_fragments_are_found(text: str) -> None:
+    assert not is_sentence(text)
+
+
+def test_planted_offences_are_found() -> None:
+    tree = ast.parse(
+        '"""This file counts."""\n'
+        "def loss(x: torch.Tensor) -> float:\n"
+        '    """Returns the loss."""\n'
+        "    return [[a for a in b] for b in x] if x else 1 if y else 2\n"
+    )
+    assert [words.split(":")[0] for _, words in shapeless(tree)] == ["a tensor without its shape"]
+    assert {words for _, words in nested(tree)} == {
+        "a comprehension in a comprehension",
+        "a conditional expression in another",
+    }
+
+
+def _public_docstrings(tree: ast.Module) -> Iterator[tuple[int, ast.AST, str]]:
+    """Yields line, node and text of the docstrings of a module and of its public definitions."""
+    yield from _docstrings_in(tree, tree.body)
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS) and not node.name.startswith("_"):
+            is_class = isinstance(node, ast.ClassDef)
+            yield from _docstrings_in(node, node.body, fields=is_class)
+
+
+def _docstrings_in(
+    owner: ast.AST, body: list[ast.stmt], fields: bool = True
+) -> Iterator[tuple[int, ast.AST, str]]:
+    """Yields the docstring of `owner`, and those that stand under an assignment of its body."""
+    before: ast.AST | None = owner
+    for statement in body:
+        text = _text(statement)
+        if text is not None and before is owner:
+            yield statement.lineno, owner, text
+        elif text is not None and fields and before is not None and _is_public(before):
+            yield statement.lineno, before, text
+        is_assignment = isinstance(statement, (ast.Assign, ast.AnnAssign))
+        before = statement if is_assignment else None
+
+
+def _text(statement: ast.stmt) -> str | None:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        value = statement.value.value
+        return value if isinstance(value, str) else None
+    return None
+
+
+def _is_public(assignment: ast.AST) -> bool:
+    targets = assignment.targets if isinstance(assignment, ast.Assign) else [assignment.target]
+    return not any(ast.unparse(target).startswith("_") for target in targets)
+
+
+def _files(root: Path, *patterns: str) -> list[Path]:
+    found = [
+        path for tree in TREES for pattern in patterns for path in (root / tree).rglob(pattern)
+    ]
+    return sorted([*found, root / "launch.py"])
+
+
+def _broken(
+    rule: Callable[[ast.Module], Iterator[tuple[int, str]]], root: Path = PROGRAM_ROOT
+) -> Iterator[str]:
+    for file in _files(root, "*.py"):
+        for line, words in rule(ast.parse(file.read_text(encoding="utf-8"))):
+            yield f"{file.relative_to(root)}:{line}: {words}"
+
+
+if __name__ == "__main__":
+    folder = sys.argv[1] if len(sys.argv) > 1 else ""
+    offences = [words for rule in RULES.values() for words in _broken(rule)] + list(long_files())
+    print("\n".join(sorted(words for words in offences if words.startswith(folder))))
