@@ -19,7 +19,21 @@ from engine.config.settings import EngineConfig
 from engine.paths import PROGRAM_ROOT
 from tests.test_rooms import TREES, rooms
 
-PAGES = ("README.md", "CHANGELOG.md", "docs/performance.md")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/capture.md",
+    "docs/data.md",
+    "docs/families.md",
+    "docs/performance.md",
+    "docs/plan.md",
+    "docs/planes.md",
+    "docs/planner.md",
+    "docs/record.md",
+    "docs/remote.md",
+)
 FOLDERS = "engine|app|tests|assets|presets|docs"
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w")
 DOTTED = re.compile(r"(?<![\w./-])(?:engine|app|tests)(?:\.\w+)+")

@@ -16,7 +16,7 @@ from engine.model.build import build_model
 
 VOCAB = 97
 LAYERS = 4
-README_WIDTH = 124
+PAGE_WIDTH = 124
 
 DEPTH = (
     r"num_hidden_layers|n_layers?|num_layers|num_blocks|(en|de)coder_layers|num_(en|de)coder_layers"
@@ -247,7 +247,7 @@ def verdict(family: str) -> Verdict:
 
 
 def table(found: dict[str, Verdict]) -> str:
-    """The README's table, in Markdown, of the verdict on each family."""
+    """The tables of docs/families.md, in Markdown, of the verdict on each family."""
     training = {family: told for family, told in sorted(found.items()) if not told.refused}
     packing = [family for family, told in training.items() if not told.unpacked]
     alone = _reasons({family: told.unpacked for family, told in training.items() if told.unpacked})
@@ -264,7 +264,7 @@ def table(found: dict[str, Verdict]) -> str:
     )
     return "\n".join(
         [
-            textwrap.fill(trained, README_WIDTH, break_on_hyphens=False),
+            textwrap.fill(trained, PAGE_WIDTH, break_on_hyphens=False),
             "",
             f"The other {len(training) - len(packing)} train one document a row:",
             "",

@@ -301,7 +301,7 @@ def test_check_says_whether_a_family_is_supported(family, code, tmp_path, capsys
         assert family in out and not err
 
 
-def test_the_readme_has_the_table_of_today():
+def test_the_page_of_families_has_the_table_of_today():
     """Of the verdicts that are shown here and, for packed rows, in test_packing.py."""
     assert set(PACKED) | set(NOT_PACKED) == set(SUPPORTED) and not set(PACKED) & set(NOT_PACKED)
     found = {
@@ -310,8 +310,8 @@ def test_the_readme_has_the_table_of_today():
         else Verdict(unpacked="" if family in PACKED else WHY_NOT_PACKED)
         for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     }
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
-    inside = readme.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
+    page = (Path(__file__).parents[3] / "docs/families.md").read_text()
+    inside = page.split("<!-- families -->")[1].split("<!-- /families -->")[0].strip()
     assert inside == table(found), (
-        "run python -m tests.support.families and put its output into README.md"
+        "run python -m tests.support.families and put its output into docs/families.md"
     )
