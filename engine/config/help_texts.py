@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import typing
 from collections.abc import Iterator
 
@@ -29,10 +30,10 @@ def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
     """
     definition = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(definition, ast.ClassDef)
-    for statement, following in zip(definition.body, definition.body[1:]):
-        is_field = isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if is_field and is_text:
+    for statement, following in itertools.pairwise(definition.body):
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
             yield statement.target.id, str(following.value.value)
 
 
@@ -41,8 +42,8 @@ def _sections(cls: type = TrainConfig, prefix: str = "") -> dict[str, type]:
     hints = typing.get_type_hints(cls)
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            found[prefix + field.name] = hint
-            found |= _sections(hint, f"{prefix}{field.name}.")
+        section = hints[field.name]
+        if dataclasses.is_dataclass(section) and isinstance(section, type):
+            found[prefix + field.name] = section
+            found |= _sections(section, f"{prefix}{field.name}.")
     return found

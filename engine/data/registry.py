@@ -298,11 +298,14 @@ def _conversation(row: Row, history: list[list[str]]) -> Row:
 
 def _prompt(row: Row) -> Any:
     """Returns the instruction and the input as one text, or the first of them that is no text."""
-    asked = [part for part in (row.get("instruction"), row.get("input")) if not _is_blank(part)]
-    for part in asked:
+    texts = []
+    for part in (row.get("instruction"), row.get("input")):
+        if _is_blank(part):
+            continue
         if not isinstance(part, str):
             return part
-    return "\n\n".join(asked)
+        texts.append(part)
+    return "\n\n".join(texts)
 
 
 def _is_blank(value: Any) -> bool:

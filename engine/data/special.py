@@ -161,7 +161,7 @@ class ControlTokens:
         renumbered = {}
         for content, original in added:
             number = copy.token_to_id(names.get(content, content))
-            if number != original:
+            if number is not None and number != original:
                 renumbered[number] = original
         return copy, renumbered
 

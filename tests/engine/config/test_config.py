@@ -1,4 +1,6 @@
-"""Presets are refused in plain words, take overrides, and come back the same when they are saved."""
+"""Presets are refused in plain words, take overrides, and come back the same when they are
+saved.
+"""
 
 from __future__ import annotations
 

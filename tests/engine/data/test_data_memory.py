@@ -1,4 +1,6 @@
-"""Memory for a data set does not grow with its tokens, which stay on disk, whether made or found."""
+"""Memory for a data set does not grow with its tokens, which stay on disk, whether made or
+found.
+"""
 
 from __future__ import annotations
 
