@@ -38,16 +38,18 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
     values = {}
     for name, value in tree.items():
         hint = hints[name]
-        if dataclasses.is_dataclass(hint):
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             section = {} if value is None else value
-            values[name] = build(hints[name], section, f"{prefix}{name}.")
+            values[name] = build(hint, section, f"{prefix}{name}.")
         else:
             values[name] = _coerce(hint, value, f"{prefix}{name}")
     return cls(**values)
 
 
-_NO_VALUE: Any = object()
-"""Says that a value is not of the wanted type. (None is a value.)"""
+class _NoValue:
+    """The class itself is returned for a value of another type than the wanted one. None would not do:
+    it is a value.
+    """
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
@@ -58,39 +60,39 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
     options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
         found = _as_type(option, value, name)
-        if found is not _NO_VALUE:
+        if found is not _NoValue:
             return found
     raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
 
 
 def _as_type(option: Any, value: Any, name: str) -> Any:
-    """Returns `value` as the one type `option`, or _NO_VALUE."""
+    """Returns `value` as the one type `option`, or _NoValue."""
     if typing.get_origin(option) is Literal:
         is_choice = isinstance(value, str) and value in typing.get_args(option)
-        return value if is_choice else _NO_VALUE
+        return value if is_choice else _NoValue
     if typing.get_origin(option) is tuple and option != tuple[str, ...]:
         return _sections(typing.get_args(option)[0], value, name)
     return _READERS[option](value)
 
 
 def _null(value: Any) -> Any:
-    return None if value is None else _NO_VALUE
+    return None if value is None else _NoValue
 
 
 def _switch(value: Any) -> Any:
-    return value if isinstance(value, bool) else _NO_VALUE
+    return value if isinstance(value, bool) else _NoValue
 
 
 def _whole(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return value  # as it is: a float does not hold every large integer
     number = _number(value)
-    return int(number) if number is not None and number.is_integer() else _NO_VALUE
+    return int(number) if number is not None and number.is_integer() else _NoValue
 
 
 def _real(value: Any) -> Any:
     number = _number(value)
-    return _NO_VALUE if number is None else number
+    return _NoValue if number is None else number
 
 
 def _text(value: Any) -> Any:
@@ -99,18 +101,18 @@ def _text(value: Any) -> Any:
     # YAML reads 2024 and 2024-05-01 as a number and a date.
     if isinstance(value, (int, float, dt.date)) and not isinstance(value, bool):
         return str(value)
-    return _NO_VALUE
+    return _NoValue
 
 
 def _texts(value: Any) -> Any:
     items = [value] if isinstance(value, str) else value
     if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
         return tuple(items)
-    return _NO_VALUE
+    return _NoValue
 
 
 _READERS: dict[Any, Callable[[Any], Any]] = {
-    type(None): _null,
+    types.NoneType: _null,
     bool: _switch,
     int: _whole,
     float: _real,
@@ -123,7 +125,7 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
 def _sections(part: type[Any], value: Any, name: str) -> Any:
     """Returns a tuple of the dataclass `part` from a list. A text stands for its `source`."""
     if not isinstance(value, (list, tuple)) or not value:
-        return _NO_VALUE
+        return _NoValue
     found = []
     for place, item in enumerate(value):
         tree = {"source": item} if isinstance(item, str) else item
@@ -163,7 +165,7 @@ _IN_WORDS = {
     float: "a number",
     bool: "true or false",
     str: "text",
-    type(None): "null",
+    types.NoneType: "null",
     tuple[str, ...]: "a list of texts",
 }
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any, BinaryIO
 
 from engine.data.text_files import TURN_COLUMNS
@@ -357,7 +358,7 @@ _KINDS = {
     bool: "true or false",
     int: "a number",
     float: "a number",
-    type(None): "null",
+    NoneType: "null",
 }
 
 
