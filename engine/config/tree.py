@@ -47,8 +47,8 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
 
 
 class _NoValue:
-    """The class itself is returned for a value of another type than the wanted one. None would not do:
-    it is a value.
+    """The class itself is returned where a value is not of the wanted type. None would not do,
+    because it is a value.
     """
 
 

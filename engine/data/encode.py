@@ -13,7 +13,7 @@ from engine.data.render import ChatRenderer, Rendered, Skipped, common_prefix
 from engine.errors import DataError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Document:
     """A document is T tokens that attend to each other and to nothing else."""
 
@@ -51,7 +51,7 @@ class Kept:
     """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Documents:
     """These flat arrays hold the documents of several rows."""
 

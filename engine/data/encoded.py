@@ -27,7 +27,7 @@ _ROWS = 512
 _CHARACTERS = 1 << 18
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Encoded:
     """An encoded batch consists of flat arrays, which are quickly sent from process to process."""
 

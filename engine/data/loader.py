@@ -151,7 +151,7 @@ def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
 # ---------------------------------------------------------------------- rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class _Chosen:
     """The documents that are taken from one side of a source."""
 

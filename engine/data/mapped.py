@@ -30,7 +30,7 @@ def mapped(path: Path, dtype: type) -> np.ndarray:
     return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Visits:
     """An epoch visits the documents of several sources in this order. This takes 18 bytes a
     document.

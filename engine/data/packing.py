@@ -17,7 +17,7 @@ _DOCUMENTS_A_PIECE = 1 << 16
 """This many lengths at a time become Python's integers, which take far more memory."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Rows:
     """Two flat arrays hold the documents of each row. They take 8 bytes a document and 8 a row."""
 

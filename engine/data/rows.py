@@ -125,6 +125,7 @@ class RowSet:
         return int(self.row_lengths.max(initial=0))
 
     def row(self, i: int) -> Row:
+        """Returns row `i`, read from the files of tokens."""
         documents = self.rows[i]
         starts = self.starts[documents]
         ends = self.starts[documents + 1]

@@ -81,7 +81,7 @@ class Tally:
         self.first_skipped.setdefault(reason, where)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Side:
     """A side is the documents to train on, or those that are held out, as mapped arrays."""
 
