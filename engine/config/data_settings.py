@@ -85,7 +85,8 @@ class DataConfig:
     """
 
     format: DataFormat = "auto"
-    """Rows of this format become tokens; `auto` looks at the columns and says what it found."""
+    """This format tells how a row becomes tokens; `auto` looks at the columns and says what it found.
+    """
 
     columns: DataColumns = field(default_factory=DataColumns)
     """Say here which column is what, such as {prompt: Question, completion: Reply}, where the names
