@@ -85,7 +85,8 @@ class DataConfig:
     """
 
     format: DataFormat = "auto"
-    """This format tells how a row becomes tokens; `auto` looks at the columns and says what it found.
+    """This format tells how a row becomes tokens; `auto` looks at the columns and says what it
+    found.
     """
 
     columns: DataColumns = field(default_factory=DataColumns)
