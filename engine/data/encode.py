@@ -117,7 +117,7 @@ class Encoder:
         for example in rendered:
             if not isinstance(example, Skipped):
                 texts.extend(example)
-        tokenised = iter(self._tokenise(texts))
+        tokenised = self._tokenise(texts)
         results: list[Kept | Skipped] = []
         for example in rendered:
             if isinstance(example, Skipped):

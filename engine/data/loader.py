@@ -28,7 +28,7 @@ from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
 from engine.progress import Progress
 
 _PIECES_A_REPORT = 64
-_PLAINLY = Execution()
+_DEFAULT_EXECUTION = Execution()
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def prepare_data(
     tokenizer: Any,
     seed: int,
     packing_problem: str = "",
-    execution: Execution = _PLAINLY,
+    execution: Execution = _DEFAULT_EXECUTION,
 ) -> PreparedData:
     """Reads, renders, tokenises, splits and packs the data set of `config`, or maps the tokens that
     an earlier run made.

@@ -33,6 +33,7 @@ _OTHER_VERSION = 77
 _BATCHES_AHEAD = 2
 """Each process has this many batches: one that it works on, and one that waits for it."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Each process works in one thread, because there is one process for each core."""
 
 
 class EncodingProcesses:

@@ -1,10 +1,10 @@
-"""A conversation becomes text here: the tokenizer's own chat template writes it. The spans that
-carry loss are found in that text.
+"""A conversation becomes text here: the tokenizer's own chat template writes it. Then the spans
+that carry loss are found in the text.
 
-- No `{% generation %}` block is needed. An answer begins where the template's output for all turns
-  before it ends, with its generation prompt. It ends where the template's output up to and with it
-  ends. So the trained text is what the model will be asked to write, and its end-of-turn token is
-  part of it.
+- No `{% generation %}` block is needed. For each answer, the template is applied to all turns
+  before it, with the generation prompt, and to all turns up to and with it. The second text adds
+  the answer to the first. So the trained text is what the model will be asked to write, its
+  end-of-turn token included.
 - Some templates rewrite earlier turns, as those do that drop earlier reasoning. The whole text then
   does not hold what the model would have seen. Then every answer becomes a text of its own,
   rendered as it would be when that answer is due.
