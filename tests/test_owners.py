@@ -135,10 +135,6 @@ REASONS: dict[str, dict[str, str]] = {
         "_SHORT.maxlevel is set": "Repr takes them in no other way before Python 3.12",
     },
     "engine/data/identity.py": {"_code() at import": "the engine's code as this process read it"},
-    "engine/data/tokenise.py": {
-        "self._writer.eval is changed": "`add` is a method of ours, not a set's",
-        "self._writer.train is changed": "`add` is a method of ours, not a set's",
-    },
     "engine/model/activations.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 import yaml
 
-from engine.config.settings import AUTO, TrainConfig, field_docs
+from engine.config.help_texts import field_docs
+from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
 SECTION_TITLES = {

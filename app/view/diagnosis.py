@@ -12,7 +12,8 @@ from app.form.settings_form import as_labelled
 from app.view.memory_words import MemoryKind, memory_kinds
 from app.view.step_time import PARTS, recent_shares
 from app.words import in_bytes, in_share
-from engine.config.settings import AUTO, LARGEST, TrainConfig
+from engine.config.limits import LARGEST
+from engine.config.settings import AUTO, TrainConfig
 from engine.runs.snapshot import OVER_STATES, RunSnapshot
 
 COMPUTE_BOUND_SHARE = 0.05

@@ -60,7 +60,7 @@ def check(
         return what_it_trains(config, asked, as_json), 0
     if preset is not None:
         for part, _ in config.data.parts():
-            refuse_missing_file(part.source)
+            refuse_missing_file(part.only_source)
     return run_check(config, asked, as_json)
 
 

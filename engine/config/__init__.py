@@ -1,4 +1,5 @@
-"""Every setting: its default, its checks, how it is read and written. No torch.
+"""Every setting has its default and its checks here, and is read and written here. No torch is
+imported.
 
-It may import the rooms before it in `engine`, up to `plan`.
+The room may import the rooms before it in `engine`, up to `plan`.
 """

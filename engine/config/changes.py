@@ -1,5 +1,5 @@
-"""Changes of a run's settings while it goes on: asked for at any time, made before the next step
-that is submitted.
+"""A few settings can change while a run goes on. Changes are asked for at any time, and made before
+the next step that is submitted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RunError
 
 CHANGE = "change"
-"""The word in the control file and in the record."""
+"""This word names a change in the control file and in the record."""
 CHANGEABLE = ("train.learning_rate", "train.steps")
 
 
 @dataclass(frozen=True)
 class Change:
-    """New values by dotted name, of `CHANGEABLE`; at least one."""
+    """A change is a set of new values, named as in `CHANGEABLE`; there is at least one."""
 
     values: Mapping[str, Any]
 
@@ -38,32 +38,38 @@ class Change:
         return cls(dict(values))
 
     def applied(self, config: TrainConfig, step: int) -> TrainConfig:
-        """`config` with the new values; `step`: of the last step that was submitted. Raises
-        RunError where the values are out of range, or less steps are asked for than are done.
+        """Returns `config` with the new values. `step` is the last step that was submitted. Raises
+        RunError where the values are out of range, or where fewer steps are asked for than are
+        done.
         """
-        steps = self.values.get("train.steps")
-        if steps is not None and steps < step:
-            raise RunError(
-                f"train.steps: {steps:,} are fewer than the {step:,} steps that are done; stop the "
-                "run instead."
-            )
-        changes = dict(self.values) | ({} if steps is None else {"train.epochs": None})
+        values = dict(self.values)
+        steps = values.get("train.steps")
+        if steps is not None:
+            if steps < step:
+                raise RunError(
+                    f"train.steps: {steps:,} are fewer than the {step:,} steps that are done; stop "
+                    "the run instead."
+                )
+            values["train.epochs"] = None  # only one of both may be given
         try:
-            return config.with_values(changes)
+            return config.with_values(values)
         except ConfigError as error:
             raise RunError(str(error)) from None
 
     def in_words(self, before: TrainConfig, after: TrainConfig, total_steps: int) -> str:
-        """What changes: `train.steps` from `total_steps`, where the settings gave epochs or
-        nothing.
+        """Describes the change in words. `train.steps` changes from `total_steps`, because the
+        settings may have given epochs or nothing.
         """
         told = []
         for name in self.values:
-            section, _, key = name.partition(".")
-            old, new = (getattr(getattr(config, section), key) for config in (before, after))
-            told.append(
-                f"{name} {total_steps if name == 'train.steps' else old:,} → {new:,}"
-                if name == "train.steps"
-                else f"{name} {old:g} → {new:g}"
-            )
+            old, new = _value(before, name), _value(after, name)
+            if name == "train.steps":
+                told.append(f"{name} {total_steps:,} → {new:,}")
+            else:
+                told.append(f"{name} {old:g} → {new:g}")
         return ", ".join(told)
+
+
+def _value(config: TrainConfig, dotted: str) -> Any:
+    section, _, key = dotted.partition(".")
+    return getattr(getattr(config, section), key)

@@ -1,5 +1,5 @@
-"""The data section of a `TrainConfig`: its sources, their format and columns, and how they become
-rows. No torch here.
+"""The data section of a `TrainConfig` says what the sources are, which format and columns they
+have, and how they become rows. No torch is imported.
 """
 
 from __future__ import annotations
@@ -8,129 +8,162 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.config.limits import LARGEST, at_least, at_most, between
 from engine.errors import ConfigError
 
 DataFormat = Literal["auto", "messages", "sharegpt", "alpaca", "prompt_completion", "text"]
 
+MOST_PASSES = 1000
+"""One epoch makes at most this many passes over the examples of one source among several."""
+
 
 @dataclass(frozen=True)
 class DataColumns:
-    """Which column of the data is what, where its name does not tell. A part that has to be there
-    and is not named is found by its usual names; once one is named, `input`, `system` and `tools`
-    are used only where they are named too.
+    """A `DataColumns` names the columns of the data whose names do not tell what they are.
+
+    A part that an example must have, and that is not named here, is found by its usual names. Once
+    a part is named, `input`, `system` and `tools` are used only where they are named too.
     """
 
     messages: str | None = None
-    """Column with the turns of a conversation: a list of {role, content} or {from, value}."""
+    """This column has the turns of a conversation: a list of {role, content} or {from, value}."""
 
     prompt: str | None = None
-    """Column with the user's turn."""
+    """This column has the user's turn."""
 
     completion: str | None = None
-    """Column with the assistant's turn."""
+    """This column has the assistant's turn."""
 
     input: str | None = None
-    """Column that is added to the user's turn."""
+    """This column is added to the user's turn."""
 
     system: str | None = None
-    """Column with the system turn."""
+    """This column has the system turn."""
 
     tools: str | None = None
-    """Column with the tools that the chat template is told of."""
+    """This column has the tools that the chat template is told of."""
 
     text: str | None = None
-    """Column with a text of which every token is trained."""
+    """This column has a text, and every token of it is trained."""
 
     def named(self) -> dict[str, str]:
-        """Part of an example to the column that is named for it."""
+        """Returns the column of each part of an example that is named."""
         return {part: column for part, column in vars(self).items() if column is not None}
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """One of several data sets that are mixed."""
+    """A mix has several of these data sets."""
 
     source: str = ""
-    """As `data.source` when it is one."""
+    """It is written as `data.source` is for a single data set."""
 
     weight: float = 1.0
-    """How often an epoch visits each training example of this source: 0.5 takes a fixed half of
-    them, 2 each twice.
+    """An epoch visits each training example of this source so often: 0.5 takes a fixed half of
+    them, 2 takes each twice.
     """
 
     split: str | None = None
-    """Split of this source; null is `data.split`."""
+    """This split of the source is read; null takes `data.split`."""
 
     format: DataFormat | None = None
-    """Format of this source; null is `data.format`."""
+    """The source has this format; null takes `data.format`."""
 
     columns: DataColumns = field(default_factory=DataColumns)
-    """Columns of this source; those of `data.columns` when none is named."""
+    """The source has these columns; when none is named, it has those of `data.columns`."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
+    """These settings are about the data set."""
+
     source: str | tuple[DataSource, ...] = ""
-    """A .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or one that
-    `datasets` saved, an entry of a registry (path/dataset_info.json:name), or a Hugging Face data
-    set id. Several are mixed when this is a list of {source, weight, split, format, columns}.
+    """This is a .json, .jsonl, .parquet, .csv, .tsv, .txt or .md file, a folder of such files or
+    one that `datasets` saved, an entry of a registry (path/dataset_info.json:name), or a Hugging
+    Face data set id. Several are mixed when this is a list of {source, weight, split, format,
+    columns}.
     """
 
     format: DataFormat = "auto"
-    """How a row becomes tokens; `auto` looks at the columns and says what it found."""
+    """This format tells how a row becomes tokens; `auto` looks at the columns and says what it
+    found.
+    """
 
     columns: DataColumns = field(default_factory=DataColumns)
-    """Which column is what, such as {prompt: Question, completion: Reply}, where the names of the
-    columns do not tell.
+    """Say here which column is what, such as {prompt: Question, completion: Reply}, where the names
+    of the columns do not tell.
     """
 
     split: str = "train"
-    """Split to train on, for data sets that have several."""
+    """The run reads this split, where a data set has several."""
 
     max_seq_len: int = 1024
-    """Tokens per row at most; longer examples are cut and counted."""
+    """A row has at most this many tokens; longer examples are cut and counted."""
 
     packing: bool = True
-    """Put several examples into one row, with attention kept inside each example."""
+    """Several examples go into one row, and attention stays inside each example."""
 
     train_on: Literal["assistant", "all"] = "assistant"
-    """Which tokens carry loss: the answers only, or every token."""
+    """Only these tokens carry loss: those of the answers, or all."""
 
     eval_fraction: float = 0.02
-    """Share of the examples held out for evaluation; 0 holds none out."""
+    """This share of the examples is held out for evaluation; 0 holds none out."""
 
     shuffle: bool = True
-    """Visit the examples in a seeded random order, a new one each epoch; without it several sources
-    come one after another.
+    """Examples are visited in a seeded random order, a new one each epoch. Without it, several
+    sources come one after another.
     """
 
     @property
     def title(self) -> str:
-        """The sources in words."""
+        """The title has the sources in words."""
         if isinstance(self.source, str):
             return self.source
-        return " + ".join(
-            part.source if part.weight == 1 else f"{part.weight:g} x {part.source}"
-            for part in self.source
-        )
+        titles = []
+        for part in self.source:
+            weight = "" if part.weight == 1 else f"{part.weight:g} x "
+            titles.append(f"{weight}{part.source}")
+        return " + ".join(titles)
+
+    @property
+    def only_source(self) -> str:
+        """Gives the source where there is only one, as in the settings that `parts` returns."""
+        assert isinstance(self.source, str), "several sources are read one by one, see `parts`"
+        return self.source
 
     def parts(self) -> list[tuple[DataConfig, float]]:
-        """Each source as the settings of it alone, and its weight."""
+        """Splits the settings into those of each source alone, and its weight."""
         if isinstance(self.source, str):
             return [(self, 1.0)]
-        return [
-            (
-                dataclasses.replace(
-                    self,
-                    source=part.source,
-                    split=part.split or self.split,
-                    format=part.format or self.format,
-                    columns=part.columns if part.columns.named() else self.columns,
-                ),
-                part.weight,
-            )
-            for part in self.source
-        ]
+        return [(self._of_part(part), part.weight) for part in self.source]
+
+    def _of_part(self, part: DataSource) -> DataConfig:
+        return dataclasses.replace(
+            self,
+            source=part.source,
+            split=part.split or self.split,
+            format=part.format or self.format,
+            columns=part.columns if part.columns.named() else self.columns,
+        )
+
+    def check(self) -> None:
+        """Raises ConfigError for the first rule that is broken."""
+        for part, weight in self.parts():
+            if not part.only_source.strip():
+                raise ConfigError(
+                    "data.source", "no data set is given; name a file, a folder or a hub id."
+                )
+            if not 0 < weight <= MOST_PASSES:
+                raise ConfigError(
+                    "data.source",
+                    f"the weight {weight:g} of {part.only_source} is outside 0 to {MOST_PASSES} (0 "
+                    "excluded); 1 visits every example once an epoch.",
+                )
+        for part, _ in self.parts():
+            check_columns(part)
+        at_least("data.max_seq_len", self.max_seq_len, 2)
+        at_most("data.max_seq_len", self.max_seq_len, LARGEST["max_seq_len"])
+        between("data.eval_fraction", self.eval_fraction, 0.0, 0.9)
 
 
 FORMAT_PARTS = {
@@ -140,45 +173,37 @@ FORMAT_PARTS = {
     "prompt_completion": ("prompt", "completion", "system", "tools"),
     "text": ("text",),
 }
-"""What an example of each format is made of, as `data.columns` calls it."""
+"""An example of each format is made of these parts, as `data.columns` calls them."""
 
 
 def check_columns(data: DataConfig) -> None:
     """Raises ConfigError for columns that no format, or not the wanted one, can have together."""
-    named, wanted = data.columns.named(), data.format
+    named = data.columns.named()
     for part, column in named.items():
         if not column:
             raise ConfigError(
                 f"data.columns.{part}", "this names no column; give its name, or null."
             )
-        twice = next(
-            (other for other, taken in named.items() if other != part and taken == column), None
-        )
-        if twice is not None:
+        for other, other_column in named.items():
+            if other != part and other_column == column:
+                raise ConfigError(
+                    f"data.columns.{part}",
+                    f"the column {column} is also named as the {other}; name another one.",
+                )
+        if data.format != "auto" and part not in FORMAT_PARTS[data.format]:
             raise ConfigError(
                 f"data.columns.{part}",
-                f"the column {column} is also named as the {twice}; name another one.",
-            )
-        if wanted != "auto" and part not in FORMAT_PARTS[wanted]:
-            raise ConfigError(
-                f"data.columns.{part}",
-                f"data.format is {wanted}, which has {', '.join(FORMAT_PARTS[wanted])}; "
+                f"data.format is {data.format}, which has {', '.join(FORMAT_PARTS[data.format])}; "
                 "set data.format to auto, or this to null.",
             )
-        clash = next(
-            (
-                other
-                for other in named
-                if not any({part, other} <= {*parts} for parts in FORMAT_PARTS.values())
-            ),
-            None,
-        )
-        if clash is not None:
-            raise ConfigError(
-                f"data.columns.{clash}",
-                f"no example has both {part} and {clash}; set one of them to null.",
-            )
-    if not any({*named} <= {*parts} for parts in FORMAT_PARTS.values()):
-        raise ConfigError(
-            "data.columns.tools", "no format has both input and tools; set one of them to null."
-        )
+        for other in named:
+            if not _have_a_format({part, other}):
+                raise ConfigError(
+                    f"data.columns.{other}",
+                    f"no example has both {part} and {other}; set one of them to null.",
+                )
+
+
+def _have_a_format(parts: set[str]) -> bool:
+    """Whether examples of some format can have all of these parts."""
+    return any(parts <= set(of_format) for of_format in FORMAT_PARTS.values())

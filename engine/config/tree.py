@@ -1,16 +1,17 @@
-"""Trees of plain values, as YAML and forms give them, into dataclasses, with every mistake named by
+"""Trees of plain values, as YAML and forms give them, become dataclasses. Every mistake is named by
 its dotted field.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import json
 import math
 import reprlib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -19,17 +20,17 @@ import yaml
 from engine.errors import ConfigError
 
 
-def build(cls: type, tree: Any, prefix: str) -> Any:
-    """An instance of the dataclass `cls` from a mapping of its fields, dataclasses among them built
-    alike. `prefix` is the dotted path of `tree`, with its dot. Raises ConfigError naming the first
-    unknown or mistyped field.
+def build(cls: type[Any], tree: Any, prefix: str) -> Any:
+    """Returns an instance of the dataclass `cls` from a mapping of its fields. Dataclasses among
+    them are built in the same way. `prefix` is the dotted path of `tree`, with its dot. Raises
+    ConfigError, which names the first unknown or mistyped field.
     """
     if not isinstance(tree, dict):
         raise ConfigError(
             prefix.rstrip(".") or "preset", f"expected a mapping of settings, found {_shown(tree)}."
         )
     hints = typing.get_type_hints(cls)
-    known = {f.name for f in fields(cls)}
+    known = {field.name for field in fields(cls)}
     for key in tree:
         if key not in known:
             near = _nearest(str(key), known)
@@ -37,63 +38,104 @@ def build(cls: type, tree: Any, prefix: str) -> Any:
     values = {}
     for name, value in tree.items():
         hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            values[name] = build(hint, {} if value is None else value, f"{prefix}{name}.")
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            section = {} if value is None else value
+            values[name] = build(hint, section, f"{prefix}{name}.")
         else:
             values[name] = _coerce(hint, value, f"{prefix}{name}")
     return cls(**values)
 
 
+class _NoValue:
+    """The class itself is returned where a value is not of the wanted type. None would not do,
+    because it is a value.
+    """
+
+
 def _coerce(hint: Any, value: Any, name: str) -> Any:
-    options = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
+    """Returns `value` as the type `hint`, as the first type of a union that takes it. Raises
+    ConfigError, which names the field `name`.
+    """
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
     for option in options:
-        if option is type(None):
-            if value is None:
-                return None
-        elif typing.get_origin(option) is Literal:
-            if value in typing.get_args(option) and isinstance(value, str):
-                return value
-        elif option is bool:
-            if isinstance(value, bool):
-                return value
-        elif option is int:
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-            number = _number(value)
-            if number is not None and number.is_integer():
-                return int(number)
-        elif option is float:
-            number = _number(value)
-            if number is not None:
-                return number
-        elif option is str:
-            if isinstance(value, str):
-                return value
-            if isinstance(value, (int, float, datetime.date)) and not isinstance(value, bool):
-                return str(value)
-        elif option == tuple[str, ...]:
-            items = [value] if isinstance(value, str) else value
-            if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
-                return tuple(items)
-        elif typing.get_origin(option) is tuple:
-            if isinstance(value, (list, tuple)) and value:
-                part = typing.get_args(option)[0]
-                return tuple(
-                    build(
-                        part, {"source": item} if isinstance(item, str) else item, f"{name}[{k}]."
-                    )
-                    for k, item in enumerate(value)
-                )
+        found = _as_type(option, value, name)
+        if found is not _NoValue:
+            return found
     raise ConfigError(name, f"{_shown(value)} is not {_describe(options)}.")
 
 
+def _as_type(option: Any, value: Any, name: str) -> Any:
+    """Returns `value` as the one type `option`, or _NoValue."""
+    if typing.get_origin(option) is Literal:
+        is_choice = isinstance(value, str) and value in typing.get_args(option)
+        return value if is_choice else _NoValue
+    if typing.get_origin(option) is tuple and option != tuple[str, ...]:
+        return _sections(typing.get_args(option)[0], value, name)
+    return _READERS[option](value)
+
+
+def _null(value: Any) -> Any:
+    return None if value is None else _NoValue
+
+
+def _switch(value: Any) -> Any:
+    return value if isinstance(value, bool) else _NoValue
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value  # as it is: a float does not hold every large integer
+    number = _number(value)
+    return int(number) if number is not None and number.is_integer() else _NoValue
+
+
+def _real(value: Any) -> Any:
+    number = _number(value)
+    return _NoValue if number is None else number
+
+
+def _text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    # YAML reads 2024 and 2024-05-01 as a number and a date.
+    if isinstance(value, (int, float, dt.date)) and not isinstance(value, bool):
+        return str(value)
+    return _NoValue
+
+
+def _texts(value: Any) -> Any:
+    items = [value] if isinstance(value, str) else value
+    if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
+        return tuple(items)
+    return _NoValue
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    types.NoneType: _null,
+    bool: _switch,
+    int: _whole,
+    float: _real,
+    str: _text,
+    tuple[str, ...]: _texts,
+}
+"""These functions read a value as a type."""
+
+
+def _sections(part: type[Any], value: Any, name: str) -> Any:
+    """Returns a tuple of the dataclass `part` from a list. A text stands for its `source`."""
+    if not isinstance(value, (list, tuple)) or not value:
+        return _NoValue
+    found = []
+    for place, item in enumerate(value):
+        tree = {"source": item} if isinstance(item, str) else item
+        found.append(build(part, tree, f"{name}[{place}]."))
+    return tuple(found)
+
+
 def _number(value: Any) -> float | None:
-    """A finite number, also from text, since YAML reads 3e-4 (no dot) as text; None for anything
-    else.
+    """Returns a finite number, also from text, because YAML reads 3e-4 (no dot) as text; None for
+    anything else.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -110,36 +152,39 @@ _SHORT.maxlevel = 3
 
 
 def _shown(value: Any) -> str:
-    """A value as a preset writes it, cut where it is long: aliases make values that no memory holds
-    when written out.
+    """Returns a value as a preset writes it, cut where it is long: with YAML's aliases, values can
+    be larger than any memory when they are written out.
     """
-    text = json.dumps(value) if value is None or isinstance(value, bool) else _SHORT.repr(value)
+    is_yaml_word = value is None or isinstance(value, bool)
+    text = json.dumps(value) if is_yaml_word else _SHORT.repr(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
+_IN_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    types.NoneType: "null",
+    tuple[str, ...]: "a list of texts",
+}
+
+
 def _describe(options: tuple[Any, ...]) -> str:
+    """Returns the types of a setting in words."""
     words: list[str] = []
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "text",
-        type(None): "null",
-    }
     for option in options:
         if typing.get_origin(option) is Literal:
-            words.extend(str(v) for v in typing.get_args(option))
-        elif option == tuple[str, ...]:
-            words.append("a list of texts")
-        elif typing.get_origin(option) is tuple:
-            words.append("a list of {source, weight, split, format, columns}")
+            words.extend(str(choice) for choice in typing.get_args(option))
+        elif option in _IN_WORDS:
+            words.append(_IN_WORDS[option])
         else:
-            words.append(names[option])
+            words.append("a list of {source, weight, split, format, columns}")
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML would silently keep the last one."""
+    """Reads YAML and refuses a key that is given twice. YAML would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -150,16 +195,18 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Raises yaml.YAMLError, and ConfigError for a key given twice."""
+    """Returns the value of a YAML text. Raises yaml.YAMLError, and ConfigError for a key that is
+    given twice.
+    """
     try:
-        return yaml.load(text, _UniqueKeys)
+        return yaml.load(text, _UniqueKeys)  # a safe loader: it makes plain values only
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML lets these through for values such as the date 2024-13-45.
         raise yaml.YAMLError(str(error)) from None
 
 
 def override(tree: dict[str, Any], text: str) -> None:
-    """Apply `a.b=value`, the value in YAML syntax. Raises ConfigError."""
+    """Sets a value of `tree` as `a.b=value` says, the value in YAML syntax. Raises ConfigError."""
     dotted, equals, raw = text.partition("=")
     if not equals or not dotted.strip():
         raise ConfigError("--set", f"{text!r} is not of the form section.field=value.")
@@ -171,8 +218,8 @@ def override(tree: dict[str, Any], text: str) -> None:
 
 
 def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set the field `dotted` names, making sections on the way. Raises ConfigError where there is
-    none.
+    """Sets the field of `tree` that `dotted` names, and makes missing sections on the way. Raises
+    ConfigError where a part of the name is no section.
     """
     *path, last = dotted.split(".")
     for part in path:
@@ -185,6 +232,9 @@ def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _nearest(key: str, known: set[str]) -> str:
+    """Returns the setting that `key` may have meant, or all that there are, for the end of an
+    error.
+    """
     import difflib
 
     match = difflib.get_close_matches(key, sorted(known), n=1)

@@ -1,30 +1,34 @@
-"""Examples as token ids with a mark on every token that carries loss."""
+"""Examples become token ids, with a mark on every token that carries loss."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from engine.data.formats import Example, Pair, Text
-from engine.data.render import ChatRenderer, Rendered, Skipped
+from engine.data.examples import Conversation, Example, Pair, Text
+from engine.data.render import ChatRenderer, Rendered, Skipped, common_prefix
 from engine.errors import DataError
 
 
 @dataclass(frozen=True)
 class Document:
-    """Tokens that attend to each other and to nothing else."""
+    """A document is T tokens that attend to each other and to nothing else."""
 
     ids: np.ndarray
-    """int32[T], at most max_seq_len."""
+    """The token ids are int32[T], with T at most max_seq_len."""
     trained: np.ndarray
-    """bool[T]: the token is a target. The first token never is: nothing predicts it."""
+    """This is bool[T] and true where the token is a target. The first token never is, because
+    nothing predicts it.
+    """
     answer: tuple[int, int] | None
-    """Token range of the last answer; None when there is none or some of it was cut."""
+    """The last answer is in this token range. It is None when there is no answer or when some of it
+    was cut.
+    """
     length: int
-    """Tokens before the cut to max_seq_len."""
+    """The document had this many tokens before the cut to max_seq_len."""
 
     @property
     def cut(self) -> bool:
@@ -33,43 +37,48 @@ class Document:
 
 @dataclass(frozen=True)
 class Kept:
-    """What an example is trained as."""
+    """An example is trained as these documents."""
 
     documents: list[Document]
-    """Those with a trained token, at least one; several where turns are trained one at a time."""
+    """Each of them has a trained token. There is at least one, and several where turns are trained
+    one at a time.
+    """
     cut: bool
-    """Some of it is left out, because it is longer than max_seq_len."""
+    """Some of the example is left out, because it is longer than max_seq_len."""
     answer: tuple[int, int] | None
-    """Token range of the example's last answer in the last document; None when there is none or
-    some is left out.
+    """The example's last answer is in this token range of the last document. It is None when there
+    is no answer or when some of it is left out.
     """
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of several rows as flat arrays."""
+    """These flat arrays hold the documents of several rows."""
 
     ids: np.ndarray
-    """int32[tokens]"""
+    """The token ids are int32[tokens]."""
     trained: np.ndarray
-    """bool[tokens]"""
+    """This is bool[tokens] and true where the token is a target."""
     lengths: np.ndarray
-    """int64[documents]"""
+    """The documents have these lengths in tokens: int64[documents]."""
     counts: np.ndarray
-    """int64[rows]: documents of each row, 0 for one that is skipped."""
+    """Each row has this many documents, 0 where it is skipped: int64[rows]."""
 
     @classmethod
     def joined(cls, rows: list[list[Document]]) -> Documents:
         documents = [document for row in rows for document in row]
+        ids = [document.ids for document in documents]
+        trained = [document.trained for document in documents]
+        # An empty array leads each list, because numpy concatenates no empty list.
         return cls(
-            np.concatenate([np.empty(0, np.int32), *(document.ids for document in documents)]),
-            np.concatenate([np.empty(0, bool), *(document.trained for document in documents)]),
+            np.concatenate([np.empty(0, np.int32), *ids]),
+            np.concatenate([np.empty(0, bool), *trained]),
             np.array([len(document.ids) for document in documents], dtype=np.int64),
             np.array([len(row) for row in rows], dtype=np.int64),
         )
 
     def of_rows(self, wanted: np.ndarray) -> Documents:
-        """Those of the rows that bool[rows] `wanted` marks."""
+        """Returns the documents of the rows that `wanted` (bool[rows]) marks."""
         documents = np.repeat(wanted, self.counts)
         tokens = np.repeat(documents, self.lengths)
         return Documents(
@@ -77,9 +86,15 @@ class Documents:
         )
 
 
+_Encoding = tuple[list[int], list[tuple[int, int]]]
+"""Token ids, and the characters [start, end) that each token covers."""
+
+
 class Encoder:
-    """Examples to documents, in batches. Raises DataError when the tokenizer cannot do what the
-    data needs.
+    """Turns examples into documents, in batches.
+
+    `train_on` is "assistant" or "all". Raises DataError when the tokenizer cannot do what the data
+    needs.
     """
 
     def __init__(self, tokenizer: Any, train_on: str, max_seq_len: int):
@@ -96,70 +111,78 @@ class Encoder:
         self._prefix, self._suffix = self._frame()
 
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
-        """What each example is trained as, or why it is skipped."""
+        """Encodes each example, or says why it is skipped."""
         rendered = self._render(examples)
-        texts = [text for texts in rendered if not isinstance(texts, Skipped) for text in texts]
-        documents = iter(self._tokenise(texts))
+        texts: list[Rendered] = []
+        for example in rendered:
+            if not isinstance(example, Skipped):
+                texts.extend(example)
+        tokenised = self._tokenise(texts)
         results: list[Kept | Skipped] = []
-        for texts_or_reason in rendered:
-            if isinstance(texts_or_reason, Skipped):
-                results.append(texts_or_reason)
+        for example in rendered:
+            if isinstance(example, Skipped):
+                results.append(example)
                 continue
-            made = [document for _ in texts_or_reason for document in next(documents)]
-            kept = [document for document in made if document.trained.any()]
-            if not kept:
-                results.append(Skipped("no trained token is left within max_seq_len"))
-                continue
-            if unseen := sum(document.cut for document in made) - sum(
-                document.cut for document in kept
-            ):
-                warning = "An answer is left out, because it begins after data.max_seq_len tokens"
-                self.renderer.warn(warning, unseen)
-            results.append(
-                Kept(
-                    kept,
-                    any(document.cut for document in made),
-                    kept[-1].answer if made[-1] is kept[-1] else None,
-                )
-            )
+            documents: list[Document] = []
+            for _ in example:
+                documents.extend(next(tokenised))
+            results.append(self._kept(documents))
         return results
 
+    def _kept(self, documents: list[Document]) -> Kept | Skipped:
+        """Keeps the documents of one example that have a trained token."""
+        kept = [document for document in documents if document.trained.any()]
+        if not kept:
+            return Skipped("no trained token is left within max_seq_len")
+        left_out = [document for document in documents if not document.trained.any()]
+        unseen_answers = sum(document.cut for document in left_out)
+        if unseen_answers:
+            warning = "An answer is left out, because it begins after data.max_seq_len tokens"
+            self.renderer.warn(warning, unseen_answers)
+        last_is_kept = kept[-1] is documents[-1]
+        return Kept(
+            kept,
+            cut=any(document.cut for document in documents),
+            answer=kept[-1].answer if last_is_kept else None,
+        )
+
     def question(self, text: str) -> list[int]:
-        """Ids of a person's question up to where its answer is due, as in the examples of training:
-        through the chat template where there is one, and special tokens that were typed are text.
-        Raises DataError where it is refused.
+        """Returns the ids of a person's question up to where its answer is due, as in the examples
+        of training: through the chat template where there is one. Special tokens that were typed
+        are text. Raises DataError where the template refuses it.
         """
         framed = self.renderer.available
         asked = self.renderer.question(text) if framed else self.renderer.plain(text)
         if isinstance(asked, Skipped):
-            raise DataError(
-                "This cannot be asked: "
-                f"{asked.reason}{f' ({asked.detail})' if asked.detail else ''}."
-            )
-        typed = self.renderer.control.stands_in(asked)
-        ids, _ = self.renderer.control.encode(asked) if typed else self._call([asked])[0]
+            detail = f" ({asked.detail})" if asked.detail else ""
+            raise DataError(f"This cannot be asked: {asked.reason}{detail}.")
+        if self.renderer.control.stands_in(asked):
+            ids, _ = self.renderer.control.encode(asked)
+        else:
+            ids, _ = self._call([asked])[0]
         return ids if framed else [*self._prefix, *ids]
 
     def template_use(self, data_format: str) -> str:
-        """Where the frame around the text comes from: `tokenizer` (its chat template) or `none`."""
+        """Says which frame stands around the text: `tokenizer` (that of its chat template) or
+        `none`.
+        """
         return "tokenizer" if data_format != "text" and self.renderer.available else "none"
 
     # ------------------------------------------------------------------ text
 
     def _render(self, examples: list[Example]) -> list[list[Rendered] | Skipped]:
-        chats = {}
+        """Returns the texts of each example: one, or one a turn where the template needs it."""
+        chats: dict[int, Conversation] = {}
         results: list[list[Rendered] | Skipped] = [[]] * len(examples)
         for place, example in enumerate(examples):
             if isinstance(example, Text):
-                results[place] = [
-                    Rendered(
-                        example.text, ((0, len(example.text)),), None, framed=False, divided=True
-                    )
-                ]
-            elif isinstance(example, Pair) and not self.renderer.available:
-                results[place] = self._join(example)
+                results[place] = [_whole_text(example.text)]
+            elif isinstance(example, Conversation):
+                chats[place] = example
+            elif self.renderer.available:
+                chats[place] = example.conversation()
             else:
-                chats[place] = example.conversation() if isinstance(example, Pair) else example
+                results[place] = self._join(example)
         if chats and not self.renderer.available:
             raise DataError(
                 "The tokenizer has no chat template, so conversations cannot be written as its "
@@ -171,50 +194,49 @@ class Encoder:
         return results
 
     def _join(self, pair: Pair) -> list[Rendered] | Skipped:
-        """A pair for a tokenizer without a chat template: prompt, separator, completion, end of
-        sequence.
+        """Renders a pair for a tokenizer without a chat template: prompt, separator, completion,
+        and the end of sequence that `_framed` adds.
         """
         prompt = f"{pair.system}\n\n{pair.prompt}" if pair.system else pair.prompt
         whole = self.renderer.plain(prompt + pair.separator + pair.completion)
         asked = self.renderer.plain(prompt + pair.separator)
-        if isinstance(whole, Skipped) or isinstance(asked, Skipped):
+        if isinstance(whole, Skipped):
             return whole
-        # A special token may begin in the prompt and end in the completion: it is text of the
-        # completion then.
-        span = (len(os.path.commonprefix([whole, asked])), len(whole))
-        return [
-            Rendered(
-                whole,
-                ((0, len(whole)) if self.train_on == "all" else span,),
-                span,
-                framed=False,
-                typed=self.renderer.control.stands_in(whole),
-            )
-        ]
+        if isinstance(asked, Skipped):
+            return asked
+        # A special token may begin in the prompt and end in the completion. It then stands for text
+        # of the completion, so the answer begins where the two texts part.
+        answer = (len(common_prefix(whole, asked)), len(whole))
+        trained = (0, len(whole)) if self.train_on == "all" else answer
+        typed = self.renderer.control.stands_in(whole)
+        return [Rendered(whole, (trained,), answer, framed=False, typed=typed)]
 
     # ------------------------------------------------------------------ tokens
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer puts before a text, and the end of sequence that closes one."""
+        """Returns what the tokenizer puts before a text, and the end of sequence that closes
+        one.
+        """
         bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         framed = self.tokenizer("a")["input_ids"]
         start = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
         eos = self.tokenizer.eos_token_id
         return framed[:start], [] if eos is None else [eos]
 
-    def _tokenise(self, texts: list[Rendered]) -> list[list[Document]]:
-        if not texts:
-            return []
-        control = self.renderer.control
+    def _tokenise(self, texts: list[Rendered]) -> Iterator[list[Document]]:
+        """Yields the documents of each text."""
         plain = iter(self._call([rendered.text for rendered in texts if not rendered.typed]))
-        return [
-            self._documents(
-                rendered, *(control.encode(rendered.text) if rendered.typed else next(plain))
-            )
-            for rendered in texts
-        ]
+        for rendered in texts:
+            if rendered.typed:
+                ids, offsets = self.renderer.control.encode(rendered.text)
+            else:
+                ids, offsets = next(plain)
+            yield self._documents(rendered, ids, offsets)
 
-    def _call(self, texts: list[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    def _call(self, texts: list[str]) -> list[_Encoding]:
+        """Returns ids and offsets of plain texts. One call for many texts lets the library use
+        several threads.
+        """
         if not texts:
             return []
         batch = self.tokenizer(
@@ -225,54 +247,67 @@ class Encoder:
     def _documents(
         self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]
     ) -> list[Document]:
+        """Returns the text as documents: one, cut to max_seq_len, or several where it may be
+        divided.
+        """
         tokens = np.asarray(ids, dtype=np.int32)
         bounds = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
         bounds = self.renderer.control.without_space(rendered.text, tokens, bounds)
         trained = np.zeros(len(tokens), dtype=bool)
         for span in rendered.spans:
             trained |= _covered(bounds, span)
-        places = (
-            np.flatnonzero(_covered(bounds, rendered.answer))
-            if rendered.answer
-            else np.empty(0, dtype=int)
-        )
-        answer = (int(places[0]), int(places[-1]) + 1) if len(places) else None
+        answer = None
+        if rendered.answer:
+            places = np.flatnonzero(_covered(bounds, rendered.answer))
+            if len(places):
+                answer = (int(places[0]), int(places[-1]) + 1)
         if not rendered.framed:
-            tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
-            trained = np.concatenate(
-                [
-                    np.full(len(self._prefix), self.train_on == "all"),
-                    trained,
-                    np.ones(len(self._suffix), dtype=bool),
-                ]
-            )
-            if answer:
-                answer = (answer[0] + len(self._prefix), len(tokens))
-        if len(trained):
-            trained[0] = False
+            tokens, trained, answer = self._framed(tokens, trained, answer)
+        trained[:1] = False
         limit = self.max_seq_len
         if rendered.divided and len(tokens) > limit:
+            starts = range(0, len(tokens), limit)
             return [
-                self._part(tokens[i : i + limit], trained[i : i + limit])
-                for i in range(0, len(tokens), limit)
+                _part(tokens[start : start + limit], trained[start : start + limit])
+                for start in starts
             ]
-        answer = answer if answer and answer[1] <= limit else None
+        if answer and answer[1] > limit:
+            answer = None
         return [Document(tokens[:limit], trained[:limit], answer, len(tokens))]
 
-    @staticmethod
-    def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:
-        trained = trained.copy()
-        trained[0] = False
-        return Document(tokens, trained, None, len(tokens))
+    def _framed(
+        self, tokens: np.ndarray, trained: np.ndarray, answer: tuple[int, int] | None
+    ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
+        """Puts the begin and end tokens around a text. The end of sequence is trained, and belongs
+        to the answer.
+        """
+        tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
+        before = np.full(len(self._prefix), self.train_on == "all")
+        after = np.ones(len(self._suffix), dtype=bool)
+        trained = np.concatenate([before, trained, after])
+        if answer:
+            answer = (answer[0] + len(self._prefix), len(tokens))
+        return tokens, trained, answer
+
+
+def _whole_text(text: str) -> Rendered:
+    return Rendered(text, ((0, len(text)),), None, framed=False, divided=True)
+
+
+def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:
+    trained = trained.copy()  # the array is a view of the whole text's
+    trained[0] = False
+    return Document(tokens, trained, None, len(tokens))
 
 
 def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:
-    """Tokens (character bounds [T, 2]) with a character in `span`. Some tokenizers trim white space
-    from the bounds, so a token of white space alone is empty and stands at its end: it counts when
-    that end lies in the span.
+    """Returns bool[T], true for the tokens (character bounds [T, 2]) with a character in `span`.
+
+    Some tokenizers trim white space from the bounds. A token of white space alone is then empty and
+    stands at its end: it counts when that end lies in the span.
     """
     start, end = span
-    return (bounds[:, 1] > start) & (
-        (bounds[:, 0] < end) & (bounds[:, 0] < bounds[:, 1])
-        | (bounds[:, 0] == bounds[:, 1]) & (bounds[:, 1] <= end)
-    )
+    begins, ends = bounds[:, 0], bounds[:, 1]
+    has_character = (begins < ends) & (begins < end)
+    is_space_inside = (begins == ends) & (ends <= end)
+    return (ends > start) & (has_character | is_space_inside)

@@ -1,4 +1,6 @@
-"""Rows of a source to tokens, a batch at a time: what is done alike in this process and in others."""
+"""A batch of rows becomes tokens here. This process and helper processes (`processes.py`) use the
+same functions, so that both make the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +11,40 @@ from typing import Any
 
 import numpy as np
 
-from engine.data.encode import Documents, Encoder, Kept
-from engine.data.formats import BrokenText, ColumnMap, Example
+from engine.data.encode import Document, Documents, Encoder, Kept
+from engine.data.examples import Example
+from engine.data.formats import ColumnMap
 from engine.data.render import Skipped
 from engine.data.sources import Row, Source
+from engine.data.turns import BrokenText
 
 Numbered = tuple[int, Row, str]
-"""A row with its number and, as an error names it, its place."""
+"""This is a row with its number and its place, as an error names it."""
 
+# A batch ends when it has so many rows or so much text: tokenising takes memory, beside its result,
+# that grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18
-"""A batch ends when it has so many rows or so much text: what tokenising takes beside its result
-grows with both.
-"""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A batch as flat arrays, which are quickly sent from process to process."""
+    """An encoded batch consists of flat arrays, which are quickly sent from process to process."""
 
     documents: Documents
     answers: np.ndarray
-    """int64[rows, 2]: token range of the answer in the last document of each row, 0 and 0 without
-    one.
+    """Each row has the token range of the answer in its last document, 0 and 0 without an answer:
+    int64[rows, 2].
     """
     cut: int
-    """Rows cut to max_seq_len."""
+    """This many rows were cut to max_seq_len."""
     skipped: list[tuple[int, Skipped]]
-    """Places in the batch, and why."""
+    """The rows at these places in the batch are skipped, for these reasons."""
     warnings: Counter[str]
 
 
 def row_batches(source: Source) -> Iterator[list[Numbered]]:
-    """All rows of `source` in order."""
+    """Reads all rows of `source` in order and yields them in batches."""
     batch: list[Numbered] = []
     characters = 0
     for number, row in source.read():
@@ -49,47 +52,70 @@ def row_batches(source: Source) -> Iterator[list[Numbered]]:
         characters += _characters(row)
         if len(batch) == _ROWS or characters >= _CHARACTERS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 
 
 def _characters(value: Any) -> int:
+    """Returns how much text a value holds, however deeply nested."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
         return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
+    if isinstance(value, list):
+        return sum(map(_characters, value))
+    return 0
 
 
 def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
-    """What a row says. Raises DataError as `ColumnMap.example` does."""
+    """Reads a row, or says why it is skipped. Raises DataError as `ColumnMap.example` does."""
     try:
-        return columns.example(row, where) or Skipped("the row is empty")
+        example = columns.example(row, where)
     except BrokenText:
         return Skipped("the text is not valid Unicode")
+    if example is None:
+        return Skipped("the row is empty")
+    return example
 
 
 def encode_rows(
     encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
 ) -> list[Kept | Skipped]:
-    """What each row is trained as, or why it is skipped."""
-    examples = [example_of(columns, row, where) for _, row, where in rows]
-    found = iter(
-        encoder.encode([example for example in examples if not isinstance(example, Skipped)])
+    """Encodes each row, or says why it is skipped."""
+    read = [example_of(columns, row, where) for _, row, where in rows]
+    encoded = iter(
+        encoder.encode([example for example in read if not isinstance(example, Skipped)])
     )
-    return [example if isinstance(example, Skipped) else next(found) for example in examples]
+    results: list[Kept | Skipped] = []
+    for example in read:
+        if isinstance(example, Skipped):
+            results.append(example)
+        else:
+            results.append(next(encoded))
+    return results
 
 
 def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
-    """The batch as arrays. The renderer's warnings are taken from it."""
-    found = encode_rows(encoder, columns, batch)
-    kept = [None if isinstance(row, Skipped) else row for row in found]
-    warnings = encoder.renderer.take_warnings()
+    """Returns the batch as arrays. The warnings of the encoder's renderer move into it."""
+    documents: list[list[Document]] = []
+    answers: list[tuple[int, int]] = []
+    skipped: list[tuple[int, Skipped]] = []
+    cut = 0
+    for place, row in enumerate(encode_rows(encoder, columns, batch)):
+        if isinstance(row, Skipped):
+            skipped.append((place, row))
+            documents.append([])
+            answers.append((0, 0))
+        else:
+            cut += row.cut
+            documents.append(row.documents)
+            answers.append(row.answer or (0, 0))
     return Encoded(
-        Documents.joined([row.documents if row else [] for row in kept]),
-        np.array([(row and row.answer) or (0, 0) for row in kept], np.int64).reshape(-1, 2),
-        sum(row is not None and row.cut for row in kept),
-        [(place, row) for place, row in enumerate(found) if isinstance(row, Skipped)],
-        warnings,
+        Documents.joined(documents),
+        np.array(answers, np.int64).reshape(-1, 2),
+        cut,
+        skipped,
+        encoder.renderer.take_warnings(),
     )

@@ -1,23 +1,24 @@
-"""Which files of a folder are a data set, and which split their names say they hold.
+"""A folder of files is a data set. Their names say which of them are read, and for which split.
 
-A file belongs to a split when its name is the split's or ends with it, shard numbers aside (test,
-train-00000-of-00002, data_val.3), or when it lies in a folder that is called so. A name that goes
-on after the split's (train_clean) counts only where another split has a file whose name goes on
-alike (test_clean): dev_ops or training_notes say nothing. The hub's shards of a longer name
-(train_sft-00000-of-00002) are a split of that name. Where some files say a split and none says
-train, the others are to train on.
+- A file belongs to a split when its name is the split's or ends with it, shard numbers aside (test,
+  train-00000-of-00002, data_val.3), or when it lies in a folder that is called so.
+- A name that goes on after the split's (train_clean) counts only where another split has a file
+  whose name goes on alike (test_clean): dev_ops or training_notes say nothing.
+- The hub's shards of a longer name (train_sft-00000-of-00002) are a split of that name.
+- Where some files say a split and none says train, the others are to train on.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config.data_settings import DataConfig
 from engine.errors import DataError
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".txt", ".md")
-_WORDS = {
+_SPLITS = {
     "train": "train",
     "training": "train",
     "test": "test",
@@ -29,32 +30,41 @@ _WORDS = {
     "val": "validation",
     "dev": "validation",
 }
-"""What files and folders are called after, and the split that they hold then."""
-_WORD = "|".join(sorted(_WORDS, key=len, reverse=True))
+"""A file or folder that is called so holds this split."""
+_NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")
+_WORD = "|".join(sorted(_SPLITS, key=len, reverse=True))
 _HASH = "(?:-[0-9a-f]{16})?"
 _NAMED = re.compile(rf"(?:.*[-_. ])?({_WORD})(?:[-_. ]?\d+(?:[-_. ](?:of[-_. ])?\d+)*{_HASH})?")
 _SHARD = re.compile(rf"((?:{_WORD})_\w+)-\d{{5}}-of-\d{{5}}{_HASH}")
 _LONGER = re.compile(rf"(.*[-_. ]|)({_WORD})[-_. ](.+)")
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The files of a source that are read, and those left out because their names say no split."""
+
+    read: list[Path]
+    left_out: list[Path]
+
+
 def is_saved_by_datasets(path: Path) -> bool:
-    """Whether `datasets` saved the folder."""
+    """Says whether `datasets` saved the folder."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
 def files_of(path: Path, config: DataConfig) -> list[Path]:
-    """The files that the source at `path` is read from, in the order of their names: itself, all of
-    a folder that `datasets` saved, or the data files of the wanted split. Raises DataError for a
-    folder without any.
+    """Returns the files that the source at `path` is read from, in the order of their names: the
+    file itself, all files of a folder that `datasets` saved, or the data files of the wanted split.
+    Raises DataError for a folder without any.
     """
-    return _chosen(path, config)[0]
+    return _choice(path, config).read
 
 
 def left_out(path: Path, config: DataConfig) -> str | None:
-    """A sentence about the files that are not read because their names say no split, while others'
-    do.
+    """Returns a sentence about the files that are not read because their names say no split, while
+    others' do; None when there are none.
     """
-    files = _chosen(path, config)[1]
+    files = _choice(path, config).left_out
     if not files:
         return None
     first = files[0].relative_to(path)
@@ -69,52 +79,60 @@ def left_out(path: Path, config: DataConfig) -> str | None:
     )
 
 
-def _chosen(path: Path, config: DataConfig) -> tuple[list[Path], list[Path]]:
-    """The files that are read, and those left out that belong to no split."""
+def _choice(path: Path, config: DataConfig) -> _Choice:
     if not path.is_dir():
-        return [path], []
+        return _Choice([path], [])
     if is_saved_by_datasets(path):
-        return sorted(file for file in path.rglob("*") if file.is_file()), []
-    found = sorted(
-        file
-        for file in path.rglob("*")
-        if file.is_file()
-        and file.suffix.lower() in DATA_SUFFIXES
-        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-        and file.stem.lower() not in ("readme", "license", "dataset_info", "dataset_infos")
-    )
+        return _Choice(sorted(file for file in path.rglob("*") if file.is_file()), [])
+    found = _data_files(path)
+    splits = _splits([file.relative_to(path) for file in found])
+    said = {split for split in splits if split}
+    if not said:
+        return _Choice(found, [])
+    if None in splits and not any(split.startswith("train") for split in said):
+        # Beside files to test on, the others are to train on.
+        splits = [split or "train" for split in splits]
+        said.add("train")
+    wanted = _SPLITS.get(config.split.lower(), config.split)
+    chosen = [file for file, split in zip(found, splits) if split == wanted]
+    if not chosen:
+        raise DataError(
+            f"The folder {path} has no split {config.split}; its files are called after "
+            f"{', '.join(sorted(said))}, set data.split to one of these."
+        )
+    return _Choice(chosen, [file for file, split in zip(found, splits) if split is None])
+
+
+def _data_files(folder: Path) -> list[Path]:
+    """Returns the data files under `folder`, sorted. Hidden and private ones are none, nor are
+    those that tell about a data set. Raises DataError when there is none.
+    """
+    found = []
+    for file in sorted(folder.rglob("*")):
+        is_data = file.suffix.lower() in DATA_SUFFIXES and file.stem.lower() not in _NO_DATA
+        parts = file.relative_to(folder).parts
+        is_hidden = any(part.startswith((".", "_")) for part in parts)
+        if is_data and not is_hidden and file.is_file():
+            found.append(file)
     if not found:
         raise DataError(
-            f"The folder {path} holds no data files; give .json, .jsonl, .parquet, .csv, .tsv, "
+            f"The folder {folder} holds no data files; give .json, .jsonl, .parquet, .csv, .tsv, "
             ".txt or .md files."
         )
-    splits = _splits([file.relative_to(path) for file in found])
-    if not any(splits):
-        return found, []
-    if not any(split and split.startswith("train") for split in splits):
-        splits = [
-            split or "train" for split in splits
-        ]  # the others are to train on, beside those to test on
-    wanted = _WORDS.get(config.split.lower(), config.split)
-    chosen = [file for file, split in zip(found, splits) if split == wanted]
-    if chosen:
-        return chosen, [file for file, split in zip(found, splits) if split is None]
-    has = ", ".join(sorted({split for split in splits if split}))
-    raise DataError(
-        f"The folder {path} has no split {config.split}; its files are called after {has}, set "
-        "data.split to one of these."
-    )
+    return found
 
 
 def _splits(files: list[Path]) -> list[str | None]:
-    """The split that each file (its path in the folder) says it holds, or None."""
+    """Returns the split that each file (its path in the folder) says it holds, or None."""
     splits = [_split(file) for file in files]
+    # Names that go on after a split's count where they say several splits. They are grouped by
+    # folder, by what comes before the split's name and by what comes after it.
     alike: dict[tuple[str, ...], dict[int, str]] = {}
     for place, file in enumerate(files):
         longer = _LONGER.fullmatch(file.stem.lower())
         if splits[place] is None and longer:
             before, word, after = longer.groups()
-            alike.setdefault((str(file.parent), before, after), {})[place] = _WORDS[word]
+            alike.setdefault((str(file.parent), before, after), {})[place] = _SPLITS[word]
     for group in alike.values():
         if len(set(group.values())) > 1:
             for place, split in group.items():
@@ -123,12 +141,15 @@ def _splits(files: list[Path]) -> list[str | None]:
 
 
 def _split(file: Path) -> str | None:
+    """Returns the split that the file's own name says, or else the nearest folder's."""
     name = file.stem.lower()
-    if named := _NAMED.fullmatch(name):
-        return _WORDS[named[1]]
-    if shard := _SHARD.fullmatch(name):
+    named = _NAMED.fullmatch(name)
+    if named:
+        return _SPLITS[named[1]]
+    shard = _SHARD.fullmatch(name)
+    if shard:
         return shard[1]
-    return next(
-        (_WORDS[part.lower()] for part in reversed(file.parent.parts) if part.lower() in _WORDS),
-        None,
-    )
+    for folder in reversed(file.parent.parts):
+        if folder.lower() in _SPLITS:
+            return _SPLITS[folder.lower()]
+    return None

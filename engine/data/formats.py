@@ -1,82 +1,32 @@
-"""From a row's columns to what is said in it: which column is which, and a row as a conversation, a
-pair or a text.
+"""Columns are told apart here, and rows are read as examples.
+
+- `map_columns` looks at the first rows of a source. It finds the format whose columns are there, or
+  the columns of the format that the settings want.
+- The `ColumnMap` that it returns reads every row as a conversation, a pair or a text.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.config.data_settings import DataColumns
+from engine.data.examples import Conversation, Example, Message, Pair, Text
 from engine.data.sources import Row, Source
 from engine.data.text_files import TURN_COLUMNS
+from engine.data.turns import (
+    parsed_json,
+    role_message,
+    sharegpt_message,
+    valid_text,
+    valid_tree,
+)
 from engine.errors import DataError
 
-Message = dict[str, Any]
-
 ROWS_TO_DETECT = 20
-"""The first rows of a source, by which its columns are told."""
+"""The columns are told by this many rows at the start of a source."""
 
-
-@dataclass(frozen=True)
-class Conversation:
-    """Turns as chat templates take them. Messages before `context` are never trained on."""
-
-    messages: list[Message]
-    context: int = 0
-    tools: list[Any] | None = None
-    """JSON schemas of the functions that may be called, for the chat template."""
-
-    @property
-    def asked(self) -> str:
-        """The last thing said before the last answer."""
-        for i in range(len(self.messages) - 1, 0, -1):
-            if self.messages[i]["role"] == "assistant":
-                return str(self.messages[i - 1].get("content", ""))
-        return ""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One question and its answer. `separator` stands between them only where there is no chat
-    template.
-    """
-
-    prompt: str
-    completion: str
-    system: str = ""
-    separator: str = ""
-
-    @property
-    def asked(self) -> str:
-        return self.prompt
-
-    def conversation(self) -> Conversation:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return Conversation(
-            [
-                *system,
-                {"role": "user", "content": self.prompt},
-                {"role": "assistant", "content": self.completion},
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class Text:
-    """A document for continued pre-training."""
-
-    text: str
-
-    @property
-    def asked(self) -> str:
-        return ""
-
-
-Example = Conversation | Pair | Text
-
-_ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
+_REQUIRED: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"messages": TURN_COLUMNS},
     "sharegpt": {"messages": ("conversations", "conversation", "messages")},
     "alpaca": {"prompt": ("instruction",), "completion": ("output", "response")},
@@ -86,6 +36,7 @@ _ALTERNATIVES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "text": {"text": ("text", "content")},
 }
+"""The parts that an example of each format must have, and the usual names of their columns."""
 _OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"system": ("system",), "tools": ("tools",)},
     "sharegpt": {"system": ("system",), "tools": ("tools",)},
@@ -93,6 +44,9 @@ _OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "prompt_completion": {"system": ("system",), "tools": ("tools",)},
     "text": {},
 }
+"""The parts that it may have, and the usual names of their columns."""
+_MAIN_PARTS = ("messages", "prompt", "completion", "text")
+"""One format or another must have these parts."""
 _MEANING = {
     "messages": "the turns of the conversation",
     "prompt": "the user's turn",
@@ -109,103 +63,74 @@ _NEEDS = {
     "prompt_completion": "columns prompt and completion",
     "text": "a column text",
 }
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_call": "assistant",
-}
 
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Which column became what."""
+    """Reads rows as examples of one format, and knows which column holds which part."""
 
     format: str
     detected: bool
-    """True when the columns told the format, False when the user did."""
+    """This is true when the columns told the format, and false when the user did."""
     columns: dict[str, str]
-    """Part of an example (messages, prompt, completion, input, system, tools, text) to the column
-    that holds it.
+    """Each part of an example (messages, prompt, completion, input, system, tools, text) is in the
+    column of this name.
     """
     unused: list[str] = field(default_factory=list)
 
     def meaning(self) -> dict[str, str]:
-        """Column name to what it became, in words."""
+        """Says in words what each column became."""
         return {column: _MEANING[part] for part, column in self.columns.items()}
 
     def example(self, row: Row, where: str) -> Example | None:
-        """The row as an example, or None when it is empty. `where` names the row in an error.
-        Raises DataError when a column is missing or holds the wrong type.
+        """Returns the row as an example, or None when it is empty. `where` names the row in an
+        error. Raises DataError when a column is missing or holds the wrong type, and BrokenText for
+        text that is not valid Unicode.
         """
         if self.format == "text":
             text = self._text(row, "text", where)
             return Text(text) if text.strip() else None
-        system = self._text(row, "system", where) if "system" in self.columns else ""
         if self.format in ("messages", "sharegpt"):
-            messages = self._messages(row, "messages", where)
-            if system and messages and messages[0]["role"] != "system":
-                messages.insert(0, {"role": "system", "content": system})
-            return Conversation(messages, tools=self._tools(row, where)) if messages else None
-        prompt, completion = (
-            self._value(row, "prompt", where),
-            self._value(row, "completion", where),
-        )
-        if self.format == "prompt_completion" and (
-            isinstance(prompt, list) or isinstance(completion, list)
-        ):
-            return self._message_pair(row, prompt, completion, system, where)
-        prompt, completion = self._text(row, "prompt", where), self._text(row, "completion", where)
-        extra = self._text(row, "input", where) if "input" in self.columns else ""
+            return self._conversation(row, where)
+        system = self._optional_text(row, "system", where)
+        prompt = self._value(row, "prompt", where)
+        completion = self._value(row, "completion", where)
+        has_turns = isinstance(prompt, list) or isinstance(completion, list)
+        if self.format == "prompt_completion" and has_turns:
+            return self._pair_of_turns(row, system, where)
+        return self._pair(row, system, where)
+
+    def _conversation(self, row: Row, where: str) -> Conversation | None:
+        system = self._optional_text(row, "system", where)
+        messages = _with_system(system, self._messages(row, "messages", where))
+        if not messages:
+            return None
+        return Conversation(messages, tools=self._tools(row, where))
+
+    def _pair(self, row: Row, system: str, where: str) -> Pair | None:
+        prompt = self._text(row, "prompt", where)
+        completion = self._text(row, "completion", where)
+        extra = self._optional_text(row, "input", where)
         if extra.strip():
             prompt = f"{prompt}\n\n{extra}" if prompt.strip() else extra
         if not completion.strip():
             return None
         return Pair(prompt, completion, system, separator="\n\n" if self.format == "alpaca" else "")
 
-    def _message_pair(
-        self, row: Row, prompt: Any, completion: Any, system: str, where: str
-    ) -> Conversation | None:
-        before = (
-            self._messages(row, "prompt", where)
-            if isinstance(prompt, list)
-            else [{"role": "user", "content": self._text(row, "prompt", where)}]
-        )
-        after = (
-            self._messages(row, "completion", where)
-            if isinstance(completion, list)
-            else [{"role": "assistant", "content": self._text(row, "completion", where)}]
-        )
-        if system and before and before[0]["role"] != "system":
-            before.insert(0, {"role": "system", "content": system})
-        return Conversation(before + after, len(before), self._tools(row, where)) if after else None
-
-    def _tools(self, row: Row, where: str) -> list[Any] | None:
-        value = self._value(row, "tools", where) if "tools" in self.columns else None
-        if isinstance(value, str):
-            value = _parsed(value) if value.strip() else None
-            if value is None and row[self.columns["tools"]].strip():
-                raise DataError(
-                    f"The column {self.columns['tools']} in {where} is not valid JSON; write a "
-                    "list of function schemas."
-                )
-        if value is None:
+    def _pair_of_turns(self, row: Row, system: str, where: str) -> Conversation | None:
+        """Reads a row whose prompt or completion is a list of turns. The prompt is only context."""
+        before = _with_system(system, self._turns_or_text(row, "prompt", "user", where))
+        after = self._turns_or_text(row, "completion", "assistant", where)
+        if not after:
             return None
-        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-            raise DataError(
-                f"The column {self.columns['tools']} in {where} is not a list of function schemas; "
-                "write one object for each tool."
-            )
-        return _valid_tree(value) or None
+        return Conversation(before + after, len(before), self._tools(row, where))
+
+    def _turns_or_text(self, row: Row, part: str, role: str, where: str) -> list[Message]:
+        if isinstance(self._value(row, part, where), list):
+            return self._messages(row, part, where)
+        return [{"role": role, "content": self._text(row, part, where)}]
+
+    # ------------------------------------------------------------------ parts of a row
 
     def _value(self, row: Row, part: str, where: str) -> Any:
         column = self.columns[part]
@@ -224,10 +149,14 @@ class ColumnMap:
                 f"The column {self.columns[part]} in {where} is {type(value).__name__}, not text; "
                 "write it as text."
             )
-        return _valid(value)
+        return valid_text(value)
+
+    def _optional_text(self, row: Row, part: str, where: str) -> str:
+        return self._text(row, part, where) if part in self.columns else ""
 
     def _messages(self, row: Row, part: str, where: str) -> list[Message]:
-        column, value = self.columns[part], self._value(row, part, where)
+        column = self.columns[part]
+        value = self._value(row, part, where)
         if value is None:
             return []
         if not isinstance(value, list):
@@ -235,179 +164,107 @@ class ColumnMap:
                 f"The column {column} in {where} is {type(value).__name__}, not a list of turns; "
                 f"{self.format} needs {_NEEDS[self.format]}."
             )
-        role_key, text_key = ("from", "value") if self.format == "sharegpt" else ("role", "content")
-        messages = []
-        for turn, message in enumerate(value, 1):
-            place = f"turn {turn} of {column} in {where}"
-            if not isinstance(message, dict) or not isinstance(message.get(role_key), str):
+        read = sharegpt_message if self.format == "sharegpt" else role_message
+        return [
+            read(turn, f"turn {number} of {column} in {where}")
+            for number, turn in enumerate(value, 1)
+        ]
+
+    def _tools(self, row: Row, where: str) -> list[Any] | None:
+        if "tools" not in self.columns:
+            return None
+        column = self.columns["tools"]
+        value = self._value(row, "tools", where)
+        if isinstance(value, str):
+            if not value.strip():
+                return None
+            value = parsed_json(value)
+            if value is None:
                 raise DataError(
-                    f"There is no {role_key} in {place}; write every turn as {{{role_key}, "
-                    f"{text_key}}}."
+                    f"The column {column} in {where} is not valid JSON; write a list of function "
+                    "schemas."
                 )
-            content = _content(message.get(text_key), text_key, place)
-            role = message[role_key]
-            if self.format == "sharegpt":
-                if role.lower() not in _SHAREGPT_ROLES:
-                    raise DataError(
-                        f"{role!r} in {place} is not a known speaker; use system, human, gpt or "
-                        "tool."
-                    )
-                calls = _spoken_calls(content) if role.lower() == "function_call" else None
-                messages.append(
-                    {
-                        "role": _SHAREGPT_ROLES[role.lower()],
-                        "content": "" if calls else content,
-                        **({"tool_calls": calls} if calls else {}),
-                    }
-                )
-                continue
-            rest = {
-                k: _valid_tree(v)
-                for k, v in message.items()
-                if v is not None and k not in ("role", "content")
-            }
-            if calls := _tool_calls(rest.pop("tool_calls", None), place):
-                rest["tool_calls"] = calls
-            messages.append({"role": role, "content": content, **rest})
-        return messages
-
-
-class BrokenText(Exception):
-    """Text with half of a surrogate pair, as scraped JSON sometimes has it: no tokenizer takes it."""
-
-
-def _valid(text: str) -> str:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BrokenText from None
-    return text
-
-
-def _valid_tree(value: Any) -> Any:
-    if isinstance(value, str):
-        return _valid(value)
-    if isinstance(value, dict):
-        return {_valid_tree(key): _valid_tree(item) for key, item in value.items()}
-    return [_valid_tree(item) for item in value] if isinstance(value, list) else value
-
-
-def _parsed(text: str) -> Any:
-    """What a text that holds JSON says, or None."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _tool_calls(value: Any, place: str) -> list[Any]:
-    """Calls as chat templates take them: arguments that are JSON in a text become objects."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise DataError(
-            f"The tool_calls of {place} are {type(value).__name__}, not a list; write one object "
-            "for each call."
-        )
-    calls = []
-    for call in value:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
             raise DataError(
-                f"A call in the tool_calls of {place} has no function name; write it as "
-                "{type: function, function: {name, arguments}}."
+                f"The column {column} in {where} is not a list of function schemas; write one "
+                "object for each tool."
             )
-        if isinstance(function.get("arguments"), str):
-            arguments = _parsed(function["arguments"])
-            if isinstance(arguments, dict):
-                function = function | {"arguments": _valid_tree(arguments)}
-        calls.append(
-            call | {"function": function}
-            if "function" in call
-            else {"type": "function", "function": function}
-        )
-    return calls
+        return valid_tree(value) or None
 
 
-def _spoken_calls(text: str) -> list[Any] | None:
-    """The calls that a ShareGPT turn `function_call` holds as JSON, or None when it holds something
-    else.
+def _with_system(system: str, messages: list[Message]) -> list[Message]:
+    """Returns the messages with a system turn before them, unless they have their own."""
+    if not system or not messages or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+# ---------------------------------------------------------------------- which column is which
+
+
+def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColumns) -> ColumnMap:
+    """Finds the columns of format `wanted`, or, for `auto`, the format whose columns are there.
+    `rows` are the first few of the source, and `columns` are those that the user named. Raises
+    DataError when no format, or not the wanted one, fits, and for a column that is named and not
+    there.
     """
-    said = _parsed(text)
-    said = said if isinstance(said, list) else [said]
-    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in said):
-        return None
-    return _tool_calls(_valid_tree(said), "the turn")
+    names = first_values(rows)
+    named = columns.named()
+    fitting = fitting_formats(wanted, names, named)
+    if not fitting:
+        raise _no_format(wanted, names, named, source)
+    name, found = fitting[0]
+    unused = [column for column in names if column not in found.values()]
+    return ColumnMap(name, wanted == "auto" and not named, found, unused)
 
 
-def _content(value: Any, key: str, place: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return _valid(value)
-    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
-        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in value):
-            return _valid("".join(part["text"] for part in value))
-        raise DataError(
-            f"The {key} of {place} holds something other than text; only text can be trained on."
-        )
-    raise DataError(f"The {key} of {place} is {type(value).__name__}, not text; write it as text.")
-
-
-def map_columns(
-    wanted: str, rows: list[Row], source: Source, columns: DataColumns = DataColumns()
-) -> ColumnMap:
-    """Find the columns of format `wanted`, or, for `auto`, the format whose columns are there.
-    `columns` are those that the user named.
-
-    `rows` are the first few of the data set. Raises DataError when no format, or not the wanted
-    one, fits, and for a column that is named and not there.
-    """
-    names, named = first_values(rows), columns.named()
-    if fitting := fitting_formats(wanted, names, named):
-        name, found = fitting[0]
-        return ColumnMap(
-            name,
-            wanted == "auto" and not named,
-            found,
-            [c for c in names if c not in found.values()],
-        )
-    found = ", ".join(names) if names else "none"
+def _no_format(
+    wanted: str, names: dict[str, Any], named: dict[str, str], source: Source
+) -> DataError:
+    """Returns the error that says why no format fits."""
+    there = ", ".join(names) if names else "none"
     for part, column in named.items():
         if column not in names:
-            raise DataError(
-                f"data.columns.{part} is {column}, but {source.name} has the columns {found}; name "
+            return DataError(
+                f"data.columns.{part} is {column}, but {source.name} has the columns {there}; name "
                 "one of these."
             )
     if named:
-        wants = [
-            part
-            for part in ("messages", "prompt", "completion", "text")
-            if part not in named
-            and any(
-                {*named, part} <= {*_ALTERNATIVES[name], *_OPTIONAL[name]} for name in _ALTERNATIVES
-            )
-        ]
-        raise DataError(
+        return DataError(
             f"In data.columns, only {' and '.join(named)} {'are' if len(named) > 1 else 'is'} "
-            f"named, and {source.name} ({found}) has no column with a usual name for the rest; set "
-            f"data.columns.{wants[0]} too."
+            f"named, and {source.name} ({there}) has no column with a usual name for the rest; set "
+            f"data.columns.{_first_missing_part(named)} too."
         )
     if wanted == "auto":
-        raise DataError(
-            f"The columns of {source.name} ({found}) fit no known format; name them in "
+        return DataError(
+            f"The columns of {source.name} ({there}) fit no known format; name them in "
             "data.columns, or rename them to messages, conversations, instruction and output, "
             "prompt and completion, or text."
         )
-    raise DataError(
+    return DataError(
         f"data.format is {wanted}, which needs {_NEEDS[wanted]}, but {source.name} has the columns "
-        f"{found}; rename them or set data.format to auto."
+        f"{there}; rename them or set data.format to auto."
     )
 
 
+def _first_missing_part(named: dict[str, str]) -> str:
+    """Returns a main part that is not named and that some format has together with those named."""
+    for part in _MAIN_PARTS:
+        together = {*named, part}
+        if part not in named and any(together <= _parts_of(name) for name in _REQUIRED):
+            return part
+    raise AssertionError(f"no format has {', '.join(named)}; `check_columns` refuses that")
+
+
+def _parts_of(name: str) -> set[str]:
+    """Returns the parts that an example of a format can have."""
+    return {*_REQUIRED[name], *_OPTIONAL[name]}
+
+
 def first_values(rows: list[Row]) -> dict[str, Any]:
-    """Every column of these rows, in order, with its first value that is not empty."""
+    """Returns every column of these rows, in order, with its first value that is not empty."""
     names: dict[str, Any] = {}
     for row in rows:
         for name, value in row.items():
@@ -419,77 +276,73 @@ def first_values(rows: list[Row]) -> dict[str, Any]:
 def fitting_formats(
     wanted: str, names: dict[str, Any], named: dict[str, str]
 ) -> list[tuple[str, dict[str, str]]]:
-    """(format, its columns) of every format that the columns `names` can be read as, the one that
-    is taken first. `named` are columns by part, as the user named them.
+    """Finds every format that the columns `names` can be read as. Returns (format, its columns) of
+    each, the best one first. `named` are the columns that the user named, by part.
     """
-    formats = list(_ALTERNATIVES) if wanted == "auto" else [wanted]
+    formats = list(_REQUIRED) if wanted == "auto" else [wanted]
     if named and "input" not in named:
-        formats.sort(
-            key=lambda name: name == "alpaca"
-        )  # whoever names a prompt means it as it stands
-    fitting = [
-        (name, columns)
-        for name in formats
-        if (columns := _columns_of(name, names, named)) is not None
-    ]
+        # Whoever names a prompt means it as it stands, so alpaca comes last.
+        formats.sort(key=lambda name: name == "alpaca")
+    fitting = []
+    for name in formats:
+        columns = _columns_of(name, names, named)
+        if columns is not None:
+            fitting.append((name, columns))
     # When only the names fit, that format says which row holds the wrong type.
-    return sorted(fitting, key=lambda fit: not looks_like(*fit, names))
+    return sorted(fitting, key=lambda fit: not looks_like(fit[0], fit[1], names))
 
 
 def rivals(columns: dict[str, str], names: dict[str, Any]) -> bool:
-    """Whether another column has as usual a name for a part that has to be there, and nothing else
-    takes it.
+    """Says whether a main part could as well be in another column: one with a usual name for that
+    part, which no part of `columns` takes.
     """
-    usual = {
-        part: {column for parts in _ALTERNATIVES.values() for column in parts.get(part, ())}
-        for part in columns
-    }
-    return any(
-        part in ("messages", "prompt", "completion", "text")
-        and other in names
-        and other not in columns.values()
-        for part in columns
-        for other in usual[part]
-    )
+    for part in _MAIN_PARTS:
+        if part not in columns:
+            continue
+        for required in _REQUIRED.values():
+            for other in required.get(part, ()):
+                if other in names and other not in columns.values():
+                    return True
+    return False
 
 
 def _columns_of(name: str, names: dict[str, Any], named: dict[str, str]) -> dict[str, str] | None:
-    if not {*named} <= {*_ALTERNATIVES[name], *_OPTIONAL[name]} or not {*named.values()} <= {
-        *names
-    }:
+    """Returns the column of each part when a row is read as the format `name`, or None where a part
+    has no column.
+    """
+    has_named_parts = set(named) <= _parts_of(name)
+    has_named_columns = set(named.values()) <= set(names)
+    if not has_named_parts or not has_named_columns:
         return None
     columns = {}
-    for part, alternatives in _ALTERNATIVES[name].items():
-        column = named.get(part) or next(
-            (c for c in alternatives if c in names and c not in named.values()), None
-        )
+    free = [column for column in names if column not in named.values()]
+    for part, usual in _REQUIRED[name].items():
+        column = named.get(part) or _first_of(usual, free)
         if column is None:
             return None
         columns[part] = column
     if named:
         return columns | named
-    for part, alternatives in _OPTIONAL[name].items():
-        column = next((c for c in alternatives if c in names), None)
+    for part, usual in _OPTIONAL[name].items():
+        column = _first_of(usual, list(names))
         if column is not None:
             columns[part] = column
     return columns
 
 
+def _first_of(usual: tuple[str, ...], there: list[str]) -> str | None:
+    return next((column for column in usual if column in there), None)
+
+
 def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> bool:
-    """Whether the first values are of the kinds that the format has; a list of turns tells messages
-    from sharegpt.
+    """Says whether the first value of the format's first part has the type of that format. The keys
+    of a turn tell messages from sharegpt.
     """
     first = names[next(iter(columns.values()))]
     if name in ("messages", "sharegpt"):
         key = "from" if name == "sharegpt" else "role"
-        return (
-            isinstance(first, list)
-            and bool(first)
-            and isinstance(first[0], dict)
-            and key in first[0]
-        )
-    return (
-        first is None
-        or isinstance(first, str)
-        or (name == "prompt_completion" and isinstance(first, list))
-    )
+        has_turns = isinstance(first, list) and bool(first) and isinstance(first[0], dict)
+        return has_turns and key in first[0]
+    if name == "prompt_completion" and isinstance(first, list):
+        return True
+    return first is None or isinstance(first, str)

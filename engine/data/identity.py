@@ -17,44 +17,47 @@ from engine.data.registry import registered
 from engine.paths import registry_entry, resolve_source
 
 _BYTES_HASHED = 64 << 20
-"""Files of up to this many bytes together are known by their content, more by size, times and
-inode.
+"""Files of up to this many bytes together are known by their content. Larger ones are known by
+size, times and inode.
 """
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Identity = list[Any]
+"""It holds JSON values."""
 
 
 def identity_of(config: DataConfig) -> tuple[Identity, bool]:
-    """What the source of `config` holds, as JSON values, and whether that is everything: a data set
-    of the hub knows itself only when it is open (`Source.fingerprint`). Raises DataError for a
+    """Returns what the source of `config` holds, and whether that is everything: what a data set of
+    the hub holds is known only when it is open (`Source.fingerprint`). Raises DataError for a
     source that cannot be used.
     """
     entry = registered(config)
-    if entry is not None:
-        path, name = registry_entry(config.source)
+    named = registry_entry(config.only_source)
+    if entry is not None and named is not None:
+        registry, name = named
         inner, whole = identity_of(entry.config)
-        return ["registry", name, _content(path), inner], whole
-    path = resolve_source(config.source)
+        return ["registry", name, _content(registry), inner], whole
+    path = resolve_source(config.only_source)
     if path is None:
         return ["hub", config.source, config.split], False
+    return ["files", path.name, config.split if path.is_dir() else "", *_files(path, config)], True
+
+
+def _files(path: Path, config: DataConfig) -> list[Identity]:
+    """Returns [name, digest or state] of each file of a source on this machine."""
     root = path if path.is_dir() else path.parent
     files = files_of(path, config)
     hashed = sum(file.stat().st_size for file in files) <= _BYTES_HASHED
-    return [
-        "files",
-        path.name,
-        config.split if path.is_dir() else "",
-        *(
-            [str(file.relative_to(root)), _content(file) if hashed else _state(file)]
-            for file in files
-        ),
-    ], True
+    found: list[Identity] = []
+    for file in files:
+        name = str(file.relative_to(root))
+        found.append([name, _content(file) if hashed else _state(file)])
+    return found
 
 
 def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
-    """The name under which the tokens of a source are kept. Weights, packing, order and seed are
-    not in it: they choose among tokens that are there.
+    """Returns the key under which the tokens of a source are kept. Weights, packing, order and seed
+    are no part of it: they choose among tokens that are there.
     """
     settings = [
         config.format,
@@ -72,7 +75,7 @@ def _content(path: Path) -> str:
 
 
 def _state(path: Path) -> list[Any]:
-    # The time of the last change of the inode cannot be set back, as that of the content can.
+    # A program can set back the time of the content (mtime), but not that of the inode (ctime).
     found = path.stat()
     return [
         str(path.resolve()),
@@ -86,7 +89,8 @@ def _state(path: Path) -> list[Any]:
 
 def _tokenizer(tokenizer: Any) -> Identity:
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
-    tree["truncation"] = tree["padding"] = None  # left over from whoever used it last
+    tree["truncation"] = None  # both are left over from whoever used the tokenizer last
+    tree["padding"] = None
     return [
         type(tokenizer).__name__,
         _digest(tree),
@@ -103,10 +107,11 @@ def _code() -> Identity:
 
 
 def _digest(value: Any) -> str:
+    # `os.fsencode` also takes the names of files that are no valid Unicode.
     return hashlib.blake2b(os.fsencode(json.dumps(value, default=str)), digest_size=20).hexdigest()
 
 
 PROGRAM = _code()
-"""The code that makes tokens, this package's own and the libraries', as it was when it was loaded.
-A newer version never takes over an older one's tokens.
+"""This is the code that makes tokens, this package's own and the libraries', as it was when this
+process loaded it. A newer version never takes over an older one's tokens.
 """

@@ -1,5 +1,5 @@
-"""Rows of JSON files, read piece by piece: one object a line, a list of objects, or a list inside
-an object.
+"""JSON files are read piece by piece. They have one object a line, a list of objects, or a list
+inside an object.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, BinaryIO
 
 from engine.data.text_files import TURN_COLUMNS
 from engine.errors import DataError
@@ -20,13 +21,13 @@ Read = Callable[[], Iterator[tuple[int, Row]]]
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_VALUE = 1 << 30
-"""Characters of one row; a longer one is no row."""
+"""A row has at most this many characters; a longer one is no row."""
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
-def readable(path: Path) -> Any:
-    """The file, opened to be read as bytes. Raises DataError when it cannot be."""
+def readable(path: Path) -> BinaryIO:
+    """Opens a file to be read as bytes. Raises DataError when it cannot be."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -35,9 +36,12 @@ def readable(path: Path) -> Any:
         ) from None
 
 
+# ---------------------------------------------------------------------- one object a line
+
+
 def line_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """(Line from 1, object) of a file with one object a line; blank lines are no rows. Raises
-    DataError for a line that is none.
+    """Reads a file with one object a line and yields (line from 1, object). Blank lines are no
+    rows. Raises DataError for a line that holds no object.
     """
     with readable(path) as file:
         for number, raw in enumerate(file, 1):
@@ -46,14 +50,16 @@ def line_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def count_lines(path: Path) -> int:
-    """Lines that are not blank."""
+    """Counts the lines that are not blank."""
     with readable(path) as file:
         return sum(1 for raw in file if raw.strip())
 
 
 def _parse_line(raw: bytes, number: int, name: str) -> Row:
+    # Some editors begin a file with a byte order mark.
+    encoding = "utf-8-sig" if number == 1 else "utf-8"
     try:
-        row = json.loads(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+        row = json.loads(raw.decode(encoding))
     except UnicodeDecodeError:
         raise DataError(
             f"Line {number} of {name} is not UTF-8 text; save the file as UTF-8."
@@ -63,7 +69,7 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
             f"Line {number} of {name} is not valid JSON ({error.msg.lower()} at column "
             f"{error.colno}); fix or remove that line."
         ) from None
-    except ValueError:  # Python refuses to read such a number
+    except ValueError:  # Python limits the digits of an integer
         raise DataError(
             f"Line {number} of {name} holds a number with too many digits; write it as text or "
             "remove that line."
@@ -80,36 +86,24 @@ def _parse_line(raw: bytes, number: int, name: str) -> Row:
     return row
 
 
+# ---------------------------------------------------------------------- a list
+
+
 def item_rows(path: Path) -> Read | None:
-    """What reads a .json file from its start as (item from 1, object): the items of its list, of
-    the only list of objects inside its object, or that object as the only row. None when several
-    values follow each other, as where there is one object a line. Raises DataError for what is
-    neither; memory holds one item at a time.
+    """Returns a function that reads a .json file from its start and yields (item from 1, object).
+
+    The rows are the items of the file's list, or of the only list of objects inside its object, or
+    that object as the only row. Returns None when several values follow each other, as where there
+    is one object a line. Raises DataError for anything else. Memory holds one item at a time.
     """
     with readable(path) as file:
         text = _JsonText(file, path.name)
         first = text.peek()
         if first == "[":
-            text.step()
-            if text.peek() == "]":
-                text.step()
-                if not text.peek():
-                    raise DataError(
-                        f"{path.name} is an empty list; give a file with at least one row."
-                    )
+            _refuse_empty_list(text, path.name)
             return partial(_list_items, path)
         if first == "{":
-            lists = _lists_within(text)
-            if text.peek():
-                return None
-            if len(lists) == 1:
-                return partial(_list_items, path, *lists)
-            if path.stat().st_size > _LONGEST_VALUE:
-                raise DataError(
-                    f"{path.name} is one object that is too large for a row; write a list of "
-                    "objects, one for each row."
-                )
-            return partial(_whole, path)
+            return _rows_of_object(text, path)
         value = text.value()
         if text.peek():
             return None
@@ -118,33 +112,64 @@ def item_rows(path: Path) -> Read | None:
         )
 
 
+def _refuse_empty_list(text: _JsonText, name: str) -> None:
+    text.step()
+    if text.peek() != "]":
+        return
+    text.step()
+    if not text.peek():
+        raise DataError(f"{name} is an empty list; give a file with at least one row.")
+
+
+def _rows_of_object(text: _JsonText, path: Path) -> Read | None:
+    """Returns what reads the rows of a file that begins with an object, or None when more values
+    follow it.
+    """
+    lists = _lists_within(text)
+    if text.peek():
+        return None
+    if len(lists) == 1:
+        return partial(_list_items, path, lists[0])
+    if path.stat().st_size > _LONGEST_VALUE:
+        raise DataError(
+            f"{path.name} is one object that is too large for a row; write a list of objects, one "
+            "for each row."
+        )
+    return partial(_whole, path)
+
+
 def _lists_within(text: _JsonText) -> list[int]:
-    """Places (from 0) of the members of the object at `text` that are lists of objects and no
-    conversation.
+    """Returns the places (from 0) of the members of the object at `text` that are lists of objects,
+    without conversations.
     """
     found: dict[str, int] = {}
     for place, name in enumerate(text.members()):
-        found.pop(name, None)  # the last member of a name counts
+        found.pop(name, None)  # where a name comes twice, the last member counts
         if text.peek() != "[":
             text.value()
             continue
-        kinds = [isinstance(item, dict) for number, item in enumerate(text.items()) if number == 0]
-        if kinds == [True] and name not in TURN_COLUMNS:
+        if _begins_with_object(text.items()) and name not in TURN_COLUMNS:
             found[name] = place
     return list(found.values())
 
 
+def _begins_with_object(items: Iterator[Any]) -> bool:
+    """Whether the first item is an object. All items are read, so that the text behind the list can
+    be read next.
+    """
+    first = next(items, None)
+    for _ in items:
+        pass
+    return isinstance(first, dict)
+
+
 def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Row]]:
-    """The items of the list that the file is or, in an object, of the `member`-th member."""
+    """Yields the items of the list that the file is or, in an object, of the `member`-th member."""
     with readable(path) as file:
         text = _JsonText(file, path.name)
         text.peek()
         if member is not None:
-            for place, _ in enumerate(text.members()):
-                if place == member:
-                    break
-                text.skip()
-            text.peek()
+            text.go_to_member(member)
         for number, row in enumerate(text.items(), 1):
             if not isinstance(row, dict):
                 raise DataError(
@@ -160,61 +185,57 @@ def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Ro
 
 
 def _whole(path: Path) -> Iterator[tuple[int, Row]]:
+    """Yields the object that the file is, as the only row."""
     with readable(path) as file:
         yield 1, _JsonText(file, path.name).value()
 
 
 class _JsonText:
-    """A JSON file, decoded and parsed a piece at a time. `at` is the place in the piece."""
+    """Decodes and parses a JSON file a piece at a time.
 
-    def __init__(self, file: Any, name: str):
-        self._file, self._name = file, name
+    - `at` is the place in the piece where parsing goes on.
+    - What is parsed is let go of whenever the next piece is read.
+    - A value that the piece cuts off is parsed again with the next piece.
+    """
+
+    def __init__(self, file: BinaryIO, name: str):
+        self._file = file
+        self._name = name
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._piece, self.at = "", 0
+        self._piece = ""
+        self.at = 0
         self._ended = False
-        self._lines, self._columns = (
-            0,
-            0,
-        )  # line ends before the piece, and characters since the last of them
+        # For the place in an error: line ends before the piece, and characters since the last.
+        self._lines = 0
+        self._columns = 0
 
     def peek(self) -> str:
-        """The next character that is no white space, where `at` then stands; nothing at the end of
-        the file.
+        """Goes on to the next character that is no white space and returns it, or nothing at the
+        end of the file.
         """
         while True:
-            self.at = _WHITE_SPACE.match(self._piece, self.at).end()
+            space = _WHITE_SPACE.match(self._piece, self.at)
+            if space is not None:  # the pattern matches everywhere
+                self.at = space.end()
             if self.at < len(self._piece) or self._ended:
                 return self._piece[self.at : self.at + 1]
             self._read_on()
 
     def step(self) -> None:
-        """Past the character that `peek` found."""
+        """Goes past the character that `peek` found."""
         self.at += 1
 
     def value(self) -> Any:
-        """The value that begins here."""
+        """Reads the value that begins here and goes past it."""
         self.peek()
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._piece, self.at)
-                # A number may go on in the next piece: 1 as 1.5 or as 1e+5.
-                if (
-                    self._ended
-                    or end + 3 <= len(self._piece)
-                    or not isinstance(value, (int, float))
-                ):
-                    self.at = end
-                    return value
             except json.JSONDecodeError as error:
-                cut_off = (
-                    error.msg.startswith("Unterminated string")
-                    or error.pos >= len(self._piece) - 16
-                )
-                if self._ended or not cut_off:
+                if self._ended or not self._may_be_cut_off(error):
                     raise self._broken(error.msg, error.pos) from None
-            except (
-                ValueError
-            ):  # Python refuses to read such a number, unless what follows makes it a fraction
+            except ValueError:
+                # Python limits the digits of an integer. A number that goes on may be a fraction.
                 if self._ended or self._piece[-1] not in "0123456789.eE+-":
                     raise DataError(
                         f"{self._name} holds a number with too many digits, in the value that "
@@ -224,12 +245,18 @@ class _JsonText:
                 raise DataError(
                     f"{self._name} is nested too deeply; write a list of rows."
                 ) from None
+            else:
+                # A number may go on in the next piece: 1 as 1.5 or as 1e+5.
+                may_go_on = isinstance(value, (int, float)) and end + 3 > len(self._piece)
+                if self._ended or not may_go_on:
+                    self.at = end
+                    return value
             if len(self._piece) - self.at > _LONGEST_VALUE:
                 raise self._broken("a value without an end", self.at)
             self._read_on()
 
     def skip(self) -> None:
-        """Read past the value that begins here, a list item by item."""
+        """Goes past the value that begins here, of a list item by item."""
         if self.peek() == "[":
             for _ in self.items():
                 pass
@@ -237,10 +264,10 @@ class _JsonText:
             self.value()
 
     def items(self) -> Iterator[Any]:
-        """The items of the list that begins here."""
+        """Yields the items of the list that begins here."""
         self._expect("[")
         if self.peek() == "]":
-            self.at += 1
+            self.step()
             return
         while True:
             yield self.value()
@@ -248,12 +275,12 @@ class _JsonText:
                 return
 
     def members(self) -> Iterator[str]:
-        """The names in the object that begins here; whoever asks for the next one has read the
-        value of this one.
+        """Yields the names in the object that begins here. The caller reads the value of a name
+        before it asks for the next name.
         """
         self._expect("{")
         if self.peek() == "}":
-            self.at += 1
+            self.step()
             return
         while True:
             if self.peek() != '"':
@@ -264,42 +291,59 @@ class _JsonText:
             if self._comma_or("}"):
                 return
 
+    def go_to_member(self, wanted: int) -> None:
+        """Goes to the value of the member at place `wanted` (from 0) of the object that begins
+        here.
+        """
+        for place, _ in enumerate(self.members()):
+            if place == wanted:
+                break
+            self.skip()
+        self.peek()
+
+    def place(self, at: int) -> str:
+        """Returns the place `at` of the piece, in words."""
+        lines, columns = self._line_and_column(at)
+        return f"line {lines + 1}, column {columns + 1}"
+
+    def _may_be_cut_off(self, error: json.JSONDecodeError) -> bool:
+        """Whether the next piece may mend the error: an open text, or a problem near the end."""
+        is_open_text = error.msg.startswith("Unterminated string")
+        return is_open_text or error.pos >= len(self._piece) - 16
+
     def _comma_or(self, end: str) -> bool:
-        """Step over a comma (False) or `end` (True)."""
+        """Steps over a comma, and returns False, or over `end`, and returns True."""
         found = self.peek()
-        if found not in (",", end) or not found:
+        if not found or found not in (",", end):
             raise self._broken("Expecting ',' delimiter", self.at)
-        self.at += 1
+        self.step()
         return found == end
 
     def _expect(self, character: str) -> None:
         if self.peek() != character:
             raise self._broken(f"Expecting '{character}' delimiter", self.at)
-        self.at += 1
+        self.step()
 
     def _read_on(self) -> None:
-        """Let go of what is parsed; double what is left, so that parsing a long value again costs
-        at most twice.
+        """Lets go of what is parsed and reads at least as much as is left. A long value is parsed
+        again each time, and doubling it makes all of these times at most twice the last.
         """
         self._lines, self._columns = self._line_and_column(self.at)
         left = self._piece[self.at :]
         raw = self._file.read(max(_CHUNK_BYTES, len(left)))
         self._ended = not raw
         try:
-            self._piece, self.at = left + self._decode(raw, not raw), 0
+            self._piece = left + self._decode(raw, self._ended)
         except UnicodeDecodeError:
             raise DataError(f"{self._name} is not UTF-8 text; save it as UTF-8.") from None
+        self.at = 0
 
     def _line_and_column(self, at: int) -> tuple[int, int]:
-        """Line ends before `at`, and characters since the last of them."""
+        """Returns the line ends before `at`, and the characters since the last of them."""
         ends = self._piece.count("\n", 0, at)
-        return self._lines + ends, at - self._piece.rfind(
-            "\n", 0, at
-        ) - 1 if ends else self._columns + at
-
-    def place(self, at: int) -> str:
-        lines, columns = self._line_and_column(at)
-        return f"line {lines + 1}, column {columns + 1}"
+        if not ends:
+            return self._lines, self._columns + at
+        return self._lines + ends, at - self._piece.rfind("\n", 0, at) - 1
 
     def _broken(self, problem: str, at: int) -> DataError:
         return DataError(
@@ -307,15 +351,16 @@ class _JsonText:
         )
 
 
+_KINDS = {
+    list: "a list",
+    dict: "an object",
+    str: "text",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    NoneType: "null",
+}
+
+
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {
-        list: "a list",
-        dict: "an object",
-        str: "text",
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-    }
-    return names.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)

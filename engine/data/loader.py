@@ -1,5 +1,10 @@
-"""`prepare_data`: a data set as rows to train on, rows to evaluate on, and a summary of what became
-of it.
+"""`prepare_data` makes rows to train on, rows to evaluate on, and a summary of a data set.
+
+- Each source becomes tokens in files (`tokenise.py`), split into documents to train on and
+  documents held out.
+- A mix takes from each source as many examples as its weight says.
+- The documents are packed into rows (`packing.py`).
+- A fingerprint covers all of it, so that a resumed run can tell that its data is still the same.
 """
 
 from __future__ import annotations
@@ -16,47 +21,54 @@ from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.mapped import Visits, pieces
 from engine.data.packing import one_each, pack
-from engine.data.rows import RowSet
+from engine.data.rows import DocumentTokens, Order, RowSet, RowSets
 from engine.data.summary import Part, summary_of
 from engine.data.token_cache import Side, StoredTokens, remove_old
-from engine.data.tokenise import EVAL_SEED, stored_tokens
-from engine.progress import Progress, untold
+from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
+from engine.progress import Progress
 
 _PIECES_A_REPORT = 64
+_DEFAULT_EXECUTION = Execution()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A held-out question: the conversation up to its last answer, ready to be continued."""
+    """A `Prompt` is a held-out question: the conversation up to its last answer, ready to be
+    continued.
+    """
 
     prompt_ids: list[int]
     prompt_text: str
-    """What was asked last, as a person reads it."""
+    """A person reads this as what was asked last."""
     expected_text: str
-    """The answer, without special tokens and outer white space: compare with an answer decoded
-    alike.
+    """This is the answer without special tokens and without white space around it. Compare it with
+    an answer that is decoded in the same way.
     """
     answer_tokens: int
-    """Tokens of the expected answer, its end-of-turn token included."""
+    """The expected answer has this many tokens, with its end-of-turn token."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Rows to train and to evaluate on. `summary` is shown as it is."""
+    """A prepared data set has rows to train on and rows to evaluate on. The user reads its
+    `summary`.
+    """
 
     summary: dict[str, Any]
     train: RowSet
     eval: RowSet
     fingerprint: str
-    """Digest of every token, mark and row: a resumed run compares it to know that its data is still
-    the same.
+    """This digest covers every token, mark and row. A resumed run compares it to know that its data
+    is still the same.
     """
     highest_id: int
-    """Of all tokens of the sources."""
+    """No token of the sources has a higher id."""
     _prompts: Callable[[int], list[Prompt]] = field(repr=False)
 
     def eval_prompts(self, n: int) -> list[Prompt]:
-        """The first `n` held-out questions; fewer when there are fewer, none for plain text."""
+        """Returns the first `n` held-out questions, or all when there are fewer. Plain text has
+        none.
+        """
         return self._prompts(n)
 
 
@@ -65,139 +77,173 @@ def prepare_data(
     tokenizer: Any,
     seed: int,
     packing_problem: str = "",
-    progress: Progress = untold,
-    processes: int | None = None,
+    execution: Execution = _DEFAULT_EXECUTION,
 ) -> PreparedData:
-    """Read, render, tokenise, split and pack the data set of `config`, or map the tokens that an
-    earlier run made.
+    """Reads, renders, tokenises, splits and packs the data set of `config`, or maps the tokens that
+    an earlier run made.
 
-    `tokenizer` is a fast tokenizer of transformers; `seed` sets the order of the rows, not the
-    choice of the held-out ones; `packing_problem`, the name of the model and why it cannot pack,
-    keeps one example a row whatever the configuration says; `processes` is how many tokenise, 0 for
-    this one alone, None for as many as pay. Raises DataError, in one sentence, when the data cannot
-    be read, trains on no token, or its tokens cannot be written.
+    - `tokenizer` is a fast tokenizer of transformers.
+    - `seed` decides the order of the rows, but not which examples are held out.
+    - `packing_problem` names the model and says why it cannot pack. Unless it is empty, every row
+      has one document, whatever the configuration says.
+
+    Raises DataError, in one sentence, when the data cannot be read, when it trains on no token, or
+    when its tokens cannot be written.
     """
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts, keys = [], []
-    for part, weight in config.parts():
-        tokens, key = stored_tokens(part, encoder, progress, processes)
-        parts.append(Part(part, weight, tokens))
-        keys.append(key)
+    for part_config, weight in config.parts():
+        tokens, key = stored_tokens(part_config, encoder, execution)
+        parts.append(Part(part_config, weight, tokens))
+        if key is not None:
+            keys.append(key)
     remove_old(keys)
-    packed = config.packing and not packing_problem
-    pad_id = next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if i is not None), 0)
-    train = _rows(
-        [(part.tokens.train, _visited(part)) for part in parts], config, packed, pad_id, seed
+    layout = _Layout(
+        max_seq_len=config.max_seq_len,
+        packed=config.packing and not packing_problem,
+        pad_id=_pad_id(tokenizer),
+        order=Order(seed, config.shuffle),
     )
-    held_out = _rows([(part.tokens.eval, None) for part in parts], config, packed, pad_id, seed)
+    rows = RowSets(
+        train=layout.rows([_Chosen(part.tokens.train, _visited(part)) for part in parts]),
+        held_out=layout.rows([_Chosen(part.tokens.eval, None) for part in parts]),
+    )
+
+    def prompts(n: int) -> list[Prompt]:
+        return _alternating([list(_prompts(part.tokens, tokenizer, n)) for part in parts])[:n]
+
     return PreparedData(
-        summary_of(config, parts, encoder, train, held_out, packing_problem),
-        train,
-        held_out,
-        _fingerprint(train, held_out, progress),
+        summary_of(config, parts, encoder, rows, packing_problem),
+        rows.train,
+        rows.held_out,
+        _fingerprint(rows, execution.progress),
         max(part.tokens.tally.highest_id for part in parts),
-        lambda n: _alternating([list(_prompts(part.tokens, tokenizer, n)) for part in parts])[:n],
+        prompts,
     )
+
+
+def _pad_id(tokenizer: Any) -> int:
+    if tokenizer.pad_token_id is not None:
+        return tokenizer.pad_token_id
+    if tokenizer.eos_token_id is not None:
+        return tokenizer.eos_token_id
+    return 0
 
 
 def _prompts(tokens: StoredTokens, tokenizer: Any, n: int) -> Iterator[Prompt]:
     side = tokens.eval
     for found in itertools.islice(tokens.prompts(), n):
         start, end = found["answer"]
-        ids = side.ids[side.starts[found["document"]] :][:end].tolist()
-        yield Prompt(
-            ids[:start],
-            found["asked"],
-            tokenizer.decode(ids[start:], skip_special_tokens=True).strip(),
-            end - start,
-        )
+        document = int(side.starts[found["document"]])
+        ids = side.ids[document : document + end].tolist()
+        expected = tokenizer.decode(ids[start:], skip_special_tokens=True).strip()
+        yield Prompt(ids[:start], found["asked"], expected, end - start)
 
 
 def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
-    """The first of each list, the second of each, and so on: a few questions then speak for every
-    source.
+    """Returns the first of each list, then the second of each, and so on: a few questions then
+    speak for every source.
     """
-    return [
-        prompt for group in itertools.zip_longest(*lists) for prompt in group if prompt is not None
-    ]
+    groups = itertools.zip_longest(*lists)
+    return [prompt for prompt in itertools.chain.from_iterable(groups) if prompt is not None]
 
 
 # ---------------------------------------------------------------------- rows
 
 
+@dataclass(frozen=True)
+class _Chosen:
+    """The documents that are taken from one side of a source."""
+
+    side: Side
+    visited: np.ndarray | None
+    """These documents are visited, in this order: int64[visits]. None stands for all of them, once
+    each.
+    """
+
+    @property
+    def documents(self) -> np.ndarray:
+        if self.visited is None:
+            return np.arange(len(self.side.starts) - 1)
+        return self.visited
+
+
 def _visited(part: Part) -> np.ndarray | None:
-    """int64: documents of the examples that an epoch takes from the source: whole passes, then as
-    many examples more as are missing, always the same ones. None for all of them once.
+    """Returns the documents (int64[visits]) of the examples that an epoch takes from the source, or
+    None for all of them once. These are whole passes over the examples, then as many more examples
+    as are missing, always the same ones.
     """
     examples = part.tokens.train.examples
     count = len(examples) - 1
     passes, more = divmod(part.visits(), count)
     if (passes, more) == (1, 0):
         return None
-    chosen = np.sort(np.random.default_rng(EVAL_SEED).permutation(count)[:more])
-    visited = np.concatenate([np.tile(np.arange(count), passes), chosen])
-    first, documents = examples[visited], np.diff(examples)[visited]
+    extra = np.sort(np.random.default_rng(EVAL_SEED).permutation(count)[:more])
+    visited = np.concatenate([np.tile(np.arange(count), passes), extra])
+    first_documents = examples[visited]
+    documents = np.diff(examples)[visited]
+    # Count on from the first document of each example: `offsets` is what one running number for all
+    # visits has to be moved by, within one example.
     ends = np.cumsum(documents)
-    return np.repeat(first - (ends - documents), documents) + np.arange(ends[-1])
+    offsets = first_documents - (ends - documents)
+    return np.repeat(offsets, documents) + np.arange(ends[-1])
 
 
-def _rows(
-    parts: list[tuple[Side, np.ndarray | None]],
-    config: DataConfig,
-    packed: bool,
-    pad_id: int,
-    seed: int,
-) -> RowSet:
-    """The rows of the documents of several sources, or of those of them that are visited."""
-    (side, visited), *others = parts
-    ids, trained, starts = side.ids, side.trained, side.starts
-    if others or visited is not None:
-        wanted = [
-            np.arange(len(part.starts) - 1) if documents is None else documents
-            for part, documents in parts
-        ]
-        starts = np.zeros(sum(map(len, wanted)) + 1, np.int64)
-        np.cumsum(
-            np.concatenate(
-                [np.diff(part.starts)[chosen] for (part, _), chosen in zip(parts, wanted)]
-            ),
-            out=starts[1:],
-        )
-        visits = Visits(
-            np.repeat(np.arange(len(parts), dtype=np.uint16), [len(chosen) for chosen in wanted]),
-            np.concatenate([part.starts[:-1][chosen] for (part, _), chosen in zip(parts, wanted)]),
-            starts,
-        )
-        ids, trained = (
-            visits.of([part.ids for part, _ in parts]),
-            visits.of([part.trained for part, _ in parts]),
-        )
-    documents = len(starts) - 1
-    if packed:
+@dataclass(frozen=True)
+class _Layout:
+    """How documents become rows."""
+
+    max_seq_len: int
+    packed: bool
+    pad_id: int
+    order: Order
+
+    def rows(self, parts: list[_Chosen]) -> RowSet:
+        """Returns the rows of the chosen documents of all sources."""
+        tokens = _tokens_of(parts)
+        documents = len(tokens.starts) - 1
+        if not self.packed:
+            return RowSet(tokens, one_each(documents), self.pad_id, self.order)
         order = np.arange(documents)
-        if config.shuffle:
-            order = np.random.default_rng([seed]).permutation(order)
-        rows = pack(np.diff(starts), config.max_seq_len, order)
-    else:
-        rows = one_each(documents)
-    return RowSet(ids, trained, starts, rows, pad_id, seed, config.shuffle)
+        if self.order.shuffle:
+            order = np.random.default_rng([self.order.seed]).permutation(order)
+        rows = pack(np.diff(tokens.starts), self.max_seq_len, order)
+        return RowSet(tokens, rows, self.pad_id, self.order)
 
 
-def _fingerprint(train: RowSet, held_out: RowSet, progress: Progress) -> str:
+def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
+    """Returns the tokens of the chosen documents, the parts one after another."""
+    sides = [part.side for part in parts]
+    if len(parts) == 1 and parts[0].visited is None:  # the files hold just that
+        return DocumentTokens(sides[0].ids, sides[0].trained, sides[0].starts)
+    chosen = [part.documents for part in parts]
+    counts = [len(documents) for documents in chosen]
+    lengths = [np.diff(side.starts)[documents] for side, documents in zip(sides, chosen)]
+    begins = [side.starts[:-1][documents] for side, documents in zip(sides, chosen)]
+    starts = np.zeros(sum(counts) + 1, np.int64)
+    np.cumsum(np.concatenate(lengths), out=starts[1:])
+    which = np.repeat(np.arange(len(parts), dtype=np.uint16), counts)
+    visits = Visits(which, np.concatenate(begins), starts)
+    ids = visits.of([side.ids for side in sides])
+    trained = visits.of([side.trained for side in sides])
+    return DocumentTokens(ids, trained, starts)
+
+
+def _fingerprint(rows: RowSets, progress: Progress) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for side in (train, held_out):
-        for array in (
+    for side in (rows.train, rows.held_out):
+        arrays = (
             side.ids,
             side.trained,
             side.starts,
             side.rows.documents,
             np.diff(side.rows.starts),
-        ):
+        )
+        for array in arrays:
             digest.update(np.int64(len(array)).tobytes())
             for number, piece in enumerate(pieces(array), 1):
-                digest.update(np.ascontiguousarray(piece))
+                digest.update(np.ascontiguousarray(piece).data)
                 if number % _PIECES_A_REPORT == 0:
-                    progress(
-                        number * len(piece), len(array), "Making sure that the tokens are the same"
-                    )
+                    done = number * len(piece)
+                    progress(done, len(array), "Making sure that the tokens are the same")
     return digest.hexdigest()

@@ -1,52 +1,61 @@
-"""A value a token, in files: mapped, read piece by piece, and put into another order without a
-copy.
+"""Arrays with one value for each token, kept in files: mapped into memory, read piece by piece, and
+put into another order without a copy.
 
-Pages of a mapped file are the kernel's to drop; a pass over all of them gives them back as it goes,
-so that a data set larger than memory takes none.
+The kernel may drop the pages of a mapped file at any time. A pass over a whole array gives them
+back as it goes, so that a data set larger than memory takes no memory.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _PIECE = 1 << 20
+"""A piece has this many values."""
 _PAGES_KEPT = 4
-"""Pieces whose pages may be in memory at once during a pass."""
+"""During a pass, the pages of this many pieces may be in memory at once."""
 
 
 def mapped(path: Path, dtype: type) -> np.ndarray:
-    """The numbers in the file at `path`, read-only."""
-    if path.stat().st_size == 0:  # nothing to map
+    """Returns the numbers in the file at `path`, read-only, with shape [values]."""
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
-    # As a plain array, of which a slice takes a tenth of the time: a step takes thousands.
+    # A slice of a plain array takes a tenth of the time of a slice of a memmap, and a step takes
+    # thousands.
     return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
+@dataclass(frozen=True)
 class Visits:
-    """Documents of several sources in the order in which an epoch visits them: 18 bytes a document."""
+    """An epoch visits the documents of several sources in this order. This takes 18 bytes a
+    document.
+    """
 
-    def __init__(self, which: np.ndarray, begins: np.ndarray, starts: np.ndarray):
-        self.which = which
-        """uint16[documents]: the source of each document."""
-        self.begins = begins
-        """int64[documents]: where its tokens begin there."""
-        self.starts = starts
-        """int64[documents + 1]: where they begin among all visited."""
+    which: np.ndarray
+    """Visit v is of a document of source `which[v]`: uint16[documents]."""
+    begins: np.ndarray
+    """Its first token is `begins[v]` of that source: int64[documents]."""
+    starts: np.ndarray
+    """Its first token is `starts[v]` of all that is visited: int64[documents + 1]."""
 
     def of(self, arrays: list[np.ndarray]) -> Visited:
-        """One array (a value a token) of each source as one array of the visits."""
+        """Returns one array for the visits, from one array ([tokens]) for each source."""
         return Visited(self, arrays)
 
 
 class Visited:
-    """An array in the order of visits. Slices are numpy arrays; nothing else is ever made whole."""
+    """A `Visited` is an array in the order of visits. It can only be sliced, and a slice is a numpy
+    array; the whole array is never in memory.
+    """
 
     def __init__(self, visits: Visits, arrays: list[np.ndarray]):
-        self._visits, self.arrays = visits, arrays
+        self._visits = visits
+        self.arrays = arrays
 
     def __len__(self) -> int:
         return int(self._visits.starts[-1])
@@ -54,18 +63,21 @@ class Visited:
     def __getitem__(self, wanted: slice) -> np.ndarray:
         visits = self._visits
         begin, end, _ = wanted.indices(len(self))
-        document = int(np.searchsorted(visits.starts, begin, "right")) - 1
+        visit = int(np.searchsorted(visits.starts, begin, "right")) - 1
         found = []
         while begin < end:
-            first = int(visits.begins[document] + begin - visits.starts[document])
-            until = min(end, int(visits.starts[document + 1]))
-            found.append(self.arrays[visits.which[document]][first : first + until - begin])
-            begin, document = until, document + 1
+            first = int(visits.begins[visit] + begin - visits.starts[visit])
+            until = min(end, int(visits.starts[visit + 1]))
+            found.append(self.arrays[visits.which[visit]][first : first + until - begin])
+            begin = until
+            visit += 1
         return np.concatenate(found) if found else np.empty(0, self.arrays[0].dtype)
 
 
 def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
-    """`array` from its start to its end, a piece at a time; pages of files are dropped behind it."""
+    """Yields `array` from its start to its end in pieces of shape [values]. Behind a piece, pages
+    of files are dropped.
+    """
     for number, begin in enumerate(range(0, len(array), _PIECE), 1):
         yield array[begin : begin + _PIECE]
         if number % _PAGES_KEPT == 0:
@@ -74,9 +86,20 @@ def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
 
 
 def drop_pages(array: np.ndarray | Visited) -> None:
-    """Give the pages of a mapped array back; whoever reads it again maps them again."""
+    """Gives the pages of a mapped array ([values]) back to the kernel. Reading the array again maps
+    them again.
+    """
     for part in array.arrays if isinstance(array, Visited) else [array]:
-        while isinstance(part, np.ndarray):
-            part = part.base
-        if isinstance(part, mmap.mmap):
-            part.madvise(mmap.MADV_DONTNEED)
+        owner = _owner_of(part)
+        if isinstance(owner, mmap.mmap):
+            owner.madvise(mmap.MADV_DONTNEED)
+
+
+def _owner_of(array: np.ndarray) -> Any:
+    """Returns what holds the memory that `array` is a view of: a map of a file, or None for memory
+    of numpy's own.
+    """
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return owner

@@ -1,16 +1,16 @@
-"""Which column of a data set is what, where a person has to say it: what there is to choose from,
-and the best guess.
+"""Where the names of its columns do not tell, a person says which column of a data set is what.
+This file offers the columns to choose from, and the best guess.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from typing import Any
 
 from engine.config.data_settings import DataColumns, DataConfig, DataSource
 from engine.config.settings import AUTO
-from engine.data.encoded import Numbered
 from engine.data.formats import (
     ROWS_TO_DETECT,
     ColumnMap,
@@ -20,7 +20,7 @@ from engine.data.formats import (
     map_columns,
     rivals,
 )
-from engine.data.preview import read_parts, shown_rows
+from engine.data.preview import Opened, read_parts, shown_rows
 from engine.data.sources import Row, Source
 from engine.errors import DataError
 
@@ -29,12 +29,12 @@ KINDS = {
     "conversation": ("messages", "system", "tools"),
     "text": ("text",),
 }
-"""What a row can be, and its parts, as `data.columns` calls them."""
+"""A row can be of these kinds, and has these parts, as `data.columns` calls them."""
 
 _EXAMPLE_CHARACTERS = 90
 _MOST_COLUMNS = 200
 _MOST_VALUES = 4
-"""Of a list, that an example shows."""
+"""An example shows this many values of a list."""
 _SIDE_COLUMNS = {
     "id",
     "idx",
@@ -67,7 +67,9 @@ _SIDE_COLUMNS = {
     "meta",
     "metadata",
 }
-"""Names of columns that say something about an example and are none of it."""
+"""A column with one of these words in its name says something about an example, but is no part of
+it.
+"""
 _WORDS = {
     "system": ("system",),
     "completion": (
@@ -103,48 +105,44 @@ _WORDS = {
         "frage",
     ),
 }
-"""Words in the names of columns, the likeliest first."""
+"""A column with one of these words in its name is likely this part, the likeliest word first."""
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Read the first 200 rows (of a mix, shared by its sources): what `shown_rows` gives of them,
-    and `mapping`, what a person can choose.
+    """Reads the first 200 rows (of a mix, shared by its sources). Returns what `shown_rows` says of
+    them, and `mapping`, what a person can choose.
 
-    `mapping` has `state` (found: the names tell; several: they tell more than one thing; named: the
-    settings say so; guess: nothing tells, and the rows are shown as they would be read; none: there
-    is nothing to guess from), `refused` (whether a run would refuse the columns as they are), `why`
-    (where the settings ask for something that is not there, the sentence that says so), `kind` (one
-    of `kinds`, which has the parts of each), `chosen` (part to column) and `columns` (each `{name,
-    example}`). Of several sources it is that of the first that would be refused, then of the first
-    that names columns (None where there is neither), and has `mix`: `sources` (as `data.source`),
-    the `place` of this one among them, its `name`, and `format`, that of the others. Where rows
-    cannot be read as they are mapped the answer is `error`, a sentence, and `mapping`. Raises
-    DataError where there are no rows to choose from.
+    `mapping` is that of `columns_to_choose`. Of several sources it is that of the first source that
+    would be refused, or else of the first that names columns; None where there is neither. It then
+    has `mix`: `sources` (as `data.source`), the `place` of this one among them, its `name`, and
+    `format`, that of the others.
+
+    Where rows cannot be read as they are mapped, the answer is `error`, a sentence, and `mapping`.
+    Raises DataError where there are no rows to choose from.
     """
-    opened: list[tuple[Source, ColumnMap, list[Numbered]]] = []
+    opened: list[Opened] = []
     looked_at: list[tuple[str, dict[str, Any]]] = []
     try:
         for part, source, read in read_parts(config, rows):
             first = [row for _, row, _ in read[:ROWS_TO_DETECT]]
             mapping = columns_to_choose(part, first)
             looked_at.append((source.name, mapping))
-            opened.append((source, _mapped(part, source, first, mapping), read))
-        return shown_rows(config, tokenizer, rows, opened) | {
-            "mapping": _to_choose(config, looked_at)
-        }
+            opened.append(Opened(source, _mapped(part, source, first, mapping), read))
+        shown = shown_rows(config, tokenizer, rows, opened)
+        return shown | {"mapping": _to_choose(config, looked_at)}
     except DataError as error:
-        if len(looked_at) < len(config.parts()) and not any(
-            mapping["refused"] for _, mapping in looked_at
-        ):
-            raise  # a source that cannot be opened, or has no rows
+        all_were_read = len(looked_at) == len(config.parts())
+        one_is_refused = any(mapping["refused"] for _, mapping in looked_at)
+        if not all_were_read and not one_is_refused:
+            raise  # a source cannot be opened, or has no rows
         return {"error": str(error), "mapping": _to_choose(config, looked_at)}
 
 
 def _mapped(
     part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]
 ) -> ColumnMap:
-    """How the rows of a source are read: as a run would, or by the guess. Completes `mapping`.
-    Raises DataError.
+    """Returns how the rows of a source are read: as a run would, or by the guess. Completes
+    `mapping`. Raises DataError.
     """
     try:
         columns = map_columns(part.format, first, source, part.columns)
@@ -162,148 +160,191 @@ def _mapped(
 def _to_choose(
     config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]
 ) -> dict[str, Any] | None:
-    """The mapping that a person is shown, of those of the sources, each with its source's name."""
+    """Returns the mapping that a person is shown, of those of the sources. Each has its source's
+    name.
+    """
     if isinstance(config.source, str):
         return looked_at[0][1]
     refused = [place for place, (_, mapping) in enumerate(looked_at) if mapping["refused"]]
-    told = [
+    naming = [
         place for place, part in enumerate(config.source[: len(looked_at)]) if part.columns.named()
     ]
-    for place in (refused + told)[:1]:
-        name, mapping = looked_at[place]
-        return mapping | {
-            "mix": {
-                "sources": [_plain(part) for part in config.source],
-                "place": place,
-                "name": name,
-                "format": config.format,
-            }
-        }
-    return None
+    if not refused and not naming:
+        return None
+    place = (refused + naming)[0]
+    name, mapping = looked_at[place]
+    mix = {
+        "sources": [_plain(part) for part in config.source],
+        "place": place,
+        "name": name,
+        "format": config.format,
+    }
+    return mapping | {"mix": mix}
 
 
 def _plain(part: DataSource) -> dict[str, Any]:
-    """A source of a mix as it stands in `data.source`, without what is usual."""
-    named = part.columns.named()
-    return (
-        {"source": part.source}
-        | ({"weight": part.weight} if part.weight != 1 else {})
-        | {
-            name: value
-            for name in ("split", "format")
-            if (value := getattr(part, name)) is not None
-        }
-        | ({"columns": named} if named else {})
-    )
+    """Returns a source of a mix as it stands in `data.source`, without what is usual."""
+    plain: dict[str, Any] = {"source": part.source}
+    if part.weight != 1:
+        plain["weight"] = part.weight
+    if part.split is not None:
+        plain["split"] = part.split
+    if part.format is not None:
+        plain["format"] = part.format
+    columns = part.columns.named()
+    if columns:
+        plain["columns"] = columns
+    return plain
 
 
 def kind_of(columns: ColumnMap) -> str:
-    """Which of KINDS a row is that has these columns."""
+    """Finds the kind of a row with these columns, one of KINDS."""
     return next(kind for kind, parts in KINDS.items() if parts[0] in columns.columns)
 
 
 def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
-    """`mapping` of `preview` for the first rows of a source."""
-    names, named = first_values(rows), config.columns.named()
-    fitting = fitting_formats(config.format, names, named)
-    if fitting:
-        chosen = fitting[0][1]
-        good = [columns for name, columns in fitting if looks_like(name, columns, names)]
-        several = any(set(columns.values()) != set(chosen.values()) for columns in good) or rivals(
-            chosen, names
-        )
-        state = "named" if named else "several" if config.format == AUTO and several else "found"
-    else:
-        # What was named and is there stays chosen: a guess is only made where nothing is.
-        chosen = {part: column for part, column in named.items() if column in names}
-        state = "named"
-        if not chosen:
-            fitting = fitting_formats(AUTO, names, {})
-            chosen = fitting[0][1] if fitting else guessed(rows)
-            state = "guess" if chosen else "none"
-    kind = next(
-        (kind for kind, parts in KINDS.items() if parts[0] in chosen or parts[:2][-1] in chosen),
-        "pair",
-    )
+    """Finds the columns of a source with these first rows, for a person to choose from.
+
+    - `state` is "found" (the names tell), "several" (they tell more than one thing), "named" (the
+      settings say so), "guess" (nothing tells, and the rows are shown as the guess reads them) or
+      "none" (there is nothing to guess from).
+    - `refused` says whether a run would refuse the columns as they are.
+    - `why` is the sentence that says so, where the settings ask for something that is not there.
+    - `kind` is one of `kinds`, which has the parts of each.
+    - `chosen` has the column of each part.
+    - `columns` has each column as `{name, example}`.
+    """
+    names = first_values(rows)
+    state, chosen = _choice(config, rows, names)
     columns = [
         {"name": name, "example": _example(value)}
         for name, value in list(names.items())[:_MOST_COLUMNS]
     ]
-    kinds = {name: list(parts) for name, parts in KINDS.items()}
     return {
         "state": state,
         "refused": False,
         "why": "",
-        "kind": kind,
-        "kinds": kinds,
+        "kind": _kind_chosen(chosen),
+        "kinds": {name: list(parts) for name, parts in KINDS.items()},
         "chosen": chosen,
         "columns": columns,
     }
 
 
+def _choice(
+    config: DataConfig, rows: list[Row], names: dict[str, Any]
+) -> tuple[str, dict[str, str]]:
+    """Returns `state` and `chosen` of `columns_to_choose`."""
+    named = config.columns.named()
+    fitting = fitting_formats(config.format, names, named)
+    if fitting:
+        chosen = fitting[0][1]
+        if named:
+            return "named", chosen
+        if config.format == AUTO and _is_ambiguous(fitting, names):
+            return "several", chosen
+        return "found", chosen
+    # What was named and is there stays chosen: a guess is only made where nothing is.
+    chosen = {part: column for part, column in named.items() if column in names}
+    if chosen:
+        return "named", chosen
+    fitting = fitting_formats(AUTO, names, {})
+    chosen = fitting[0][1] if fitting else guessed(rows)
+    return "guess" if chosen else "none", chosen
+
+
+def _is_ambiguous(fitting: list[tuple[str, dict[str, str]]], names: dict[str, Any]) -> bool:
+    """Whether the columns could as well be read in another way than as the first fitting format."""
+    chosen = fitting[0][1]
+    for name, columns in fitting:
+        takes_others = set(columns.values()) != set(chosen.values())
+        if takes_others and looks_like(name, columns, names):
+            return True
+    return rivals(chosen, names)
+
+
+def _kind_chosen(chosen: dict[str, str]) -> str:
+    """Returns the kind that one of its first two parts shows, or a pair where none does."""
+    for kind, parts in KINDS.items():
+        second = parts[:2][-1]
+        if parts[0] in chosen or second in chosen:
+            return kind
+    return "pair"
+
+
+# ---------------------------------------------------------------------- the guess
+
+
 def guessed(rows: list[Row]) -> dict[str, str]:
-    """The likeliest column for each part of an example, by names and values; empty where no column
-    holds a text or turns.
+    """Returns the likeliest column for each part of an example, by names and values. It is empty
+    where no column holds a text or turns.
     """
     names = first_values(rows)
-    turns = next(
-        (
-            name
-            for name, value in names.items()
-            if isinstance(value, list)
-            and value
-            and isinstance(value[0], dict)
-            and {"role", "from"} & {*value[0]}
-        ),
-        None,
-    )
-    if turns is not None:
-        return {"messages": turns}
-    lengths = {
-        name: sum(len(row[name]) for row in rows if isinstance(row.get(name), str))
-        for name, value in names.items()
-        if isinstance(value, str) and value.strip()
-    }
+    for name, value in names.items():
+        if _has_turns(value):
+            return {"messages": name}
+    lengths = _text_lengths(rows, names)
     texts = [name for name in lengths if not _words(name) & _SIDE_COLUMNS] or list(lengths)
-    if len(texts) < 2:
-        return {"text": texts[0]} if texts else {}
+    if not texts:
+        return {}
+    if len(texts) == 1:
+        return {"text": texts[0]}
     found: dict[str, str] = {}
     for part, words in _WORDS.items():
-        column = next(
-            (
-                name
-                for word in words
-                for name in texts
-                if word in _words(name) and name not in found.values()
-            ),
-            None,
-        )
+        free = [name for name in texts if name not in found.values()]
+        column = _likeliest(words, free)
         if column is not None:
             found[part] = column
-    # Without a word that tells, the longest texts, in the order of the file: questions stand before
-    # their answers.
-    rest = [name for name in texts if name not in found.values()]
+    # The longest texts take the parts that no word tells, in the order of the file: questions stand
+    # before their answers.
+    free = [name for name in texts if name not in found.values()]
     missing = [part for part in ("prompt", "completion") if part not in found]
-    longest = sorted(rest, key=lambda name: -lengths[name])[: len(missing)]
-    found |= dict(zip(missing, [name for name in rest if name in longest]))
-    return found if {"prompt", "completion"} <= {*found} else {"text": texts[0]}
+    longest = sorted(free, key=lambda name: -lengths[name])[: len(missing)]
+    found |= dict(zip(missing, [name for name in free if name in longest]))
+    return found if {"prompt", "completion"} <= set(found) else {"text": texts[0]}
+
+
+def _has_turns(value: Any) -> bool:
+    if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+        return False
+    return "role" in value[0] or "from" in value[0]
+
+
+def _text_lengths(rows: list[Row], names: dict[str, Any]) -> dict[str, int]:
+    """Returns how many characters each column of texts has in these rows."""
+    lengths = {}
+    for name, value in names.items():
+        if isinstance(value, str) and value.strip():
+            texts = [row[name] for row in rows if isinstance(row.get(name), str)]
+            lengths[name] = sum(map(len, texts))
+    return lengths
+
+
+def _likeliest(words: Collection[str], names: list[str]) -> str | None:
+    """Returns the first name that has the first of `words` that any name has."""
+    for word in words:
+        for name in names:
+            if word in _words(name):
+                return name
+    return None
 
 
 def _words(name: str) -> set[str]:
-    """The words of a column's name: user_prompt, userPrompt and "User prompt" have the same."""
+    """Returns the words of a column's name. user_prompt, userPrompt and "User prompt" have the
+    same.
+    """
     return set(re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
 
 
 def _example(value: Any) -> str:
-    """A value in one short line."""
+    """Returns a value in one short line."""
     if isinstance(value, list):
         value = value[:_MOST_VALUES]
-    text = (
-        value
-        if isinstance(value, str)
-        else ""
-        if value is None
-        else json.dumps(value, ensure_ascii=False, default=str)
-    )
+    if value is None:
+        text = ""
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
     line = " ".join(text[: 4 * _EXAMPLE_CHARACTERS].split())
     return line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS]} …"

@@ -1,4 +1,9 @@
-"""Which documents share a row of at most max_seq_len tokens."""
+"""Packing decides which documents share a row of at most max_seq_len tokens.
+
+- Documents are taken in a given order.
+- Each goes into the row with the least free space that still holds it (best fit).
+- A new row begins only when no row has that much space left.
+"""
 
 from __future__ import annotations
 
@@ -9,63 +14,81 @@ from dataclasses import dataclass
 import numpy as np
 
 _DOCUMENTS_A_PIECE = 1 << 16
+"""This many lengths at a time become Python's integers, which take far more memory."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The documents of each row, in two flat arrays: 8 bytes a document and 8 a row."""
+    """Two flat arrays hold the documents of each row. They take 8 bytes a document and 8 a row."""
 
     documents: np.ndarray
-    """int64[documents]: document numbers, row after row."""
+    """The numbers of the documents stand here, row after row: int64[documents]."""
     starts: np.ndarray
-    """int64[rows + 1]: where each row starts in `documents`."""
+    """Row i starts at `starts[i]` in `documents`: int64[rows + 1]."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, i: int) -> np.ndarray:
-        """Document numbers of row `i`."""
+        """Returns the numbers of the documents of row `i`."""
         return self.documents[self.starts[i] : self.starts[i + 1]]
 
     @property
     def packed(self) -> bool:
-        """Whether a row has more than one document."""
+        """Says whether a row has more than one document."""
         return len(self.documents) > len(self)
 
 
 def one_each(documents: int) -> Rows:
-    """Every document in a row of its own."""
+    """Returns rows of one document each."""
     return Rows(np.arange(documents, dtype=np.int64), np.arange(documents + 1, dtype=np.int64))
 
 
+class _OpenRows:
+    """The rows that were begun, found by the space that they have left."""
+
+    def __init__(self, max_seq_len: int):
+        self._max_seq_len = max_seq_len
+        self._rows_by_space: dict[int, array[int]] = {}
+        self._spaces: list[int] = []
+        """These are the keys of `_rows_by_space`, sorted."""
+        self.count = 0
+        """This many rows were begun."""
+
+    def take(self, length: int) -> int:
+        """Puts a document of `length` tokens into the row that it fills best, and returns the
+        number of that row.
+        """
+        rows_by_space, spaces = self._rows_by_space, self._spaces
+        place = bisect_left(spaces, length)
+        if place == len(spaces):  # no row has the space: a new one begins
+            row, space = self.count, self._max_seq_len
+            self.count += 1
+        else:
+            space = spaces[place]
+            rows = rows_by_space[space]
+            row = rows.pop()
+            if not rows:
+                del rows_by_space[space], spaces[place]
+        left = space - length
+        if left not in rows_by_space:
+            rows_by_space[left] = array("q")
+            insort(spaces, left)
+        rows_by_space[left].append(row)
+        return row
+
+
 def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
-    """Rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`). Documents
-    are taken in `order`; each goes into the row that it fills best, and a new row is begun only
-    when none has space left.
+    """Returns rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`),
+    taken in `order` (int64[documents], their numbers).
     """
     row_of = np.empty(len(order), dtype=np.int64)
-    rows = 0
-    rows_by_space: dict[int, array] = {}
-    spaces: list[int] = []  # the keys of rows_by_space, sorted
+    open_rows = _OpenRows(max_seq_len)
     for begin in range(0, len(order), _DOCUMENTS_A_PIECE):
-        chosen = []
-        for length in lengths[order[begin : begin + _DOCUMENTS_A_PIECE]].tolist():
-            place = bisect_left(spaces, length)
-            if place == len(spaces):
-                space, row = max_seq_len, rows
-                rows += 1
-            else:
-                space = spaces[place]
-                row = rows_by_space[space].pop()
-                if not rows_by_space[space]:
-                    del rows_by_space[space], spaces[place]
-            chosen.append(row)
-            space -= length
-            if space not in rows_by_space:
-                rows_by_space[space] = array("q")
-                insort(spaces, space)
-            rows_by_space[space].append(row)
-        row_of[begin : begin + _DOCUMENTS_A_PIECE] = chosen
-    starts = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum(np.bincount(row_of, minlength=rows), out=starts[1:])
-    return Rows(order[np.argsort(row_of, kind="stable")], starts)
+        end = begin + _DOCUMENTS_A_PIECE
+        piece = lengths[order[begin:end]].tolist()
+        row_of[begin:end] = [open_rows.take(length) for length in piece]
+    starts = np.zeros(open_rows.count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(row_of, minlength=open_rows.count), out=starts[1:])
+    by_row = np.argsort(row_of, kind="stable")
+    return Rows(order[by_row], starts)

@@ -1,4 +1,4 @@
-"""What the app shows of a data set before a run: the first rows as text, with what is trained
+"""What the app shows of a data set before a run: the first rows as text, with the trained text
 marked.
 """
 
@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from engine.config.data_settings import DataConfig
-from engine.data.encode import Document, Encoder
+from engine.data.encode import Document, Encoder, Kept
 from engine.data.encoded import Numbered, encode_rows
 from engine.data.formats import ROWS_TO_DETECT, ColumnMap, map_columns
 from engine.data.packing import pack
@@ -24,80 +25,136 @@ _ROWS_MEASURED = 200
 _BINS = 20
 
 
-def shown_rows(
-    config: DataConfig,
-    tokenizer: Any,
-    rows: int,
-    opened: list[tuple[Source, ColumnMap, list[Numbered]]],
-) -> dict[str, Any]:
-    """The first `rows` of sources that are open, each with its columns and the rows read of it, and
-    what all of these come to.
+@dataclass(frozen=True)
+class Opened:
+    """An `Opened` is a source whose first rows were read."""
 
-    Keys: `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template`,
-    `max_seq_len`, `rows` (each `{where, tokens, trained_tokens, cut, skipped, documents: [[{text,
-    trained}]]}`), `rows_measured`, `rows_cut`, `rows_skipped`, `percent_trained`, `lengths` (tokens
-    of each measured row before the cut), `histogram` `{edges, counts}` of these, `packed_rows`
-    (that the measured examples come to when they share rows, None where they do not) and
-    `percent_filled` of these, and `warnings`.
+    source: Source
+    columns: ColumnMap
+    first_rows: list[Numbered]
+
+
+@dataclass
+class _Measured:
+    """What the measured rows come to."""
+
+    lengths: list[int] = field(default_factory=list)
+    """The documents have these lengths in tokens, before the cut."""
+    tokens: int = 0
+    trained_tokens: int = 0
+    cut: int = 0
+    skipped: int = 0
+
+    def add(self, found: Kept | Skipped) -> None:
+        if isinstance(found, Skipped):
+            self.skipped += 1
+            return
+        self.cut += found.cut
+        for document in found.documents:
+            self.tokens += len(document.ids)
+            self.trained_tokens += int(document.trained.sum())
+            self.lengths.append(document.length)
+
+
+def shown_rows(
+    config: DataConfig, tokenizer: Any, rows: int, opened: list[Opened]
+) -> dict[str, Any]:
+    """Returns the first `rows` rows of the sources, and what all rows that were read come to.
+
+    - `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template` and
+      `max_seq_len` say how the rows are read.
+    - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, a
+      document as a list of `{text, trained}`.
+    - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` count all rows that were
+      read.
+    - `lengths` has the tokens of each measured document before the cut, and `histogram` is `{edges,
+      counts}` of these.
+    - `packed_rows` is how many rows the measured documents come to when they share rows (None where
+      they do not), and `percent_filled` is how full these are.
+    - `warnings` are sentences.
     """
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
-    parts = config.parts()
     shown: list[dict[str, Any]] = []
-    lengths: list[int] = []
-    tokens = trained = cut = skipped = 0
-    for place, (source, columns, read) in enumerate(opened):
+    measured = _Measured()
+    for place, part in enumerate(opened):
         # Every source shows its first rows, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
-        for (_, _, where), found in zip(read, encode_rows(encoder, columns, read)):
-            kept = [] if isinstance(found, Skipped) else found.documents
-            row = {
-                "where": where,
-                "tokens": sum(len(d.ids) for d in kept),
-                "trained_tokens": sum(int(d.trained.sum()) for d in kept),
-                "cut": not isinstance(found, Skipped) and found.cut,
-                "skipped": found.reason if isinstance(found, Skipped) else None,
-                "documents": [_pieces(d, tokenizer) for d in kept] if len(shown) < most else [],
-            }
+        encoded = encode_rows(encoder, part.columns, part.first_rows)
+        for (_, _, where), found in zip(part.first_rows, encoded):
+            measured.add(found)
             if len(shown) < most:
-                shown.append(row)
-            tokens, trained = tokens + row["tokens"], trained + row["trained_tokens"]
-            cut, skipped = cut + row["cut"], skipped + (row["skipped"] is not None)
-            lengths.extend(d.length for d in kept)
-    counts, edges = _histogram(lengths)
-    packed, filled = _packed(lengths, config) if lengths and config.packing else (None, None)
+                shown.append(_shown_row(where, found, tokenizer))
     return {
-        "source": opened[0][0].name if len(opened) == 1 else config.title,
-        "format": ", ".join(dict.fromkeys(columns.format for _, columns, _ in opened)),
-        "format_detected": any(columns.detected for _, columns, _ in opened),
-        "columns": {
-            name: said for _, columns, _ in opened for name, said in columns.meaning().items()
-        },
-        "unused_columns": list(
-            dict.fromkeys(name for _, columns, _ in opened for name in columns.unused)
-        ),
-        "chat_template": ", ".join(
-            dict.fromkeys(encoder.template_use(columns.format) for _, columns, _ in opened)
-        ),
+        **_how_read(config, encoder, opened),
         "max_seq_len": config.max_seq_len,
         "rows": shown,
-        "rows_measured": sum(len(read) for _, _, read in opened),
-        "rows_cut": cut,
-        "rows_skipped": skipped,
-        "percent_trained": round(100 * trained / tokens, 1) if tokens else 0.0,
-        "lengths": lengths,
-        "histogram": {"edges": edges, "counts": counts},
-        "packed_rows": packed,
-        "percent_filled": filled,
-        "warnings": [
-            *warning_sentences(encoder.renderer.warnings),
-            *(note for part, _ in parts for note in notes_on(part)),
-        ],
+        "rows_measured": sum(len(part.first_rows) for part in opened),
+        "rows_cut": measured.cut,
+        "rows_skipped": measured.skipped,
+        **_figures(measured, config),
+        "warnings": _warnings(config, encoder),
     }
 
 
+def _shown_row(where: str, found: Kept | Skipped, tokenizer: Any) -> dict[str, Any]:
+    row = _Measured()
+    row.add(found)
+    documents = [] if isinstance(found, Skipped) else found.documents
+    return {
+        "where": where,
+        "tokens": row.tokens,
+        "trained_tokens": row.trained_tokens,
+        "cut": row.cut > 0,
+        "skipped": found.reason if isinstance(found, Skipped) else None,
+        "documents": [_pieces(document, tokenizer) for document in documents],
+    }
+
+
+def _how_read(config: DataConfig, encoder: Encoder, opened: list[Opened]) -> dict[str, Any]:
+    maps = [part.columns for part in opened]
+    templates = [encoder.template_use(columns.format) for columns in maps]
+    meaning: dict[str, str] = {}
+    for columns in maps:
+        meaning.update(columns.meaning())
+    unused = itertools.chain.from_iterable(columns.unused for columns in maps)
+    return {
+        "source": opened[0].source.name if len(opened) == 1 else config.title,
+        "format": ", ".join(dict.fromkeys(columns.format for columns in maps)),
+        "format_detected": any(columns.detected for columns in maps),
+        "columns": meaning,
+        "unused_columns": list(dict.fromkeys(unused)),
+        "chat_template": ", ".join(dict.fromkeys(templates)),
+    }
+
+
+def _figures(measured: _Measured, config: DataConfig) -> dict[str, Any]:
+    counts, edges = _histogram(measured.lengths)
+    percent_trained = 0.0
+    if measured.tokens:
+        percent_trained = round(100 * measured.trained_tokens / measured.tokens, 1)
+    packed_rows: int | None = None
+    percent_filled: float | None = None
+    if measured.lengths and config.packing:
+        packed_rows, percent_filled = _packed(measured.lengths, config)
+    return {
+        "percent_trained": percent_trained,
+        "lengths": measured.lengths,
+        "histogram": {"edges": edges, "counts": counts},
+        "packed_rows": packed_rows,
+        "percent_filled": percent_filled,
+    }
+
+
+def _warnings(config: DataConfig, encoder: Encoder) -> list[str]:
+    found = warning_sentences(encoder.renderer.warnings)
+    for part, _ in config.parts():
+        found += notes_on(part)
+    return found
+
+
 def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
-    """(how many lengths from one edge to before the next, the edges): whole numbers, about `_BINS`
-    of them.
+    """Returns (how many lengths are from one edge to before the next, the edges). The edges are
+    whole numbers, about `_BINS` of them.
     """
     if not lengths:
         return [], []
@@ -108,7 +165,9 @@ def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
-    """(rows that these documents share, per cent of the rows' positions that are tokens)."""
+    """Returns (rows that these documents share, per cent of the rows' positions that are
+    tokens).
+    """
     kept = np.minimum(np.array(lengths, dtype=np.int64), config.max_seq_len)
     rows = len(pack(kept, config.max_seq_len, np.arange(len(kept))))
     return rows, round(100 * float(kept.sum()) / (rows * config.max_seq_len), 1)
@@ -117,22 +176,24 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
 def read_parts(
     config: DataConfig, rows: int
 ) -> Iterator[tuple[DataConfig, Source, list[Numbered]]]:
-    """Each source by its own settings, with the rows of it that a preview of `rows` reads. Raises
-    DataError where there are none.
+    """Reads each source by its own settings, and yields it with the rows that a preview of `rows`
+    reads. Raises DataError where there are none.
     """
     parts = config.parts()
-    count = max(rows, ROWS_TO_DETECT, -(-_ROWS_MEASURED // len(parts)))
+    rows_of_each = -(-_ROWS_MEASURED // len(parts))
+    count = max(rows, ROWS_TO_DETECT, rows_of_each)
     for part, _ in parts:
-        yield part, *_first(part, count)
+        source, first_rows = _first(part, count)
+        yield part, source, first_rows
 
 
 def check_first_rows(config: DataConfig) -> None:
     """Raises DataError where the first rows of a source on this machine cannot be read as a run
-    would read them, which takes a moment to find. Data sets of a hub are left to the run.
+    would read them. This takes a moment. Data sets of a hub are left to the run.
     """
     for part, _ in config.parts():
-        refuse_missing_file(part.source)
-        if resolve_source(part.source) is not None:
+        refuse_missing_file(part.only_source)
+        if resolve_source(part.only_source) is not None:
             source, read = _first(part, ROWS_TO_DETECT)
             map_columns(part.format, [row for _, row, _ in read], source, part.columns)
 
@@ -149,12 +210,15 @@ def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
-    """The document's text, cut where training begins or ends. Pieces are differences of decoded
-    beginnings, because decoding a piece alone loses its first space with some tokenizers.
+    """Returns the document's text, cut where training begins or ends. A piece is the difference of
+    two decoded beginnings, because some tokenizers lose the first space of a piece that is decoded
+    alone.
     """
-    edges = [0, *(np.flatnonzero(np.diff(document.trained)) + 1).tolist(), len(document.ids)]
-    pieces, before = [], ""
-    for start, end in zip(edges, edges[1:]):
+    changes = np.flatnonzero(np.diff(document.trained)) + 1
+    edges = [0, *changes.tolist(), len(document.ids)]
+    pieces = []
+    before = ""
+    for start, end in itertools.pairwise(edges):
         text = tokenizer.decode(document.ids[:end].tolist(), clean_up_tokenization_spaces=False)
         pieces.append({"text": text[len(before) :], "trained": bool(document.trained[start])})
         before = text

@@ -1,5 +1,9 @@
-"""Tokenising in processes of their own, which share nothing with this one. A process whose run is
-gone reads the end of its input and ends too, however the run ended.
+"""Helper processes tokenise here. They share nothing with this one.
+
+- This process sends each batch of rows to an idle helper and yields the answers in order. Each
+  helper has a thread that waits for it.
+- Messages are pickled values, each after its length.
+- A helper whose run is gone reads the end of its input and ends too, however the run ended.
 """
 
 from __future__ import annotations
@@ -25,15 +29,16 @@ from engine.helper_process import HelperProcess, ending, take_output
 _PROGRAM = "from engine.data.processes import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _OTHER_VERSION = 77
-"""Exit code of a process that loaded other code than the one that started it."""
+"""A process that loaded other code than the one that started it ends with this exit code."""
 _BATCHES_AHEAD = 2
-"""For each process: one that it works on, and one that waits for it."""
+"""Each process has this many batches: one that it works on, and one that waits for it."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Each process works in one thread, because there is one process for each core."""
 
 
 class EncodingProcesses:
-    """Processes that encode batches with copies of `encoder`. Use it in a `with` block: leaving it
-    ends them.
+    """The processes encode batches with copies of `encoder`. Use this class in a `with` block:
+    leaving the block ends the processes.
 
     `name` is the source, as an error names it.
     """
@@ -49,11 +54,12 @@ class EncodingProcesses:
                 process = HelperProcess(_PROGRAM, _ONE_THREAD)
                 self._all.append(process)
                 self._idle.put(process)
+            program = pickle.dumps(identity.PROGRAM)
             start = pickle.dumps(
                 (encoder.tokenizer, encoder.train_on, encoder.max_seq_len, columns)
             )
             for process in self._all:
-                self._send(process, pickle.dumps(identity.PROGRAM))
+                self._send(process, program)
                 self._send(process, start)
         except BaseException:
             self.__exit__()
@@ -63,6 +69,7 @@ class EncodingProcesses:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        # Killed first: threads that wait for a process end when it does.
         for process in self._all:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -70,17 +77,18 @@ class EncodingProcesses:
             process.close()
 
     def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
-        """Each batch with what became of it, in order. Raises what `encode_batch` raises, and
-        DataError when a process ends. An error of `batches` comes after what was read before it, as
-        it does in one process.
+        """Encodes each batch and yields it with its tokens, in order. Raises what `encode_batch`
+        raises, and DataError when a process ends. An error of `batches` comes after everything that
+        was read before it, as it does in one process.
         """
         under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
         failed: Exception | None = None
-        while failed is None:
+        while True:
             try:
                 batch = next(batches, None)
-            except Exception as error:
-                failed, batch = error, None
+            except Exception as error:  # noqa: BLE001  whatever it is, it is raised below
+                failed = error
+                break
             if batch is None:
                 break
             under_way.append((batch, self._threads.submit(self._encode, batch)))
@@ -122,6 +130,7 @@ class EncodingProcesses:
 
 
 def _receive(pipe: BinaryIO) -> Any:
+    """Reads one message. Raises EOFError when the other side is gone, even within a message."""
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -133,7 +142,9 @@ def _receive(pipe: BinaryIO) -> Any:
 
 
 def serve() -> None:
-    """What a process does: batches in on standard input, arrays out on what was standard output."""
+    """Runs a helper process: it reads batches from standard input, and writes arrays to what was
+    standard output.
+    """
     answers = take_output()
     with contextlib.suppress(EOFError, BrokenPipeError):
         if _receive(sys.stdin.buffer) != identity.PROGRAM:
@@ -142,13 +153,17 @@ def serve() -> None:
         encoder = Encoder(tokenizer, train_on, max_seq_len)
         while True:
             batch = _receive(sys.stdin.buffer)
-            try:
-                answer: Encoded | Exception = encode_batch(encoder, columns, batch)
-            except DataError as error:
-                answer = error
-            except Exception as error:  # a fault of the program: its trace stays here
-                traceback.print_exc()
-                answer = RuntimeError(f"{type(error).__name__}: {error}")
-            content = pickle.dumps(answer)
+            content = pickle.dumps(_answer(encoder, columns, batch))
             answers.write(_LENGTH.pack(len(content)) + content)
             answers.flush()
+
+
+def _answer(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded | Exception:
+    """Returns the encoded batch, or the error that the other process is to raise."""
+    try:
+        return encode_batch(encoder, columns, batch)
+    except DataError as error:
+        return error
+    except Exception as error:  # noqa: BLE001  a fault of the program: its trace stays here
+        traceback.print_exc()
+        return RuntimeError(f"{type(error).__name__}: {error}")

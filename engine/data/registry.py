@@ -1,10 +1,9 @@
-"""Data sets by name from a `dataset_info.json`, the registry that LLaMA-Factory keeps beside its
-data.
+"""A `dataset_info.json` is the registry of data sets that LLaMA-Factory keeps beside its data.
 
-`path/dataset_info.json:name` names an entry: where the rows are (`file_name` beside the registry,
-or `hf_hub_url`), whether they are `alpaca` or `sharegpt`, what their columns and speakers are
-called there, and how many of them are read (`num_samples`: the first ones). Rows come out with the
-names that `formats` knows. What an entry asks for and is not done here is refused by name.
+`path/dataset_info.json:name` names an entry. The entry says where the rows are (`file_name` beside
+the registry, or `hf_hub_url`), whether they are `alpaca` or `sharegpt`, what their columns and
+speakers are called there, and how many of them are read (`num_samples`: the first ones). Rows come
+out with the names that `formats.py` knows. Whatever else an entry asks for is refused by name.
 """
 
 from __future__ import annotations
@@ -18,17 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.data_settings import DataConfig
+from engine.data.json_files import Row
 from engine.errors import DataError
 from engine.paths import registry_entry
-
-Row = dict[str, Any]
 
 _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
     "sharegpt": {"messages": "conversations"},
 }
-"""What an entry's columns are called when it does not say, and what they are called here."""
+"""An entry calls a column so (prompt). When it does not say what the file calls it, the file calls
+it as we do (instruction).
+"""
 _AS_THEY_ARE = ("system", "tools")
+"""These columns have the same name in an entry and here."""
 _MORE_COLUMNS = {"alpaca": ("history",), "sharegpt": ()}
 _TAGS = {
     "user_tag": "human",
@@ -37,6 +38,7 @@ _TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
+"""An entry calls a speaker so (user_tag), and ShareGPT calls it human."""
 _OF_TURNS = ("role_tag", "content_tag")
 _TEXTS = ("formatting", "file_name", "hf_hub_url", "subset", "split")
 _KEYS = (*_TEXTS, "ranking", "columns", "tags", "num_samples", "folder")
@@ -53,10 +55,14 @@ _REFUSED = {
     "images": _NOT_TEXT,
     "videos": _NOT_TEXT,
     "audios": _NOT_TEXT,
-    "kto_tag": "marks answers as good or bad, and all of them would be trained as good; keep the good rows in a file "
-    "of their own, and name no kto_tag",
+    "kto_tag": (
+        "marks answers as good or bad, and all of them would be trained as good; keep the good "
+        "rows in a file of their own, and name no kto_tag"
+    ),
 }
-"""Columns that say something about rows that would be lost."""
+"""These columns say something about rows that would be lost, so an entry that names one is refused
+for this reason.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,181 +70,243 @@ class Registered:
     """A data set that a registry names."""
 
     config: DataConfig
-    """The settings of the data set itself."""
+    """These are the settings of the data set itself."""
     row: Callable[[Row, str], Row]
-    """Makes its rows ours. The second argument is where the row is, as an error names it: raises
-    DataError for a row that does not hold what the entry says.
+    """It makes a row of the data set one of ours. The second argument is where the row is, as an
+    error names it. Raises DataError for a row that does not hold what the entry says.
     """
     most: int | None
-    """The first so many rows are read; None for all."""
+    """Only this many rows at the start are read; None stands for all."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """An entry whose contents were checked."""
+
+    title: str
+    """An error calls the entry so."""
+    values: dict[str, Any]
+    formatting: str
+    columns: dict[str, str]
+    """A column that an entry calls so is called so in the file."""
+    tags: dict[str, str]
+    """A speaker, or a key of a turn, that an entry calls so is called so in the file."""
 
 
 def registered(config: DataConfig) -> Registered | None:
-    """The data set that `config.source` names in a registry; None when it names no registry. Raises
-    DataError for a registry or an entry that cannot be used.
+    """Returns the data set that `config.source` names in a registry, or None when it names no
+    registry. Raises DataError for a registry or an entry that cannot be used.
     """
-    found = registry_entry(config.source)
+    found = registry_entry(config.only_source)
     if found is None:
         return None
     path, name = found
-    entry = _entry(path, name)
-    known = f"The entry {name} of {path.name}"
-    _check(entry, known)
-    formatting = entry.get("formatting") or "alpaca"
-    columns = _names(
-        entry, "columns", known, (*_COLUMNS[formatting], *_AS_THEY_ARE, *_MORE_COLUMNS[formatting])
-    )
-    tags = _names(entry, "tags", known, (*_OF_TURNS, *_TAGS))
-    if entry.get("file_name"):
-        source = path.parent / entry["file_name"]
-        if not source.exists():
-            raise DataError(
-                f"{known} names the file {entry['file_name']}, which is not beside it; put it "
-                "there."
-            )
-        place = str(source)
-    elif entry.get("hf_hub_url"):
-        place = entry["hf_hub_url"] + (f":{entry['subset']}" if entry.get("subset") else "")
-    else:
-        raise DataError(f"{known} has neither file_name nor hf_hub_url; say where its rows are.")
-    split = (
-        entry["split"] if entry.get("split") and config.split == DataConfig.split else config.split
-    )
-    renamed = {columns.get(part, ours): ours for part, ours in _COLUMNS[formatting].items()}
-    renamed |= {columns[part]: part for part in _AS_THEY_ARE if part in columns}
-
-    taken = {*renamed.values(), *_AS_THEY_ARE}
-
-    def ours(row: Row, where: str) -> Row:
-        made = {
-            renamed.get(column, f"{column} (not named)" if column in taken else column): value
-            for column, value in row.items()
-        }
-        if formatting == "sharegpt":
-            return made | {"conversations": _turns(made.get("conversations"), tags)}
-        if "history" not in columns and "tools" not in columns:
-            return made
-        return _conversation(made, _history(row, columns.get("history"), where))
-
+    entry = _checked(_values(path, name), f"The entry {name} of {path.name}")
+    split = config.split
+    if split == DataConfig.split:  # the user has chosen none
+        split = entry.values.get("split") or split
     return Registered(
-        dataclasses.replace(config, source=place, split=split), ours, entry.get("num_samples")
+        dataclasses.replace(config, source=_place(entry, path.parent), split=split),
+        _Translation(entry).row,
+        entry.values.get("num_samples"),
     )
 
 
-def _entry(path: Path, name: str) -> dict[str, Any]:
+# ---------------------------------------------------------------------- the entry
+
+
+def _values(path: Path, name: str) -> dict[str, Any]:
+    """Reads the entry `name` of the registry at `path`."""
     try:
         tree = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         raise DataError(
             f"{path.name} cannot be read as JSON; give a registry of data sets."
         ) from None
+    names = sorted(tree)[:20] if isinstance(tree, dict) else []
     if not isinstance(tree, dict) or not isinstance(tree.get(name), dict):
-        has = ", ".join(sorted(tree)[:20]) if isinstance(tree, dict) else "none"
         raise DataError(
-            f"There is no entry {name or '(empty)'} in {path.name}; it has {has or 'none'}."
+            f"There is no entry {name or '(empty)'} in {path.name}; it has "
+            f"{', '.join(names) or 'none'}."
         )
     return tree[name]
 
 
-def _check(entry: dict[str, Any], known: str) -> None:
-    """Raises DataError for what an entry says of all its rows and cannot be done."""
-    for key in entry:
-        if key not in _KEYS and (meant := difflib.get_close_matches(key, _KEYS, 1, 0.8)):
+def _checked(values: dict[str, Any], title: str) -> _Entry:
+    """Returns the entry. Raises DataError for what it says of all its rows and cannot be done."""
+    _check_keys(values, title)
+    formatting = values.get("formatting") or "alpaca"
+    if formatting not in _COLUMNS:
+        raise DataError(f"{title} has the formatting {formatting}; use alpaca or sharegpt.")
+    if values.get("ranking"):
+        raise DataError(f"{title} {_RANKINGS}.")
+    if values.get("folder"):
+        raise DataError(
+            f"{title} has folder, which is not supported; name a subset instead, or files that are "
+            "here."
+        )
+    most = values.get("num_samples")
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise DataError(
+            f"{title} has num_samples {json.dumps(most)}; write a whole number from 1 on, or "
+            "remove it."
+        )
+    columns = (*_COLUMNS[formatting], *_AS_THEY_ARE, *_MORE_COLUMNS[formatting])
+    return _Entry(
+        title,
+        values,
+        formatting,
+        _names(values, "columns", title, columns),
+        _names(values, "tags", title, (*_OF_TURNS, *_TAGS)),
+    )
+
+
+def _check_keys(values: dict[str, Any], title: str) -> None:
+    for key in values:
+        if key in _KEYS:
+            continue
+        meant = difflib.get_close_matches(key, _KEYS, 1, 0.8)
+        if meant:
             raise DataError(
-                f"{known} has {key}, which is not known; write {meant[0]} if that is meant, or "
+                f"{title} has {key}, which is not known; write {meant[0]} if that is meant, or "
                 "remove it."
             )
     for key in _TEXTS:
-        if not isinstance(entry.get(key), str | None):
-            raise DataError(f"{known} has a {key} that is not text; write it as text.")
-    if (entry.get("formatting") or "alpaca") not in _COLUMNS:
-        raise DataError(
-            f"{known} has the formatting {entry['formatting']}; use alpaca or sharegpt."
-        )
-    if entry.get("ranking"):
-        raise DataError(f"{known} {_RANKINGS}.")
-    if entry.get("folder"):
-        raise DataError(
-            f"{known} has folder, which is not supported; name a subset instead, or files that are "
-            "here."
-        )
-    most = entry.get("num_samples")
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise DataError(
-            f"{known} has num_samples {json.dumps(most)}; write a whole number from 1 on, or "
-            "remove it."
-        )
+        if not isinstance(values.get(key), str | None):
+            raise DataError(f"{title} has a {key} that is not text; write it as text.")
 
 
 def _names(
-    entry: dict[str, Any], key: str, known: str, expected: Collection[str]
+    values: dict[str, Any], key: str, title: str, expected: Collection[str]
 ) -> dict[str, str]:
-    names = entry.get(key) or {}
-    if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
+    """Returns `columns` or `tags` of an entry."""
+    names = values.get(key) or {}
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise DataError(
-            f"The {key} of {known[0].lower() + known[1:]} are not names; write them as {{name: "
+            f"The {key} of {title[0].lower() + title[1:]} are not names; write them as {{name: "
             "name}."
         )
-    for name in names:
+    for name, value in names.items():
         if key == "columns" and name in _REFUSED:
-            if names[name]:
-                raise DataError(f"{known} has columns.{name}: it {_REFUSED[name]}.")
+            if value:
+                raise DataError(f"{title} has columns.{name}: it {_REFUSED[name]}.")
         elif name not in expected:
             (nearest,) = difflib.get_close_matches(name, expected, 1, 0.0)
             raise DataError(
-                f"{known} has {key}.{name}, which is not known there; write {nearest} if that is "
+                f"{title} has {key}.{name}, which is not known there; write {nearest} if that is "
                 "meant, or remove it."
             )
     return names
 
 
+def _place(entry: _Entry, folder: Path) -> str:
+    """Returns where the rows are, as `data.source` names it."""
+    values = entry.values
+    if values.get("file_name"):
+        source = folder / values["file_name"]
+        if not source.exists():
+            raise DataError(
+                f"{entry.title} names the file {values['file_name']}, which is not beside it; put "
+                "it there."
+            )
+        return str(source)
+    if values.get("hf_hub_url"):
+        subset = f":{values['subset']}" if values.get("subset") else ""
+        return values["hf_hub_url"] + subset
+    raise DataError(f"{entry.title} has neither file_name nor hf_hub_url; say where its rows are.")
+
+
+# ---------------------------------------------------------------------- rows
+
+
+class _Translation:
+    """Brings the rows of an entry under our names."""
+
+    def __init__(self, entry: _Entry):
+        self._entry = entry
+        columns = entry.columns
+        self._our_names = {
+            columns.get(part, ours): ours for part, ours in _COLUMNS[entry.formatting].items()
+        }
+        for part in _AS_THEY_ARE:
+            if part in columns:
+                self._our_names[columns[part]] = part
+        self._taken = {*self._our_names.values(), *_AS_THEY_ARE}
+
+    def row(self, row: Row, where: str) -> Row:
+        """Returns a row of the data set, found at `where`, under our names."""
+        columns = self._entry.columns
+        renamed: Row = {}
+        for column, value in row.items():
+            # A column that has one of our names, but is another, must not be taken for it.
+            other = f"{column} (not named)" if column in self._taken else column
+            renamed[self._our_names.get(column, other)] = value
+        if self._entry.formatting == "sharegpt":
+            turns = _turns(renamed.get("conversations"), self._entry.tags)
+            return renamed | {"conversations": turns}
+        if "history" not in columns and "tools" not in columns:
+            return renamed
+        return _conversation(renamed, _history(row, columns.get("history"), where))
+
+
 def _turns(turns: Any, tags: dict[str, str]) -> Any:
-    """Turns as {from, value}, with the speakers that ShareGPT has; what is no turn is left for its
-    reader to refuse.
+    """Returns turns as {from, value}, with the speakers that ShareGPT has. Values that are no turns
+    stay as they are; `turns.py` refuses them.
     """
-    role_tag, content_tag = tags.get("role_tag", "from"), tags.get("content_tag", "value")
-    speakers = {tags.get(tag, speaker): speaker for tag, speaker in _TAGS.items()}
     if not isinstance(turns, list):
         return turns
-    return [
-        {"from": speakers.get(turn[role_tag], turn[role_tag]), "value": turn.get(content_tag)}
-        if isinstance(turn, dict) and isinstance(turn.get(role_tag), str)
-        else turn
-        for turn in turns
-    ]
+    role_tag = tags.get("role_tag", "from")
+    content_tag = tags.get("content_tag", "value")
+    speakers = {tags.get(tag, speaker): speaker for tag, speaker in _TAGS.items()}
+    found = []
+    for turn in turns:
+        if isinstance(turn, dict) and isinstance(turn.get(role_tag), str):
+            speaker = speakers.get(turn[role_tag], turn[role_tag])
+            found.append({"from": speaker, "value": turn.get(content_tag)})
+        else:
+            found.append(turn)
+    return found
 
 
 def _history(row: Row, column: str | None, where: str) -> list[list[str]]:
-    """Earlier questions and answers."""
+    """Returns the earlier questions and answers of a row."""
     history = row.get(column) if column else None
     if history is None or history == "":  # an empty cell of a table
         return []
     pairs = history if isinstance(history, list) else [history]
-    if not all(
-        isinstance(pair, list) and [type(text) for text in pair] == [str, str] for pair in pairs
-    ):
-        raise DataError(
-            f"The column {column} in {where} is not a list of pairs of texts; write the earlier "
-            "turns as [[question, answer], ...]."
-        )
+    for pair in pairs:
+        if not isinstance(pair, list) or [type(text) for text in pair] != [str, str]:
+            raise DataError(
+                f"The column {column} in {where} is not a list of pairs of texts; write the "
+                "earlier turns as [[question, answer], ...]."
+            )
     return pairs
 
 
 def _conversation(row: Row, history: list[list[str]]) -> Row:
-    """A row and what was said before it as a conversation; without turns where it has no answer.
-    What is no text is left for its reader to refuse.
+    """Returns a row and what was said before it as a conversation. It has no turns when the row has
+    no answer. A prompt or an answer that is no text stays as it is; `turns.py` refuses it.
     """
-    asked = [part for part in (row.get("instruction"), row.get("input")) if not _blank(part)]
-    others = [part for part in asked if not isinstance(part, str)]
-    prompt = others[0] if others else "\n\n".join(asked)
-    pairs = [] if _blank(row.get("output")) else [*history, (prompt, row["output"])]
-    turns = [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(("user", "assistant"), pair)
-    ]
-    return {"messages": turns} | {part: row[part] for part in _AS_THEY_ARE if part in row}
+    turns: list[dict[str, Any]] = []
+    if not _is_blank(row.get("output")):
+        for question, answer in [*history, (_prompt(row), row["output"])]:
+            turns.append({"role": "user", "content": question})
+            turns.append({"role": "assistant", "content": answer})
+    others = {part: row[part] for part in _AS_THEY_ARE if part in row}
+    return {"messages": turns} | others
 
 
-def _blank(value: Any) -> bool:
+def _prompt(row: Row) -> Any:
+    """Returns the instruction and the input as one text, or the first of them that is no text."""
+    texts = []
+    for part in (row.get("instruction"), row.get("input")):
+        if _is_blank(part):
+            continue
+        if not isinstance(part, str):
+            return part
+        texts.append(part)
+    return "\n\n".join(texts)
+
+
+def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())

@@ -1,12 +1,13 @@
-"""A conversation as the text that the tokenizer's own chat template makes of it, with the spans
-that carry loss.
+"""A conversation becomes text here: the tokenizer's own chat template writes it. Then the spans
+that carry loss are found in the text.
 
-No `{% generation %}` block is needed. A turn's span runs from the end of the generation prompt (the
-template applied to everything before the turn) to the end of the turn (the template applied up to
-and with it), so what is trained is what the model will be asked to write, its end-of-turn token
-included. Where the template rewrites earlier turns, as those do that drop earlier reasoning, the
-whole text does not hold what the model would have seen; then every turn becomes a text of its own,
-rendered as it would be when that answer is due.
+- No `{% generation %}` block is needed. For each answer, the template is applied to all turns
+  before it, with the generation prompt, and to all turns up to and with it. The second text adds
+  the answer to the first. So the trained text is what the model will be asked to write, its
+  end-of-turn token included.
+- Some templates rewrite earlier turns, as those do that drop earlier reasoning. The whole text then
+  does not hold what the model would have seen. Then every answer becomes a text of its own,
+  rendered as it would be when that answer is due.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from engine.data.dates import fixed_date
-from engine.data.formats import Conversation, Message
+from engine.data.examples import Conversation, Message
 from engine.data.special import ControlTokens, ReservedText, mentioned
 
 _PROBES = ("A1b2C", "Z9y8X")
+"""No template holds these contents, and they begin and end with different characters."""
 _ROLES = ("user", "assistant", "system", "tool")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -29,49 +32,90 @@ _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 @dataclass(frozen=True)
 class Rendered:
-    """One document. `spans` are character ranges that carry loss; `answer` is the span of the last
-    answer. `framed` says that the text holds its own begin and end tokens already, as a template
-    writes them, `typed` that characters in it stand in for special tokens that a person typed,
-    `divided` that a text longer than a row goes on in the next.
-    """
+    """A `Rendered` is the text of one document, with the character ranges that carry loss."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
+    """The characters in these ranges carry loss."""
     answer: tuple[int, int] | None
+    """The last answer is in this range of characters."""
     framed: bool = True
+    """The text holds its own begin and end tokens already, as a template writes them."""
     typed: bool = False
+    """The text has characters that stand in for special tokens that a person typed."""
     divided: bool = False
+    """A text that is longer than a row goes on in the next row."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Why an example is left out: `reason` is counted in the summary, `detail` is shown for the
-    first one.
+    """An example is left out for this reason. The summary counts each `reason`, and shows the
+    `detail` of the first example.
     """
 
     reason: str
     detail: str = ""
 
 
+_REFUSED_EMPTY = Skipped("the chat template refuses an empty conversation")
+
+
 @dataclass(frozen=True)
 class _Turn:
-    """An answer in `text`, the template's output up to and with that answer."""
+    """An answer at [start, end) of `text`, the template's output up to and with that answer."""
 
     text: str
     start: int
     end: int
 
 
-_Chat = tuple[list[Message], list[Any] | None]
-"""Messages, and the tools that their template is told of."""
+@dataclass(frozen=True)
+class _Chat:
+    """Messages, and the tools that their template is told of."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+
+    def until(self, end: int) -> _Chat:
+        """Returns the chat of the messages before place `end`."""
+        return _Chat(self.messages[:end], self.tools)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What the template has to be applied to for one conversation."""
+
+    chat: _Chat
+    answers: list[int]
+    """The answers at these places of the messages are to be found in the text."""
+    whole: bool
+    """The text of the whole conversation is wanted too. Otherwise it ends with the last answer."""
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What the template made of one job."""
+
+    through: list[str | Skipped]
+    """For each answer, this is the text up to and with it."""
+    before: list[str | Skipped]
+    """For each answer, this is the text before it, with the generation prompt."""
+    full: str | Skipped | None
+    """This is the text of the whole; None when there is neither an answer nor a whole wanted."""
 
 
 def warning_sentences(warnings: Counter[str]) -> list[str]:
-    """What a person should know about the conversations that were rendered."""
-    return [
-        f"{text} ({'once' if count == 1 else f'{count:,} times'})."
-        for text, count in warnings.items()
-    ]
+    """Puts the warnings on rendered conversations into sentences."""
+    sentences = []
+    for text, count in warnings.items():
+        times = "once" if count == 1 else f"{count:,} times"
+        sentences.append(f"{text} ({times}).")
+    return sentences
+
+
+def common_prefix(one: str, other: str) -> str:
+    """Returns the characters with which both texts begin."""
+    return os.path.commonprefix([one, other])  # noqa: RUF071  characters are what is wanted
 
 
 class ChatRenderer:
@@ -84,12 +128,13 @@ class ChatRenderer:
         self.control = ControlTokens(tokenizer, self._written() if self.available else "")
 
     def warn(self, text: str, times: int = 1) -> None:
-        """A person should know `text`, and how often it came up."""
+        """Counts that the warning `text` came up `times` times."""
         self.warnings[text] += times
 
     def take_warnings(self) -> Counter[str]:
-        """Those since the last call."""
-        found, self.warnings = self.warnings, Counter()
+        """Returns the warnings since the last call."""
+        found = self.warnings
+        self.warnings = Counter()
         return found
 
     @property
@@ -97,8 +142,8 @@ class ChatRenderer:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def render(self, conversations: list[Conversation]) -> list[list[Rendered] | Skipped]:
-        """Each conversation as its documents: one, or one a turn where the template rewrites
-        earlier turns.
+        """Renders each conversation as its documents: one, or one for each answer where the
+        template rewrites earlier turns. The template runs over all of them in two calls.
         """
         jobs = [self._job(conversation) for conversation in conversations]
         through: list[_Chat] = []
@@ -106,39 +151,32 @@ class ChatRenderer:
         for job in jobs:
             if isinstance(job, Skipped):
                 continue
-            messages, tools, answers, whole = job
-            through.extend((messages[: i + 1], tools) for i in answers)
-            if whole:
-                through.append((messages, tools))
-            before.extend((messages[:i], tools) for i in answers)
+            through.extend(job.chat.until(place + 1) for place in job.answers)
+            if job.whole:
+                through.append(job.chat)
+            before.extend(job.chat.until(place) for place in job.answers)
         through_texts = iter(self._apply(through, generation=False))
         before_texts = iter(self._apply(before, generation=True))
         rendered: list[list[Rendered] | Skipped] = []
         for job in jobs:
             if isinstance(job, Skipped):
                 rendered.append(job)
-                continue
-            messages, tools, answers, whole = job
-            ends = [next(through_texts) for _ in answers]
-            full = next(through_texts) if whole else (ends[-1] if ends else None)
-            prompts = [next(before_texts) for _ in answers]
-            rendered.append(self._documents((messages, tools), answers, ends, prompts, full))
+            else:
+                rendered.append(self._documents(job, _taken(job, through_texts, before_texts)))
         return rendered
 
     def question(self, text: str) -> str | Skipped:
-        """A person's text as a conversation of its own, up to where the answer is due; special
-        tokens stood in for.
+        """Returns a person's text as a conversation of its own, up to where the answer is due.
+        Stand-ins replace the special tokens in it.
         """
-        try:
-            return self._apply(
-                [([{"role": "user", "content": self._stand_in(text, answer=False)}], None)],
-                generation=True,
-            )[0]
-        except ReservedText:
-            return Skipped(_RESERVED)
+        asked = self.plain(text)
+        if isinstance(asked, Skipped):
+            return asked
+        chat = _Chat([{"role": "user", "content": asked}], None)
+        return self._apply([chat], generation=True)[0]
 
     def plain(self, text: str) -> str | Skipped:
-        """A person's text with its special tokens stood in for."""
+        """Returns a person's text with stand-ins for the special tokens in it."""
         try:
             return self._stand_in(text, answer=False)
         except ReservedText:
@@ -146,12 +184,8 @@ class ChatRenderer:
 
     # ------------------------------------------------------------------ one conversation
 
-    def _job(
-        self, conversation: Conversation
-    ) -> tuple[list[Message], list[Any] | None, list[int], bool] | Skipped:
-        """Messages and tools with typed special tokens stood in for, the answers to find, whether
-        the whole is wanted.
-        """
+    def _job(self, conversation: Conversation) -> _Job | Skipped:
+        """Replaces the special tokens that were typed, and finds the answers."""
         try:
             messages = [
                 self._stand_in(message, message["role"] == "assistant")
@@ -160,167 +194,205 @@ class ChatRenderer:
             tools = self._stand_in(conversation.tools, answer=False)
         except ReservedText:
             return Skipped(_RESERVED)
+        chat = _Chat(messages, tools)
         answers = [
-            i
-            for i, m in enumerate(messages)
-            if m["role"] == "assistant" and i >= conversation.context
+            place
+            for place, message in enumerate(messages)
+            if message["role"] == "assistant" and place >= conversation.context
         ]
-        if self.train_on == "all":
-            last = answers[-1:] if not answers or answers[-1] == len(messages) - 1 else []
-            return messages, tools, last, not last
-        return messages, tools, answers, False
+        if self.train_on != "all":
+            return _Job(chat, answers, whole=False)
+        # All of the text is trained. Only an answer at its very end is wanted, as the expected
+        # answer of a held-out question.
+        ends_with_answer = not answers or answers[-1] == len(messages) - 1
+        last_answer = answers[-1:] if ends_with_answer else []
+        return _Job(chat, last_answer, whole=not last_answer)
 
     def _stand_in(self, value: Any, answer: bool) -> Any:
         replaced = self.control.stand_in(value, answer)
         if replaced != value:
-            self.warnings["Special tokens that somebody typed into a turn stay text"] += 1
+            self.warn("Special tokens that somebody typed into a turn stay text")
         return replaced
 
-    def _documents(
-        self,
-        chat: _Chat,
-        answers: list[int],
-        ends: list[str | Skipped],
-        prompts: list[str | Skipped],
-        full: str | Skipped | None,
-    ) -> list[Rendered] | Skipped:
+    def _documents(self, job: _Job, texts: _Texts) -> list[Rendered] | Skipped:
+        full = texts.full
         if full is None:
             return Skipped("there is no assistant turn")
         if isinstance(full, Skipped):
             return full
-        turns: list[_Turn] = []
-        for i, text, prompt in zip(answers, ends, prompts):
-            turn = text if isinstance(text, Skipped) else self._turn(chat, i, text, prompt)
-            if isinstance(turn, Skipped):
-                return turn
-            turns.append(turn)
+        turns = self._turns(job, texts)
+        if isinstance(turns, Skipped):
+            return turns
         answer = (turns[-1].start, turns[-1].end) if turns else None
         if self.train_on == "all":
             return [self._rendered(full, ((0, len(full)),), answer)]
         if all(full.startswith(turn.text) for turn in turns):
             return [self._rendered(full, tuple((turn.start, turn.end) for turn in turns), answer)]
-        self.warnings[
+        self.warn(
             "A conversation is trained one turn at a time, because the chat template rewrites "
             "earlier turns when more follow"
-        ] += 1
-        return [self._rendered(t.text, ((t.start, t.end),), (t.start, t.end)) for t in turns]
+        )
+        documents = []
+        for turn in turns:
+            span = (turn.start, turn.end)
+            documents.append(self._rendered(turn.text, (span,), span))
+        return documents
+
+    def _turns(self, job: _Job, texts: _Texts) -> list[_Turn] | Skipped:
+        """Returns where each answer of a job is, or why the conversation is skipped."""
+        turns: list[_Turn] = []
+        for place, text, prompt in zip(job.answers, texts.through, texts.before):
+            if isinstance(text, Skipped):
+                return text
+            turn = self._turn(job.chat, place, text, prompt)
+            if isinstance(turn, Skipped):
+                return turn
+            turns.append(turn)
+        return turns
 
     def _rendered(
         self, text: str, spans: tuple[tuple[int, int], ...], answer: tuple[int, int] | None
     ) -> Rendered:
         return Rendered(text, spans, answer, typed=self.control.stands_in(text))
 
-    def _turn(self, chat: _Chat, i: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
+    def _turn(self, chat: _Chat, place: int, text: str, prompt: str | Skipped) -> _Turn | Skipped:
+        """Finds the answer at `place` of the messages in `text`, which ends with it."""
+        start: int | None
         if isinstance(prompt, str) and text.startswith(prompt):
             start = len(prompt)
         else:
-            start = self._start_by_content(chat, i, text)
+            start = self._start_by_content(chat, place, text)
             if start is None:
                 return Skipped("the chat template does not show where the answer begins")
             if isinstance(prompt, str):
-                self.warnings[
+                self.warn(
                     "The chat template renders an answer in another way than its generation prompt "
                     "begins it; it is trained as rendered"
-                ] += 1
-        messages, written = chat[0], _without_space(text[start:])
-        if _without_space(str(messages[i].get("content") or "")) not in written:
-            return Skipped(
-                "the chat template leaves out part of the answer",
-                "reasoning inside the answer is often dropped; use a template that keeps it",
-            )
-        for key in _REASONING_KEYS:
-            if _without_space(str(messages[i].get(key) or "")) not in written:
-                return Skipped(
-                    "the chat template leaves out the reasoning of the answer",
-                    f"remove the {key} or use a template that keeps it",
                 )
-        for call in messages[i].get("tool_calls") or ():
-            function = call.get("function", call)
-            if _without_space(str(function.get("name") or "")) not in written:
-                return Skipped(
-                    "the chat template leaves out the tool calls of the answer",
-                    "use a model whose chat template writes tool_calls",
-                )
+        left_out = _left_out(chat.messages[place], text[start:])
+        if left_out is not None:
+            return left_out
         return _Turn(text, start, self._end(text, start))
 
     def _end(self, text: str, start: int) -> int:
-        """White space after the end-of-turn token is the template's, not something to learn to
-        write.
+        """Returns where the answer ends. White space after the end-of-turn token is the template's:
+        the model need not learn to write it.
         """
         bare = text[start:].rstrip()
         if bare.endswith(self.control.special):
             return start + len(bare)
-        self.warnings[
+        self.warn(
             "The chat template closes an answer without a special token, so the model may not "
             "learn where to stop"
-        ] += 1
+        )
         return len(text)
 
-    def _start_by_content(self, chat: _Chat, i: int, text: str) -> int | None:
-        """Where answer `i` begins in `text`, found by putting two other contents in its place."""
-        messages, tools = chat
-        bare = {k: v for k, v in messages[i].items() if k not in (*_REASONING_KEYS, "tool_calls")}
-        first, second = (
-            self._apply([([*messages[:i], {**bare, "content": probe}], tools)], generation=False)[0]
-            for probe in _PROBES
-        )
+    def _start_by_content(self, chat: _Chat, place: int, text: str) -> int | None:
+        """Returns where the answer at `place` begins in `text`, or None where that does not show.
+        Two other contents are rendered in its place: what both texts begin with is before it.
+        """
+        answer = {
+            key: value
+            for key, value in chat.messages[place].items()
+            if key not in (*_REASONING_KEYS, "tool_calls")
+        }
+        before = chat.messages[:place]
+        chats = [_Chat([*before, answer | {"content": probe}], chat.tools) for probe in _PROBES]
+        # Each in a call of its own, as a template may refuse one and not the other.
+        first, second = (self._apply([probed], generation=False)[0] for probed in chats)
         if isinstance(first, Skipped) or isinstance(second, Skipped):
             return None
-        header = os.path.commonprefix([first, second])
-        trailer = os.path.commonprefix([first[::-1], second[::-1]])[::-1]
-        regular = all(
+        header = common_prefix(first, second)
+        trailer = common_prefix(first[::-1], second[::-1])[::-1]
+        is_regular = all(
             probed == header + probe + trailer for probed, probe in zip((first, second), _PROBES)
         )
-        if not regular or not text.startswith(header) or not text.endswith(trailer):
+        if not is_regular or not text.startswith(header) or not text.endswith(trailer):
             return None
         return len(header)
 
     # ------------------------------------------------------------------ the template
 
     def _written(self) -> str:
-        """What the template mentions, and what it writes around turns: a role's marker may be put
-        together from pieces and the role's name.
+        """Returns what the template mentions, and what it writes around turns. Both are needed: a
+        role's marker may be put together from pieces and the role's name.
         """
         turns: list[Message] = [{"role": role, "content": _PROBES[0]} for role in _ROLES]
-        texts = self._apply(
-            [([*before, turn], None) for turn in turns for before in ([], turns[:1])],
-            generation=True,
-        )
+        chats = []
+        for turn in turns:
+            chats.append(_Chat([turn], None))
+            chats.append(_Chat([turns[0], turn], None))
+        texts = self._apply(chats, generation=True)
         templates = self.tokenizer.chat_template
         sources = templates.values() if isinstance(templates, dict) else [templates]
-        return "\n".join(
-            [*map(mentioned, sources), *(text for text in texts if isinstance(text, str))]
-        )
+        written = [text for text in texts if isinstance(text, str)]
+        return "\n".join([*map(mentioned, sources), *written])
 
     def _apply(self, chats: list[_Chat], generation: bool) -> list[str | Skipped]:
-        results: list[str | Skipped] = [
-            Skipped("the chat template refuses an empty conversation")
-        ] * len(chats)
-        places = [place for place, (messages, _) in enumerate(chats) if messages]
+        """Returns the template's text for each chat. `generation` adds the generation prompt."""
+        results: list[str | Skipped] = [_REFUSED_EMPTY] * len(chats)
+        places = [place for place, chat in enumerate(chats) if chat.messages]
         # The library takes one list of tools for all conversations of a call.
-        for _, group in itertools.groupby(places, key=lambda place: id(chats[place][1])):
-            wanted = list(group)
-            for place, text in zip(
-                wanted, self._call([chats[place] for place in wanted], generation)
-            ):
+        for _, group in itertools.groupby(places, key=lambda place: id(chats[place].tools)):
+            same_tools = list(group)
+            texts = self._call([chats[place] for place in same_tools], generation)
+            for place, text in zip(same_tools, texts):
                 results[place] = text
         return results
 
     def _call(self, chats: list[_Chat], generation: bool) -> list[str | Skipped]:
+        tools = chats[0].tools
         try:
             return self.tokenizer.apply_chat_template(
-                [messages for messages, _ in chats],
-                tools=chats[0][1],
+                [chat.messages for chat in chats],
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=generation,
-                **fixed_date(self.tokenizer, chats[0][1]),
+                **fixed_date(self.tokenizer, tools),
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # noqa: BLE001  a template may raise anything
             if len(chats) == 1:
-                return [
-                    Skipped("the chat template refuses the conversation", str(error).rstrip("."))
-                ]
+                detail = str(error).rstrip(".")
+                return [Skipped("the chat template refuses the conversation", detail)]
+            # One of them is refused: apart, the others are rendered.
             return [self._call([chat], generation)[0] for chat in chats]
+
+
+def _taken(job: _Job, through: Iterator[str | Skipped], before: Iterator[str | Skipped]) -> _Texts:
+    """Takes the texts of a job from those of all jobs, in the order in which `render` asked."""
+    through_answers = [next(through) for _ in job.answers]
+    full: str | Skipped | None = None
+    if job.whole:
+        full = next(through)
+    elif through_answers:
+        full = through_answers[-1]
+    return _Texts(through_answers, [next(before) for _ in job.answers], full)
+
+
+def _left_out(answer: Message, written: str) -> Skipped | None:
+    """Returns why an answer is skipped whose content, reasoning or calls are not in the text that
+    the template wrote of it; None when all of it is there. White space does not count.
+    """
+    written = _without_space(written)
+    if _without_space(str(answer.get("content") or "")) not in written:
+        return Skipped(
+            "the chat template leaves out part of the answer",
+            "reasoning inside the answer is often dropped; use a template that keeps it",
+        )
+    for key in _REASONING_KEYS:
+        if _without_space(str(answer.get(key) or "")) not in written:
+            return Skipped(
+                "the chat template leaves out the reasoning of the answer",
+                f"remove the {key} or use a template that keeps it",
+            )
+    for call in answer.get("tool_calls") or ():
+        function = call.get("function", call)
+        if _without_space(str(function.get("name") or "")) not in written:
+            return Skipped(
+                "the chat template leaves out the tool calls of the answer",
+                "use a model whose chat template writes tool_calls",
+            )
+    return None
 
 
 def _without_space(text: str) -> str:

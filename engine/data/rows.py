@@ -1,9 +1,16 @@
-"""Rows of tokens and the micro-batches of any step, without state: a resumed run asks for its next
-step.
+"""Rows of tokens are grouped into the micro-batches of any training step here.
+
+- A document is one text that attends only to itself. A row holds one or several documents
+  (`packing.py` says which).
+- An epoch visits the rows in an order that depends on the seed and on the epoch's number only.
+- Step n takes the next `batch_size` rows after step n - 1, over the ends of epochs.
+
+So a step needs no state of earlier steps: a resumed run asks for its next step.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,76 +22,91 @@ from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
 
 IGNORED = -100
-"""Label of a position without loss."""
+"""A position with this label has no loss."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row, not padded."""
+    """A row has T tokens and no padding."""
 
     input_ids: np.ndarray
-    """int32[T]"""
+    """The token ids are int32[T]."""
     labels: np.ndarray
-    """int32[T], already shifted: labels[t] is input_ids[t + 1] or -100, never across documents."""
+    """The labels are int32[T] and already shifted: labels[t] is input_ids[t + 1], or -100 where
+    that token carries no loss or belongs to another document.
+    """
     position_ids: np.ndarray
-    """int32[T], from 0 in every document."""
+    """The positions are int32[T] and begin at 0 in every document."""
     documents: int
+    """The row holds this many documents."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows that pass through the model at once, right-padded to the longest; padding carries no
-    loss.
+    """A micro-batch is B rows that pass through the model at once. Each is padded on the right to
+    the same T tokens; padding carries no loss.
     """
 
     input_ids: np.ndarray
-    """int64[B, T]"""
+    """The token ids are int64[B, T]."""
     labels: np.ndarray
-    """int64[B, T], already shifted, -100 = no loss."""
+    """The labels are int64[B, T] and already shifted; -100 stands where there is no loss."""
     position_ids: np.ndarray | None
-    """int64[B, T], from 0 in every document, padding being one more document; None when no row is
-    packed.
+    """The positions are int64[B, T] and begin at 0 in every document; the padding of a row counts
+    as one more document. This is None when no row is packed.
     """
     tokens: int
-    """Tokens that are not padding."""
+    """The rows have this many tokens without padding."""
     loss_tokens: int
+    """This many positions have a label."""
+
+
+@dataclass(frozen=True)
+class DocumentTokens:
+    """The tokens of all documents follow one another here."""
+
+    ids: np.ndarray | Visited
+    """The token ids are int32[tokens]. Those of a mix of sources can be sliced, but never stand
+    whole in memory.
+    """
+    trained: np.ndarray | Visited
+    """This is bool[tokens] and true where the token is a target."""
+    starts: np.ndarray
+    """Document d begins at token `starts[d]`: int64[documents + 1]."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Epochs visit the rows in this order."""
+
+    seed: int
+    shuffle: bool
+    """Rows come in a random order, a new one each epoch; otherwise as they stand."""
+
+    def of_epoch(self, epoch: int, rows: int) -> np.ndarray:
+        """Returns the numbers of the `rows` rows as `epoch` (from 0) visits them, int64[rows]."""
+        if not self.shuffle:
+            return np.arange(rows)
+        return np.random.default_rng((epoch, self.seed)).permutation(rows)
 
 
 class RowSet:
-    """Rows of a data set. Tokens stay in their files; memory holds some 40 bytes a document,
-    however long it is.
+    """A `RowSet` holds the rows of a data set. Their tokens stay in files; memory holds some 40
+    bytes a document, however long it is.
     """
 
-    def __init__(
-        self,
-        ids: np.ndarray | Visited,
-        trained: np.ndarray | Visited,
-        starts: np.ndarray,
-        rows: Rows,
-        pad_id: int,
-        seed: int,
-        shuffle: bool,
-    ):
-        self.ids = ids
-        """int32: the documents' tokens, one after another; of a mix, they can be sliced but are
-        never whole.
-        """
-        self.trained = trained
-        """bool: the token is a target."""
-        self.starts = starts
-        """int64[documents + 1]: where each document starts in `ids`."""
+    def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
+        self.ids = documents.ids
+        self.trained = documents.trained
+        self.starts = documents.starts
         self.rows = rows
-        """Document numbers of each row."""
         self.pad_id = pad_id
-        lengths = np.diff(np.asarray(starts))
-        self.row_lengths = (
-            np.add.reduceat(lengths[rows.documents], rows.starts[:-1]) if len(rows) else lengths
-        )
-        """int64[rows]: tokens of each row."""
+        self.row_lengths = _row_lengths(documents, rows)
+        """Row i has `row_lengths[i]` tokens: int64[rows]."""
         self.packed = rows.packed
-        self.seed = seed
-        self.shuffle = shuffle
-        self._last_order: tuple[tuple[int, int, bool], np.ndarray] | None = None
+        self._order = order
+        # One epoch's order is kept: steps ask for it row by row, and making it takes a pass.
+        self._last_epoch: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,84 +121,89 @@ class RowSet:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, 0 without rows."""
+        """The longest row has this many tokens; without rows this is 0."""
         return int(self.row_lengths.max(initial=0))
 
     def row(self, i: int) -> Row:
+        """Returns row `i`, read from the files of tokens."""
         documents = self.rows[i]
-        starts, ends = self.starts[documents], self.starts[documents + 1]
-        pieces = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist())]
-        ids = np.concatenate([self.ids[piece] for piece in pieces])
-        trained = np.concatenate([self.trained[piece] for piece in pieces])
-        ends_here = np.cumsum(ends - starts)
+        starts = self.starts[documents]
+        ends = self.starts[documents + 1]
+        lengths = ends - starts
+        places = [slice(start, end) for start, end in zip(starts.tolist(), ends.tolist())]
+        ids = np.concatenate([self.ids[place] for place in places])
+        trained = np.concatenate([self.trained[place] for place in places])
+        ends_in_row = np.cumsum(lengths)
         labels = np.full(len(ids), IGNORED, dtype=np.int32)
         labels[:-1] = np.where(trained[1:], ids[1:], IGNORED)
-        labels[ends_here - 1] = IGNORED  # what follows is another document's
-        begins = np.repeat(ends_here - (ends - starts), ends - starts)
-        return Row(ids, labels, (np.arange(len(ids)) - begins).astype(np.int32), len(documents))
+        labels[ends_in_row - 1] = IGNORED  # the next token belongs to another document
+        starts_in_row = np.repeat(ends_in_row - lengths, lengths)
+        positions = (np.arange(len(ids)) - starts_in_row).astype(np.int32)
+        return Row(ids, labels, positions, len(documents))
 
     def row_length(self, i: int) -> int:
-        """Tokens of row `i`."""
+        """Returns the number of tokens of row `i`."""
         return int(self.row_lengths[i])
 
-    def order(self, epoch: int, seed: int | None = None, shuffle: bool | None = None) -> np.ndarray:
-        """Row numbers in the order in which `epoch` (from 0) visits them: a function of seed and
-        epoch alone.
+    def order(self, epoch: int) -> np.ndarray:
+        """Returns the row numbers as `epoch` (from 0) visits them, int64[rows]. They depend on the
+        seed and the epoch only.
         """
-        key = (
-            epoch,
-            self.seed if seed is None else seed,
-            self.shuffle if shuffle is None else shuffle,
-        )
-        cached = self._last_order
-        if cached is not None and cached[0] == key:
-            return cached[1]
-        order = (
-            np.random.default_rng(key[:2]).permutation(len(self))
-            if key[2]
-            else np.arange(len(self))
-        )
-        self._last_order = (key, order)
-        return order
+        if self._last_epoch is None or self._last_epoch[0] != epoch:
+            self._last_epoch = (epoch, self._order.of_epoch(epoch, len(self)))
+        return self._last_epoch[1]
 
     def steps_of(self, epochs: float, batch_size: int) -> int:
-        """Steps that `epochs` passes over the rows take, rounded up: the last one goes on into the
-        next pass.
+        """Returns the steps that `epochs` passes over the rows take, rounded up: the last step goes
+        on into the next pass.
         """
         return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
 
 
+def _row_lengths(documents: DocumentTokens, rows: Rows) -> np.ndarray:
+    lengths = np.diff(np.asarray(documents.starts))
+    if len(rows) == 0:  # `reduceat` takes no empty list of starts
+        return lengths
+    return np.add.reduceat(lengths[rows.documents], rows.starts[:-1])
+
+
+@dataclass(frozen=True)
+class RowSets:
+    """A data set has rows to train on and rows held out for evaluation."""
+
+    train: RowSet
+    held_out: RowSet
+
+
 ROW_MULTIPLE = 128
-"""Compiled kernels are made for a length: rows are padded to a multiple of so many tokens, so that
-there are few.
+"""Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
+one length, so that few lengths mean few kernels.
 """
 
 
 def padded_length(length: int, at_most: int) -> int:
-    """Tokens of a row of `length` tokens that goes to compiled kernels; no more than `at_most`,
-    which no row is beyond.
+    """Returns how many tokens a row of `length` tokens has for compiled kernels: `length` rounded
+    up to a multiple of `ROW_MULTIPLE`, but no more than `at_most`. No row is longer than `at_most`
+    where that is in use; 0 means no padding.
     """
-    return max(length, min(-(-length // ROW_MULTIPLE) * ROW_MULTIPLE, at_most))
+    multiples = -(-length // ROW_MULTIPLE)
+    return max(length, min(multiples * ROW_MULTIPLE, at_most))
 
 
 def batches(
-    rows: RowSet,
-    batch_size: int,
-    micro_batch_size: int,
-    seed: int,
-    shuffle: bool,
-    step: int,
-    pad_up_to: int = 0,
+    rows: RowSet, batch_size: int, micro_batch_size: int, step: int, pad_up_to: int = 0
 ) -> list[MicroBatch]:
-    """The micro-batches of step `step` (from 1). Steps read the epochs' orders one after another,
-    so each has exactly `batch_size` rows; within a step, rows of like length stand together, which
-    saves padding. pad_up_to: for compiled kernels, tokens that padded rows may have at most.
+    """Returns the micro-batches of step `step` (from 1).
+
+    Steps read one epoch's order after another, so each has exactly `batch_size` rows. Within a
+    step, rows of like length stand together, which saves padding. `pad_up_to` is for compiled
+    kernels: it is the most tokens that a padded row may have (`padded_length`).
     """
     first = (step - 1) * batch_size
     chosen = []
     for place in range(first, first + batch_size):
         epoch, within = divmod(place, len(rows))
-        chosen.append(int(rows.order(epoch, seed, shuffle)[within]))
+        chosen.append(int(rows.order(epoch)[within]))
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
     bounds = micro_batch_bounds(batch_size, micro_batch_size)
@@ -184,28 +211,35 @@ def batches(
 
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
-    """(first row, row after the last) of each micro-batch: as few of them as rows of at most
-    `micro_batch_size` come to, as equal as can be, larger ones first.
+    """Divides a step into micro-batches and returns (first row, row after the last) of each. There
+    are as few as `micro_batch_size` rows at most allow. Their sizes differ by one row at most,
+    larger ones first.
     """
     count = -(-batch_size // micro_batch_size)
-    size, more = divmod(batch_size, count)
-    starts = [k * size + min(k, more) for k in range(count + 1)]
-    return list(zip(starts, starts[1:]))
+    size, larger = divmod(batch_size, count)
+    starts = [number * size + min(number, larger) for number in range(count + 1)]
+    return list(itertools.pairwise(starts))
 
 
 def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
-    """Every row once, in order, as evaluation reads them; the last micro-batch may be smaller."""
+    """Yields every row once, in order, as evaluation reads them. The last micro-batch may be
+    smaller.
+    """
     for start in range(0, len(rows), micro_batch_size):
-        yield micro_batch(rows, list(range(start, min(start + micro_batch_size, len(rows)))))
+        stop = min(start + micro_batch_size, len(rows))
+        yield micro_batch(rows, list(range(start, stop)))
 
 
 def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:
-    """The rows `chosen`, padded to the longest of them, or a little more (`padded_length`)."""
+    """Returns the rows `chosen`, padded to the longest of them or a little more
+    (`padded_length`).
+    """
     parts = [rows.row(i) for i in chosen]
     length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
-    input_ids = np.full((len(parts), length), rows.pad_id, dtype=np.int64)
-    labels = np.full((len(parts), length), IGNORED, dtype=np.int64)
-    position_ids = np.zeros((len(parts), length), dtype=np.int64)
+    shape = (len(parts), length)
+    input_ids = np.full(shape, rows.pad_id, dtype=np.int64)
+    labels = np.full(shape, IGNORED, dtype=np.int64)
+    position_ids = np.zeros(shape, dtype=np.int64)
     tokens = 0
     for line, part in enumerate(parts):
         size = len(part.input_ids)
@@ -214,12 +248,15 @@ def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBat
         position_ids[line, :size] = part.position_ids
         position_ids[line, size:] = np.arange(length - size)
         tokens += size
+    # Pages stay counted as memory of this process until they are dropped: in the end, the whole
+    # file would be.
+    drop_pages(rows.ids)
+    drop_pages(rows.trained)
     packed = any(part.documents > 1 for part in parts)
-    for array in (
-        rows.ids,
-        rows.trained,
-    ):  # or the whole file would count as this process's memory in the end
-        drop_pages(array)
     return MicroBatch(
-        input_ids, labels, position_ids if packed else None, tokens, int((labels != IGNORED).sum())
+        input_ids,
+        labels,
+        position_ids if packed else None,
+        tokens,
+        loss_tokens=int((labels != IGNORED).sum()),
     )

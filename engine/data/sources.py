@@ -1,8 +1,12 @@
-"""Rows of a data set, one after another, each with the number that an error can name.
+"""A source yields the rows of a data set, one after another, each with the number that an error can
+name.
 
-Nothing here holds a whole file: JSON is read in json_files.py, so that a broken line or item is
-named, tables and plain text in text_files.py, Parquet through pyarrow batch by batch, folders that
-`datasets` saved and hub ids through `datasets`.
+Nothing here holds a whole file:
+
+- `json_files.py` reads JSON, so that a broken line or item is named;
+- `text_files.py` reads tables and plain text;
+- pyarrow reads Parquet batch by batch;
+- `datasets` reads hub ids and the folders that it saved.
 """
 
 from __future__ import annotations
@@ -16,15 +20,16 @@ from typing import Any
 
 from engine.config.data_settings import DataConfig
 from engine.data.folders import DATA_SUFFIXES, files_of, is_saved_by_datasets, left_out
-from engine.data.json_files import count_lines, item_rows, line_rows, readable
-from engine.data.registry import registered
+from engine.data.json_files import Read, Row, count_lines, item_rows, line_rows, readable
+from engine.data.registry import Registered, registered
 from engine.data.text_files import passages, table_rows
 from engine.errors import DataError, first_line
 from engine.paths import registry_entry, resolve_source
 
-Row = dict[str, Any]
-_TABLE_SUFFIXES, _TEXT_SUFFIXES = (".csv", ".tsv"), (".txt", ".md")
+_TABLE_SUFFIXES = (".csv", ".tsv")
+_TEXT_SUFFIXES = (".txt", ".md")
 _OTHER_SUFFIXES = (".gz", ".zip", ".zst", ".xlsx", ".arrow")
+"""A name that ends so means a file, though none that can be read."""
 _ROWS_A_READ = 1024
 _MEMBER = 1 << 48
 """A row's number in a folder is its file's number times this, plus its number in the file."""
@@ -36,17 +41,18 @@ class Source:
 
     name: str
     unit: str
-    """What a row is called in an error: line, item or row."""
+    """An error calls a row so: line, item or row."""
     total: int | None
-    """Rows, or None where only reading to the end would tell."""
-    read: Callable[[], Iterator[tuple[int, Row]]]
-    """Starts over and yields (number from 1, row)."""
+    """There are this many rows. It is None where only reading to the end would tell."""
+    read: Read
+    """It starts over and yields (number from 1, row)."""
     members: tuple[Source, ...] = ()
-    """The files of a folder. Their rows are numbered on from file to file."""
+    """A folder has these files. Their rows are numbered on from file to file."""
     fingerprint: str | None = None
-    """What `datasets` knows the content of a data set by, where it does."""
+    """`datasets` knows the content of a data set by this, where it does."""
 
     def where(self, number: int) -> str:
+        """Returns the place of a row, as an error names it."""
         if not self.members:
             return f"{self.unit} {number} of {self.name}"
         member, within = divmod(number, _MEMBER)
@@ -54,33 +60,74 @@ class Source:
 
 
 def open_source(config: DataConfig, streaming: bool = False) -> Source:
-    """The data set that `config.source` names. `streaming` reads only what is asked for, as a
-    preview needs, and then `total` may be unknown. Raises DataError when there is no such data set
-    or it cannot be read.
+    """Opens the data set that `config.source` names. With `streaming`, only the rows that are asked
+    for are read, as a preview needs; `total` may then be unknown. Raises DataError when there is no
+    such data set or it cannot be read.
     """
     entry = registered(config)
     if entry is not None:
-        inner = open_source(entry.config, streaming)
-        total = (
-            inner.total
-            if entry.most is None or inner.total is None
-            else min(inner.total, entry.most)
-        )
-        return dataclasses.replace(
-            inner,
-            total=total,
-            read=lambda: (
-                (number, entry.row(row, inner.where(number)))
-                for number, row in itertools.islice(inner.read(), entry.most)
-            ),
-        )
-    path = resolve_source(config.source)
+        return _of_registry(entry, open_source(entry.config, streaming))
+    path = resolve_source(config.only_source)
     if path is None:
-        refuse_missing_file(config.source)
+        refuse_missing_file(config.only_source)
         return _hub(config, streaming)
+    if not path.is_dir():
+        return _file(path, path.name, config, streaming)
+    if is_saved_by_datasets(path):
+        return _saved_by_datasets(path, config)
+    return _folder_of_files(path, config, streaming)
+
+
+def _of_registry(entry: Registered, inner: Source) -> Source:
+    """Returns the source `inner` as its registry entry says: its first rows, under our names."""
+    total = inner.total
+    if total is not None and entry.most is not None:
+        total = min(total, entry.most)
+
+    def read() -> Iterator[tuple[int, Row]]:
+        for number, row in itertools.islice(inner.read(), entry.most):
+            yield number, entry.row(row, inner.where(number))
+
+    return dataclasses.replace(inner, total=total, read=read)
+
+
+def refuse_missing_file(source: str) -> None:
+    """Raises DataError when `source` can only be meant as a local file and there is none."""
+    if registry_entry(source) is not None or resolve_source(source) is not None:
+        return
+    file, colon, _ = source.partition(".json:")
+    suffix = ".json" if colon else Path(file).suffix.lower()
+    is_file_name = suffix in DATA_SUFFIXES + _OTHER_SUFFIXES
+    if is_file_name or source.startswith((".", "/", "~")):
+        raise DataError(f"There is no file {source}; check data.source.")
+
+
+def notes_on(config: DataConfig) -> list[str]:
+    """Returns sentences that a person should know about how the source of `config` is chosen. The
+    source was read before.
+    """
+    entry = registered(config)
+    if entry is not None:
+        notes = notes_on(entry.config)
+        if entry.most is not None:
+            few = (
+                f"No more than the first {entry.most:,} rows of {entry.config.source} are read, as "
+                "num_samples says."
+            )
+            notes = [few, *notes]
+        return notes
+    path = resolve_source(config.only_source)
+    if path is None:
+        return []
     if path.is_dir():
-        return _folder(path, config, streaming)
-    return _file(path, path.name, config, streaming)
+        note = left_out(path, config)
+        return [note] if note else []
+    if config.split != DataConfig.split:
+        return [f"data.split {config.split} is not used: a file has no splits."]
+    return []
+
+
+# ---------------------------------------------------------------------- files
 
 
 def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
@@ -94,66 +141,46 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
         raise DataError(f"{path.name} is empty; give a file with at least one row.")
     if suffix == ".parquet":
         return _parquet(path)
-    if suffix in _TABLE_SUFFIXES:
-        return _counted(name, "row", lambda: table_rows(path), path, streaming)
-    if suffix in _TEXT_SUFFIXES:
-        return _counted(
-            name,
-            "the passage from line",
-            lambda: passages(path, config.max_seq_len),
-            path,
-            streaming,
-        )
-    return _json(path, streaming) if suffix == ".json" else _json_lines(path, streaming)
+    if suffix == ".json":
+        return _json(path, streaming)
+    if suffix not in _TABLE_SUFFIXES + _TEXT_SUFFIXES:
+        return _json_lines(path, streaming)
 
-
-def _counted(
-    name: str, unit: str, read: Callable[[], Iterator[tuple[int, Row]]], path: Path, streaming: bool
-) -> Source:
     readable(path).close()
-    return Source(name, unit, None if streaming else sum(1 for _ in read()), read)
+    if suffix in _TABLE_SUFFIXES:
+        return _counted(Source(name, "row", None, lambda: table_rows(path)), streaming)
+    unit = "the passage from line"
+    source = Source(name, unit, None, lambda: passages(path, config.max_seq_len))
+    return _counted(source, streaming)
 
 
-def refuse_missing_file(source: str) -> None:
-    """Raises DataError when `source` can only be meant as a local file and there is none."""
-    if registry_entry(source) is not None:
-        return
-    suffix = Path(
-        source.partition(".json:")[0] + ".json" if ".json:" in source else source
-    ).suffix.lower()
-    if resolve_source(source) is None and (
-        suffix in DATA_SUFFIXES + _OTHER_SUFFIXES or source.startswith((".", "/", "~"))
-    ):
-        raise DataError(f"There is no file {source}; check data.source.")
-
-
-# ---------------------------------------------------------------------- JSON
+def _counted(source: Source, streaming: bool) -> Source:
+    """Returns the source with its rows counted, which takes a pass over it, unless `streaming`."""
+    if streaming:
+        return source
+    return dataclasses.replace(source, total=sum(1 for _ in source.read()))
 
 
 def _json_lines(path: Path, streaming: bool) -> Source:
     readable(path).close()
-    return Source(
-        path.name, "line", None if streaming else count_lines(path), lambda: line_rows(path)
-    )
+    total = None if streaming else count_lines(path)
+    return Source(path.name, "line", total, lambda: line_rows(path))
 
 
 def _json(path: Path, streaming: bool) -> Source:
     read = item_rows(path)
-    if read is None:  # one object a line, named .json
+    if read is None:  # one object a line, in a file named .json
         return _json_lines(path, streaming)
-    return Source(path.name, "item", None if streaming else sum(1 for _ in read()), read)
-
-
-# ---------------------------------------------------------------------- Parquet, folders, hub
+    return _counted(Source(path.name, "item", None, read), streaming)
 
 
 def _parquet(path: Path) -> Source:
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     try:
         total = parquet.read_metadata(path).num_rows
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"{path.name} cannot be read as Parquet ({first_line(error)}); give a whole Parquet "
             "file."
@@ -167,7 +194,7 @@ def _parquet(path: Path) -> Source:
                     for row in batch.to_pylist():
                         number += 1
                         yield number, _without_filled(row)
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, pa.ArrowException) as error:
             raise DataError(
                 f"{path.name} cannot be read after row {number} ({first_line(error)}); write the "
                 "file again."
@@ -176,52 +203,8 @@ def _parquet(path: Path) -> Source:
     return Source(path.name, "row", total, read)
 
 
-def notes_on(config: DataConfig) -> list[str]:
-    """What a person should know about how the source of `config`, which was read, is chosen.
-    Sentences.
-    """
-    entry = registered(config)
-    if entry is not None:
-        few = (
-            []
-            if entry.most is None
-            else [
-                f"No more than the first {entry.most:,} rows of {entry.config.source} are "
-                "read, as num_samples says."
-            ]
-        )
-        return [*few, *notes_on(entry.config)]
-    path = resolve_source(config.source)
-    if path is None:
-        return []
-    if path.is_dir():
-        return [note] if (note := left_out(path, config)) else []
-    return (
-        [f"data.split {config.split} is not used: a file has no splits."]
-        if config.split != DataConfig.split
-        else []
-    )
-
-
-def _folder(path: Path, config: DataConfig, streaming: bool) -> Source:
-    if not is_saved_by_datasets(path):
-        return _folder_of_files(path, config, streaming)
-    import datasets
-
-    def load() -> Any:
-        loaded = datasets.load_from_disk(str(path))
-        return loaded[config.split] if isinstance(loaded, dict) else loaded
-
-    return _from_datasets(
-        load,
-        path.name,
-        f"The folder {path}",
-        "give a folder that save_to_disk wrote, and a data.split that it has",
-    )
-
-
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
-    """Every data file under `path`, in the order of their names, as one data set."""
+    """Opens the data files under `path`, in the order of their names, as one data set."""
     members = tuple(
         _file(file, str(file.relative_to(path)), config, streaming)
         for file in files_of(path, config)
@@ -232,31 +215,46 @@ def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
             for number, row in member.read():
                 yield place * _MEMBER + number, row
 
-    totals = [member.total for member in members]
-    return Source(path.name, "row", None if None in totals else sum(totals), read, members)
+    totals = [member.total for member in members if member.total is not None]
+    total = sum(totals) if len(totals) == len(members) else None
+    return Source(path.name, "row", total, read, members)
+
+
+# ---------------------------------------------------------------------- through `datasets`
+
+
+def _saved_by_datasets(path: Path, config: DataConfig) -> Source:
+    import datasets
+
+    def load() -> Any:
+        loaded = datasets.load_from_disk(str(path))
+        return loaded[config.split] if isinstance(loaded, dict) else loaded
+
+    remedy = "give a folder that save_to_disk wrote, and a data.split that it has"
+    return _from_datasets(load, path.name, f"The folder {path}", remedy)
 
 
 def _hub(config: DataConfig, streaming: bool) -> Source:
     import datasets
 
-    name, _, subset = config.source.partition(":")
+    source = config.only_source
+    name, _, subset = source.partition(":")
 
     def load() -> Any:
         return datasets.load_dataset(name, subset or None, split=config.split, streaming=streaming)
 
-    return _from_datasets(
-        load,
-        config.source,
-        f"The data set {config.source}",
-        "check the id (a subset is written as "
-        "owner/name:subset), data.split and the connection to the Hugging Face hub",
+    remedy = (
+        "check the id (a subset is written as owner/name:subset), data.split and the connection to "
+        "the Hugging Face hub"
     )
+    return _from_datasets(load, source, f"The data set {source}", remedy)
 
 
 def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str) -> Source:
+    """Opens what `load` returns. An error names the `subject` and ends with the `remedy`."""
     try:
         data = load()
-    except Exception as error:  # datasets raises errors of many libraries
+    except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
         raise DataError(f"{subject} cannot be loaded ({first_line(error)}); {remedy}.") from None
 
     def read() -> Iterator[tuple[int, Row]]:
@@ -267,30 +265,32 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
                 row = next(rows)
             except StopIteration:
                 return
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  datasets raises errors of many libraries
                 raise DataError(
                     f"{subject} cannot be read after row {number} ({first_line(error)}); {remedy}."
                 ) from None
             number += 1
             yield number, _without_filled(row)
 
-    return Source(
-        name,
-        "row",
-        len(data) if hasattr(data, "__len__") else None,
-        read,
-        fingerprint=getattr(data, "_fingerprint", None),
-    )
+    total = len(data) if hasattr(data, "__len__") else None
+    # `datasets` tells its digest of the content in no public way.
+    fingerprint = getattr(data, "_fingerprint", None)
+    return Source(name, "row", total, read, fingerprint=fingerprint)
 
 
 def _without_filled(row: Row) -> Row:
-    """The row without the nulls that Arrow writes where objects of a column have unlike keys."""
-    return {
-        name: _pruned(value) if isinstance(value, list) else value for name, value in row.items()
-    }
+    """Returns the row without the nulls that Arrow writes where the objects of a column have other
+    keys.
+    """
+    found = {}
+    for name, value in row.items():
+        found[name] = _pruned(value) if isinstance(value, list) else value
+    return found
 
 
 def _pruned(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _pruned(item) for key, item in value.items() if item is not None}
-    return [_pruned(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_pruned(item) for item in value]
+    return value

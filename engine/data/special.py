@@ -1,17 +1,17 @@
-"""Control tokens that a person typed stay text: what a template wrote and what somebody said are
-told apart.
+"""Here, the control tokens that a template wrote are told apart from those that a person typed,
+which stay text.
 
-Control tokens are those that the tokenizer calls special, and of its other added tokens those that
-the chat template writes or mentions: some tokenizers' role markers are added and not special. White
-space, words and single characters are text, though they were added and the template writes them. In
-what users, systems and tools say, every control token is text. In answers only the special ones
-are: the others, such as <think> or <tool_call>, are what a model writes itself, and stay the tokens
-that the tokenizer makes of them.
-
-While a template runs, private-use characters stand in for the control tokens that are to be text.
-Such a text is then read by a copy of the tokenizer in which the control tokens have other names:
-the template's are given these names, the typed ones are plain text there, and everything else
-(normalizer, merges, prefix spaces) is the tokenizer's own.
+- Control tokens are those that the tokenizer calls special, and of its other added tokens those
+  that the chat template writes or mentions: some tokenizers' role markers are added and not
+  special. White space, words and single characters are text, even when they were added and the
+  template writes them.
+- In what users, systems and tools say, every control token is text. In answers only the special
+  ones are. The others, such as <think> or <tool_call>, are what a model writes itself, and stay the
+  tokens that the tokenizer makes of them.
+- While a template runs, private-use characters stand in for the control tokens that are to be text.
+- A copy of the tokenizer, in which the control tokens have other names, reads such a text. Tokens
+  of the template are given these names; typed ones are plain text there. Everything else
+  (normalizer, merges, prefix spaces) is the tokenizer's own.
 """
 
 from __future__ import annotations
@@ -24,53 +24,60 @@ from typing import Any
 import numpy as np
 
 _FIRST_LITERAL = 0x108000
-"""Private-use characters from here on stand in for control tokens, as many again name them in the
-copy.
+"""Private-use characters from here on stand in for control tokens. As many characters after them
+name the control tokens in the copy.
 """
 _MARK = re.compile(r"(?=..).*[^\w\s]", re.DOTALL)
-"""An added token that is more than a word, white space or a single character."""
+"""It matches an added token that is more than a word, white space or a single character."""
 
 
 class ReservedText(Exception):
-    """Text that holds one of the characters that stand in for control tokens."""
+    """A text holds one of the characters that stand in for control tokens."""
 
 
 class ControlTokens:
-    """The control tokens of a fast tokenizer, in text that a template writes around what people
-    said. `written` is what the template writes and mentions; without a template, only the special
-    tokens are control tokens.
+    """Reads text that a template wrote around what people said, and tells the control tokens of
+    both apart.
+
+    `tokenizer` is a fast tokenizer. `written` is what the template writes and mentions; without a
+    template it is empty, and only the special tokens are control tokens.
     """
 
     def __init__(self, tokenizer: Any, written: str = ""):
         self.tokenizer = tokenizer
         added = [token for token in tokenizer.added_tokens_decoder.values() if str(token)]
-        special = {str(token) for token in added if token.special} | set(
-            tokenizer.all_special_tokens
-        )
+        special = {str(token) for token in added if token.special}
+        special |= set(tokenizer.all_special_tokens)
         others = {
             str(token) for token in added if str(token) in written and _MARK.match(str(token))
         }
         self.special = _longest_first(special)
         self.tokens = _longest_first(special | others)
         count = len(self.tokens)
-        self._stand_ins = [chr(_FIRST_LITERAL + k) for k in range(count)]
-        self._names = {
-            token: chr(_FIRST_LITERAL + count + k) for k, token in enumerate(self.tokens)
-        }
+        stand_ins = [chr(_FIRST_LITERAL + number) for number in range(count)]
+        names = [chr(_FIRST_LITERAL + count + number) for number in range(count)]
+        self._stand_ins = dict(zip(self.tokens, stand_ins))
+        """The stand-in of each control token."""
+        self._names = dict(zip(self.tokens, names))
+        """The name of each control token in the copy."""
+        self._read_as = self._names | dict(zip(stand_ins, self.tokens))
+        """The copy reads each control token as its name there, and each stand-in as the token's
+        text.
+        """
         last = chr(_FIRST_LITERAL + max(1, 2 * count) - 1)
         self._reserved = re.compile(f"[{chr(_FIRST_LITERAL)}-{last}]")
-        self._in_answers, self._elsewhere = _any_of(self.special), _any_of(self.tokens)
-        self._either = _any_of((*self._stand_ins, *self.tokens))
-        self._ids = np.array(
-            sorted(set(tokenizer.convert_tokens_to_ids(list(self.tokens)))), dtype=np.int64
-        )
+        self._in_answers = _any_of(self.special)
+        self._elsewhere = _any_of(self.tokens)
+        self._either = _any_of((*stand_ins, *self.tokens))
+        ids = sorted(set(tokenizer.convert_tokens_to_ids(list(self.tokens))))
+        self._ids = np.array(ids, dtype=np.int64)
         self._takes_space = any(
             token.lstrip or token.rstrip for token in added if str(token) in self._names
         )
 
     def stand_in(self, value: Any, answer: bool) -> Any:
-        """A person's value, however deeply nested, with the control tokens in its texts that are to
-        be text replaced by their stand-ins. `answer`: it is what the model is to say. Raises
+        """Returns a person's value, however deeply nested, with stand-ins for the control tokens in
+        its texts that are to be text. `answer` says that the model is to learn to say it. Raises
         ReservedText for text that holds such a character already.
         """
         if isinstance(value, dict):
@@ -85,46 +92,46 @@ class ControlTokens:
         if not value.isascii() and self._reserved.search(value):
             raise ReservedText
         found = self._in_answers if answer else self._elsewhere
-        return found.sub(lambda match: self._stand_ins[self.tokens.index(match[0])], value)
+        return found.sub(lambda match: self._stand_ins[match[0]], value)
 
     def stands_in(self, text: str) -> bool:
-        """Whether a character of `text` stands in for a control token."""
+        """Says whether a character of `text` stands in for a control token."""
         return not text.isascii() and self._reserved.search(text) is not None
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a rendered text with stand-ins, and the characters of `text` that each covers."""
+        """Returns the ids of a rendered text with stand-ins, and the characters [start, end) of
+        `text` that each id covers.
+        """
+        # The copy reads another text, so each of its characters has a place in `text`.
         parts: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
         position = 0
         for match in self._either.finditer(text):
-            parts.append(text[position : match.start()])
-            starts.extend(range(position, match.start()))
-            ends.extend(range(position + 1, match.start() + 1))
-            found = match[0]
-            inside = (
-                self.tokens[ord(found) - _FIRST_LITERAL]
-                if found in self._stand_ins
-                else self._names[found]
-            )
-            parts.append(inside)
-            starts.extend([match.start()] * len(inside))
-            ends.extend([match.end()] * len(inside))
-            position = match.end()
+            begin, end = match.span()
+            parts.append(text[position:begin])
+            starts.extend(range(position, begin))
+            ends.extend(range(position + 1, begin + 1))
+            read_as = self._read_as[match[0]]
+            parts.append(read_as)
+            starts.extend([begin] * len(read_as))
+            ends.extend([end] * len(read_as))
+            position = end
         parts.append(text[position:])
         starts.extend(range(position, len(text)))
         ends.extend(range(position + 1, len(text) + 1))
         copy, renumbered = self._copy
         encoding = copy.encode("".join(parts), add_special_tokens=False)
-        bounds = [
-            (starts[a], ends[b - 1]) if a < b else (ends[b - 1], ends[b - 1]) if b else (0, 0)
-            for a, b in encoding.offsets
-        ]
-        return [renumbered.get(i, i) for i in encoding.ids], bounds
+        bounds = []
+        for first, after in encoding.offsets:
+            # A token without characters stands at the end of the character before it.
+            end = ends[after - 1] if after else 0
+            bounds.append((starts[first] if first < after else end, end))
+        return [renumbered.get(token, token) for token in encoding.ids], bounds
 
     def without_space(self, text: str, ids: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """`bounds` (int64[T, 2]) with the white space given back that control tokens took from
-        around them.
+        """Takes the white space that control tokens took from around them out of `bounds`
+        (int64[T, 2], of the tokens `ids`, int32[T]).
         """
         if not self._takes_space:
             return bounds
@@ -137,53 +144,65 @@ class ControlTokens:
 
     @cached_property
     def _copy(self) -> tuple[Any, dict[int, int]]:
-        """The tokenizer with its control tokens renamed, and its ids that differ from the
-        original's.
+        """The tokenizer with its control tokens renamed, and the original's id for each id of the
+        copy that differs.
         """
         from tokenizers import Tokenizer
 
+        names = self._names
         tree = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        tree["truncation"] = tree["padding"] = None
+        tree["truncation"] = None  # both are left over from whoever used the tokenizer last
+        tree["padding"] = None
         added = [(token["content"], token["id"]) for token in tree["added_tokens"]]
         for token in tree["added_tokens"]:
-            token["content"] = self._names.get(token["content"], token["content"])
-        model = tree["model"]
-        names = self._names
-        if isinstance(model["vocab"], dict):
-            model["vocab"] = {names.get(token, token): i for token, i in model["vocab"].items()}
-        else:
-            model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
-        if model.get("unk_token") in names:
-            model["unk_token"] = names[model["unk_token"]]
-        if "merges" in model:
-            model["merges"] = [
-                merge
-                for merge in model["merges"]
-                if (merge.replace(" ", "") if isinstance(merge, str) else "".join(merge))
-                not in names
-            ]
+            token["content"] = names.get(token["content"], token["content"])
+        _rename(tree["model"], names)
         copy = Tokenizer.from_str(json.dumps(tree))
-        renumbered = {copy.token_to_id(names.get(content, content)): i for content, i in added}
-        return copy, {ours: theirs for ours, theirs in renumbered.items() if ours != theirs}
+        renumbered = {}
+        for content, original in added:
+            number = copy.token_to_id(names.get(content, content))
+            if number is not None and number != original:
+                renumbered[number] = original
+        return copy, renumbered
+
+
+def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Gives tokens of a tokenizer's model other names, in its vocabulary and its merges."""
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {names.get(token, token): i for token, i in vocabulary.items()}
+    else:
+        model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    if "merges" in model:
+        # A merge that makes a renamed token would make a token that is not there any more.
+        model["merges"] = [merge for merge in model["merges"] if _merged(merge) not in names]
+
+
+def _merged(merge: str | list[str]) -> str:
+    """Returns what a merge makes. Tokenizers write it as "a b" or as ["a", "b"]."""
+    return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
 
 
 def mentioned(template: str) -> str:
-    """The texts that a chat template holds, be it to write them or to compare with them. Its code
-    and comments are none; of a template that is broken, everything.
+    """Returns the texts that a chat template holds, to write them or to compare with them. Its code
+    and its comments are left out. Of a broken template, everything is returned.
     """
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        return "\n".join(
-            text for _, kind, text in Environment().lex(template) if kind in ("data", "string")
-        )
+        tokens = Environment().lex(template)
+        return "\n".join(text for _, kind, text in tokens if kind in ("data", "string"))
     except TemplateSyntaxError:
         return template
 
 
 def _longest_first(tokens: set[str]) -> tuple[str, ...]:
+    """Sorts tokens so that a pattern of alternatives finds the longest one at each place."""
     return tuple(sorted(tokens, key=lambda token: (-len(token), token)))
 
 
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns a pattern that matches each of `texts`, and nothing when there is none."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

@@ -1,4 +1,4 @@
-"""What a person is told of a prepared data set."""
+"""The user reads this summary of a prepared data set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from engine.config.data_settings import DataConfig
 from engine.data.encode import Encoder
 from engine.data.render import warning_sentences
-from engine.data.rows import RowSet
+from engine.data.rows import RowSets
 from engine.data.sources import notes_on
 from engine.data.token_cache import StoredTokens, Tally
 
 
 @dataclass(frozen=True)
 class Part:
-    """One source of a mix, or the only one."""
+    """A part is one source of a mix, or the only source."""
 
     config: DataConfig
     weight: float
@@ -30,43 +30,43 @@ class Part:
 
     @property
     def held_out(self) -> int:
-        """Examples that are held out."""
+        """Counts the examples that are held out."""
         return len(self.tokens.eval.examples) - 1
 
     def visits(self) -> int:
-        """Training examples that an epoch takes from this source, at least one."""
+        """Counts the training examples that an epoch takes from this source, at least one."""
         return max(1, round(self.weight * (len(self.tokens.train.examples) - 1)))
 
 
 def summary_of(
-    config: DataConfig,
-    parts: list[Part],
-    encoder: Encoder,
-    train: RowSet,
-    held_out: RowSet,
-    packing_problem: str,
+    config: DataConfig, parts: list[Part], encoder: Encoder, rows: RowSets, packing_problem: str
 ) -> dict[str, Any]:
+    """Makes the summary of a data set, under the names that the record has."""
+    train, held_out = rows.train, rows.held_out
     lengths = np.diff(train.starts)
     tokens, loss_tokens = train.tokens, train.loss_tokens
     formats = list(dict.fromkeys(part.tally.columns.format for part in parts))
+    templates = dict.fromkeys(encoder.template_use(name) for name in formats)
+    columns: dict[str, str] = {}
+    unused: dict[str, None] = {}
+    for part in parts:
+        columns.update(part.tally.columns.meaning())
+        unused.update(dict.fromkeys(part.tally.columns.unused))
     counts = [_counts(part) for part in parts]
+    skipped: Counter[str] = sum((part.tally.skipped for part in parts), Counter())
     return {
         "source": parts[0].tally.name if len(parts) == 1 else config.title,
         "format": ", ".join(formats),
         "format_detected": any(part.tally.columns.detected for part in parts),
-        "columns": {
-            column: said for part in parts for column, said in part.tally.columns.meaning().items()
-        },
-        "unused_columns": list(
-            dict.fromkeys(name for part in parts for name in part.tally.columns.unused)
-        ),
-        "chat_template": ", ".join(dict.fromkeys(encoder.template_use(name) for name in formats)),
+        "columns": columns,
+        "unused_columns": list(unused),
+        "chat_template": ", ".join(templates),
         "train_on": "all" if formats == ["text"] else config.train_on,
         **({"sources": counts} if len(parts) > 1 else {}),
         "cached": all(part.tokens.cached for part in parts),
         "rows_read": sum(count["rows_read"] for count in counts),
         "rows_skipped": sum(count["rows_skipped"] for count in counts),
-        "skipped_because": dict(sum((part.tally.skipped for part in parts), Counter())),
+        "skipped_because": dict(skipped),
         "rows_cut": sum(count["rows_cut"] for count in counts),
         "train_examples": sum(count["train_examples"] for count in counts),
         "eval_examples": sum(count["eval_examples"] for count in counts),
@@ -89,16 +89,16 @@ def summary_of(
 
 
 def _counts(part: Part) -> dict[str, Any]:
-    """What became of one source. `train_examples` are those that an epoch visits, one as often as
-    it does.
+    """Returns what became of one source. `train_examples` counts an example as often as an epoch
+    visits it.
     """
     tally = part.tally
     return {
         "source": tally.name,
-        "format": part.tally.columns.format,
+        "format": tally.columns.format,
         "weight": part.weight,
         "rows_read": tally.rows,
-        "rows_skipped": sum(tally.skipped.values()),
+        "rows_skipped": tally.skipped.total(),
         "rows_cut": tally.cut,
         "train_examples": part.visits(),
         "eval_examples": part.held_out,
@@ -110,20 +110,7 @@ def _warnings(
 ) -> list[str]:
     found = warning_sentences(sum((part.tally.warnings for part in parts), Counter()))
     for part in parts:
-        tally, of = part.tally, f" of {part.tally.name}" if len(parts) > 1 else ""
-        found += [
-            f"Rows{of} skipped because {reason}: {count:,} (first in "
-            f"{tally.first_skipped[reason]})."
-            for reason, count in tally.skipped.items()
-        ]
-        if tally.cut:
-            found.append(
-                f"Rows{of} cut because they are longer than data.max_seq_len {config.max_seq_len}: "
-                f"{tally.cut:,}."
-            )
-        found += notes_on(part.config)
-        if config.eval_fraction > 0 and not part.held_out:
-            found.append(f"No row{of} is held out, because there is only one.")
+        found += _warnings_on(part, f" of {part.tally.name}" if len(parts) > 1 else "")
     if config.packing and packing_problem:
         found.append(f"Packing is off, one example a row ({packing_problem}).")
     if encoder.tokenizer.eos_token_id is None and any(
@@ -132,4 +119,23 @@ def _warnings(
         found.append(
             "The tokenizer has no end-of-sequence token, so the model cannot learn where to stop."
         )
+    return found
+
+
+def _warnings_on(part: Part, of_source: str) -> list[str]:
+    """Returns the warnings on one source. `of_source` names the source where there are several."""
+    config, tally = part.config, part.tally
+    found = [
+        f"Rows{of_source} skipped because {reason}: {count:,} (first in "
+        f"{tally.first_skipped[reason]})."
+        for reason, count in tally.skipped.items()
+    ]
+    if tally.cut:
+        found.append(
+            f"Rows{of_source} cut because they are longer than data.max_seq_len "
+            f"{config.max_seq_len}: {tally.cut:,}."
+        )
+    found += notes_on(config)
+    if config.eval_fraction > 0 and not part.held_out:
+        found.append(f"No row{of_source} is held out, because there is only one.")
     return found

@@ -1,4 +1,4 @@
-"""Rows of files that are no JSON: tables of text (.csv, .tsv) and plain text (.txt, .md)."""
+"""Tables of text (.csv, .tsv) and plain text (.txt, .md) are read here."""
 
 from __future__ import annotations
 
@@ -6,47 +6,45 @@ import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from engine.errors import DataError
 
 TURN_COLUMNS = ("messages", "conversations", "conversation")
-"""Columns that hold the turns of a conversation."""
+"""Columns with these names hold the turns of a conversation."""
 CHARACTERS_A_TOKEN = 3
 """A passage of a text file has this many characters for each token of a row."""
 _LONGEST_LINE = 1 << 20
 _LONGEST_CELL = 1 << 30
 
 
+# ---------------------------------------------------------------------- tables
+
+
 def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(Row from 1, cells by the header's names). An empty cell is an empty text; JSON in a column
-    of turns or tools is read. Raises DataError for a row with too many or too few cells.
+    """Reads a table and yields (row from 1, cells by the header's names). An empty cell is an empty
+    text; JSON in a column of turns or tools is read. Raises DataError for a row with too many or
+    too few cells.
     """
     csv.field_size_limit(_LONGEST_CELL)
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            cells = csv.reader(
-                file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True
-            )
-            header = [name.strip() for name in next(cells, [])]
-            twice = next((name for name in header if header.count(name) > 1), None)
-            if twice is not None:
-                raise DataError(
-                    f"The header of {path.name} names the column {twice or '(empty)'} twice; give "
-                    "every column a name of its own."
-                )
-            for row in cells:
-                if not row:
+            lines = csv.reader(file, delimiter=delimiter, strict=True)
+            header = [name.strip() for name in next(lines, [])]
+            _refuse_equal_names(header, path.name)
+            for cells in lines:
+                if not cells:  # a blank line
                     continue
                 number += 1
-                if len(row) != len(header):
+                if len(cells) != len(header):
                     raise DataError(
-                        f"Row {number} of {path.name} has {len(row)} cells, but the header names "
+                        f"Row {number} of {path.name} has {len(cells)} cells, but the header names "
                         f"{len(header)} columns; put texts with commas or line ends in double "
                         "quotes."
                     )
-                yield number, {name: _cell(name, value) for name, value in zip(header, row)}
+                yield number, {name: _cell(name, text) for name, text in zip(header, cells)}
     except UnicodeDecodeError:
         raise DataError(
             f"{path.name} is not UTF-8 text after row {number}; save the file as UTF-8."
@@ -58,44 +56,65 @@ def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from None
 
 
-def _cell(name: str, value: str) -> Any:
-    if name in (*TURN_COLUMNS, "tools") and value.lstrip().startswith("["):
+def _refuse_equal_names(header: list[str], file: str) -> None:
+    for name in header:
+        if header.count(name) > 1:
+            raise DataError(
+                f"The header of {file} names the column {name or '(empty)'} twice; give every "
+                "column a name of its own."
+            )
+
+
+def _cell(name: str, text: str) -> Any:
+    if name in (*TURN_COLUMNS, "tools") and text.lstrip().startswith("["):
         try:
-            return json.loads(value)
+            return json.loads(text)
         except ValueError:
-            return value
-    return value
+            return text
+    return text
+
+
+# ---------------------------------------------------------------------- plain text
 
 
 def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(First line, {text}) of each passage: whole paragraphs (blank lines divide them), as many as
-    make about a row of `max_seq_len` tokens. A longer paragraph is a passage of its own.
+    """Divides a plain text into passages and yields (first line, {text}) of each. A passage is
+    whole paragraphs, as many as make about a row of `max_seq_len` tokens. Blank lines divide
+    paragraphs. A longer paragraph is a passage of its own.
     """
     most = max_seq_len * CHARACTERS_A_TOKEN
-    passage, paragraph = "", ""
-    begin = paragraph_begin = 1
+    passage = ""
+    begin = 1
     try:
         with path.open(encoding="utf-8-sig") as file:
-            number = 0
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                if line.strip():
-                    paragraph_begin = paragraph_begin if paragraph else number
-                    paragraph += line
-                    if len(paragraph) < _LONGEST_LINE:
-                        continue
+            for paragraph_begin, paragraph in _paragraphs(file):
                 if passage and len(passage) + len(paragraph) > most:
                     yield begin, {"text": passage.rstrip("\n")}
                     passage = ""
-                if paragraph:
-                    begin = begin if passage else paragraph_begin
-                    passage += paragraph + "\n"
-                    paragraph = ""
-            if passage and len(passage) + len(paragraph) > most:
-                yield begin, {"text": passage.rstrip("\n")}
-                passage = ""
-            begin = begin if passage else paragraph_begin
-            if (passage + paragraph).strip():
-                yield begin, {"text": (passage + paragraph).rstrip("\n")}
+                if not passage:
+                    begin = paragraph_begin
+                passage += paragraph + "\n"
+        if passage.strip():
+            yield begin, {"text": passage.rstrip("\n")}
     except UnicodeDecodeError:
         raise DataError(f"{path.name} is not UTF-8 text; save the file as UTF-8.") from None
+
+
+def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yields (first line, text) of each paragraph. A paragraph of `_LONGEST_LINE` characters ends
+    there, so that memory holds no more of a file without blank lines.
+    """
+    paragraph = ""
+    begin = number = 0
+    while line := file.readline(_LONGEST_LINE):
+        number += 1
+        is_blank = not line.strip()
+        if not is_blank:
+            if not paragraph:
+                begin = number
+            paragraph += line
+        if paragraph and (is_blank or len(paragraph) >= _LONGEST_LINE):
+            yield begin, paragraph
+            paragraph = ""
+    if paragraph:
+        yield begin, paragraph

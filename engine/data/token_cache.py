@@ -1,13 +1,15 @@
 """Tokens on disk: each source is tokenised once, and every later run with the same data maps the
 same files.
 
-A folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream` in the user's cache folder)
-holds those of one source, under the key of all that determines them (identity.py). It is written
-beside, synced, and only then renamed into place, so what has a key for a name was complete once;
-sizes and checksums in its manifest tell whether it still is, and one that is not is made again. Two
-processes that make the same tokens both succeed, and one folder stays. The least recently used
-folders are removed beyond 64 of them or max(10 GiB, a tenth of the disk); what a run has mapped
-stays readable.
+- The tokens of one source are a folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream`
+  in the user's cache folder). The folder is named by its key, which covers everything that
+  determines the tokens (`identity.py`).
+- A folder is written under another name, synced, and only then renamed. So a folder named by a key
+  was complete once. Sizes and checksums in its manifest tell whether it still is; a damaged one is
+  made again.
+- Two processes that make the same tokens both succeed, and one folder stays.
+- The least recently used folders are removed beyond 64 folders or max(10 GiB, a tenth of the disk).
+  Files that a run has mapped stay readable to that run.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ from engine.errors import DataError
 from engine.files import body_checksum, new_digest, sync_folder
 from engine.progress import Progress
 
-_MANIFEST, _PROMPTS, _LOCK = "manifest.json", "prompts.jsonl", "lock"
+_MANIFEST = "manifest.json"
+_PROMPTS = "prompts.jsonl"
+_LOCK = "lock"
 _TYPES = {"ids": np.int32, "trained": np.bool_, "starts": np.int64, "examples": np.int64}
-_SIDES = ("train", "eval")
 _KEY = re.compile("[0-9a-f]{40}")
 _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
@@ -51,72 +54,83 @@ _GRACE_SECONDS = 60.0
 
 @dataclass
 class Tally:
-    """What reading a source found, beside its tokens."""
+    """A tally counts the rows of a source while they are read."""
 
     name: str
     columns: ColumnMap
     rows: int = 0
     cut: int = 0
     highest_id: int = -1
-    """Of all tokens, -1 without any."""
+    """No token has a higher id; -1 where there is no token."""
     skipped: Counter[str] = field(default_factory=Counter)
+    """This many rows were skipped, by reason."""
     first_skipped: dict[str, str] = field(default_factory=dict)
-    """Where the first row was that was skipped for each reason."""
+    """For each reason, this is where the first row stands that was skipped for it."""
     warnings: Counter[str] = field(default_factory=Counter)
 
     def count(self, rows: int, cut: int, highest_id: int, warnings: Counter[str]) -> None:
-        """Some more rows were read; `cut` of them were too long."""
+        """Adds a batch of `rows` rows, `cut` of which were too long."""
         self.rows += rows
         self.cut += cut
         self.highest_id = max(self.highest_id, highest_id)
         self.warnings.update(warnings)
 
     def skip(self, reason: str, where: str) -> None:
-        """A row is left out."""
+        """Counts the row at `where` as left out."""
         self.skipped[reason] += 1
         self.first_skipped.setdefault(reason, where)
 
 
 @dataclass(frozen=True)
 class Side:
-    """Documents that are trained on, or those that are held out, mapped."""
+    """A side is the documents to train on, or those that are held out, as mapped arrays."""
 
     ids: np.ndarray
-    """int32[tokens]"""
+    """The token ids are int32[tokens]."""
     trained: np.ndarray
-    """bool[tokens]"""
+    """This is bool[tokens] and true where the token is a target."""
     starts: np.ndarray
-    """int64[documents + 1]: where each document starts in `ids`."""
+    """Document d starts at token `starts[d]`: int64[documents + 1]."""
     examples: np.ndarray
-    """int64[examples + 1]: the first document of each example."""
+    """The first document of example e is `examples[e]`: int64[examples + 1]."""
+
+    @classmethod
+    def mapped_from(cls, folder: Path, side: str) -> Side:
+        """Opens the files of `side` ("train" or "eval") in `folder`, mapped."""
+        arrays = {name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()}
+        return cls(**arrays)
 
 
 class StoredTokens:
-    """The tokens of one source, mapped from their files: these may be removed meanwhile."""
+    """These are the tokens of one source, mapped from files. They stay readable when the files are
+    removed.
+
+    `cached` says whether the tokens were in the cache already.
+    """
 
     def __init__(self, folder: Path, tally: Tally, cached: bool):
         self.tally = tally
         self.cached = cached
-        """Whether they were there already."""
-        self.train, self.eval = (
-            Side(**{name: mapped(folder / f"{side}.{name}", kind) for name, kind in _TYPES.items()})
-            for side in _SIDES
-        )
-        with open(folder / _PROMPTS, "rb") as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            self._prompts = None if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.train = Side.mapped_from(folder, "train")
+        self.eval = Side.mapped_from(folder, "eval")
+        self._prompts: mmap.mmap | None = None
+        with (folder / _PROMPTS).open("rb") as file:
+            if os.fstat(file.fileno()).st_size > 0:  # an empty file cannot be mapped
+                self._prompts = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def prompts(self) -> Iterator[dict[str, Any]]:
-        """Held-out questions as they were written."""
+        """Yields the held-out questions as `TokenWriter.prompt` wrote them."""
+        if self._prompts is None:
+            return
         begin = 0
-        while self._prompts is not None and begin < len(self._prompts):
+        while begin < len(self._prompts):
             end = self._prompts.find(b"\n", begin)
             yield json.loads(self._prompts[begin:end])
             begin = end + 1
 
 
 def cache_folder() -> Path:
-    """Where tokens are kept."""
+    """Returns the folder that holds all tokens."""
     return paths.cache_folder() / "tokens"
 
 
@@ -124,8 +138,8 @@ def cache_folder() -> Path:
 
 
 def find(key: str, progress: Progress) -> StoredTokens | None:
-    """The tokens under `key`, or None when there are none or they are damaged; these are then
-    removed.
+    """Returns the tokens under `key`, or None when there are none. Damaged tokens are removed.
+    `progress` is told how many of the rows are verified.
     """
     folder = cache_folder() / key
     if not folder.exists():
@@ -139,52 +153,54 @@ def find(key: str, progress: Progress) -> StoredTokens | None:
 
 
 def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
-    """Rows verified and rows in all, again and again, and the tokens at last; it ends early where
-    they are damaged.
+    """Yields (rows verified, rows in all) again and again, then the tokens. Ends without tokens
+    where the folder is damaged.
+
+    It is a generator so that an error of the caller's progress is never taken for damage.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = json.loads((folder / _MANIFEST).read_bytes())
         body = manifest["body"]
         files = body["files"]
         sizes = {name: size for name, (size, _) in files.items()}
-        if manifest["checksum"] != body_checksum(body) or sizes != {
-            n: (folder / n).stat().st_size for n in files
-        }:
+        sizes_now = {name: (folder / name).stat().st_size for name in files}
+        if manifest["checksum"] != body_checksum(body) or sizes != sizes_now:
             return
-        done, total, rows = 0, sum(sizes.values()), body["tally"]["rows"]
+        total = sum(sizes.values())
+        rows = body["tally"]["rows"]
+        done = 0
         buffer = memoryview(bytearray(_CHUNK_BYTES))
         for name, (_, checksum) in files.items():
             digest = new_digest()
-            with open(folder / name, "rb", buffering=0) as file:
+            with (folder / name).open("rb", buffering=0) as file:
                 while count := file.readinto(buffer):
                     digest.update(buffer[:count])
                     done += count
                     yield rows * done // total, rows
             if digest.hexdigest() != checksum:
                 return
-        os.utime(folder / _MANIFEST)  # the last use
+        os.utime(folder / _MANIFEST)  # this marks the last use, for `remove_old`
         yield StoredTokens(folder, _tally(body["tally"]), cached=True)
 
 
 def _tally(values: dict[str, Any]) -> Tally:
-    return Tally(
-        **values
-        | {
-            "columns": ColumnMap(**values["columns"]),
-            "skipped": Counter(values["skipped"]),
-            "warnings": Counter(values["warnings"]),
-        }
-    )
+    """Returns the tally that `_manifest_body` wrote as plain values."""
+    restored = {
+        "columns": ColumnMap(**values["columns"]),
+        "skipped": Counter(values["skipped"]),
+        "warnings": Counter(values["warnings"]),
+    }
+    return Tally(**values | restored)
 
 
 # ---------------------------------------------------------------------- writing
 
 
 class TokenWriter:
-    """Writes the tokens of one source. Either `publish` ends it, or leaving the `with` block
-    removes all of it.
+    """Writes the tokens of one source, to be used in a `with` block. `publish` keeps them; leaving
+    the block without it removes what was written.
 
-    What the file system refuses is raised as one DataError that names `name`, the source.
+    Every refusal of the file system is raised as one DataError that names `name`, the source.
     """
 
     def __init__(self, name: str):
@@ -196,56 +212,56 @@ class TokenWriter:
             root.mkdir(parents=True, exist_ok=True)
             _remove_leftovers(root)
             self._folder.mkdir(mode=0o700)
-            lock = self._open.enter_context(open(self._folder / _LOCK, "wb"))
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
-            self.train, self.eval = (
-                SideWriter(self._folder, side, self._open, self._told) for side in _SIDES
-            )
+            lock = self._open.enter_context((self._folder / _LOCK).open("wb"))
+            # The kernel holds the lock until this process ends, however it ends. A folder without
+            # a holder is a leftover.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.train = SideWriter(self._folder, "train", self._open, self._told)
+            self.eval = SideWriter(self._folder, "eval", self._open, self._told)
             self._prompts = _File(self._folder / _PROMPTS, self._open)
 
     def __enter__(self) -> TokenWriter:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        with contextlib.suppress(OSError):  # what a full disk has not taken yet
+        # Closing writes what is buffered, and a full disk refuses that once more.
+        with contextlib.suppress(OSError):
             self._open.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def prompt(self, document: int, answer: tuple[int, int], asked: str) -> None:
-        """A held-out question: its document among the held-out ones, the token range of the answer,
-        what was asked.
+        """Writes a held-out question: the number of its document among the held-out ones, the token
+        range of its answer, and the text that was asked.
         """
         line = json.dumps({"document": document, "answer": answer, "asked": asked})
         with self._told():
             self._prompts.write(line.encode() + b"\n")
 
     def publish(self, key: str | None, tally: Tally) -> StoredTokens:
-        """Map what was written and keep it under `key`; without a key, it goes when the run ends."""
-        files = {file.name: file for file in (self._prompts, *self.train.files, *self.eval.files)}
+        """Maps what was written and keeps it under `key`. Without a key the files are removed on
+        leaving the `with` block, and their content stays mapped as long as the run needs it.
+        """
+        files = [self._prompts, *self.train.files, *self.eval.files]
         with self._told():
-            for file in files.values():
+            for file in files:
                 file.close(synced=key is not None)
-            values = asdict(tally)
-            body = {
-                "key": key,
-                "files": {
-                    name: [file.bytes, file.digest.hexdigest()] for name, file in files.items()
-                },
-                "tally": values
-                | {"skipped": dict(tally.skipped), "warnings": dict(tally.warnings)},
-            }
             made = StoredTokens(self._folder, tally, cached=False)
             if key is not None:
-                manifest = _File(self._folder / _MANIFEST, self._open)
-                manifest.write(json.dumps({"checksum": body_checksum(body), "body": body}).encode())
-                manifest.close(synced=True)
+                self._write_manifest(_manifest_body(key, files, tally))
                 self._move_into_place(cache_folder() / key)
         return made
 
+    def _write_manifest(self, body: dict[str, Any]) -> None:
+        manifest = _File(self._folder / _MANIFEST, self._open)
+        manifest.write(json.dumps({"checksum": body_checksum(body), "body": body}).encode())
+        manifest.close(synced=True)
+
     def _move_into_place(self, place: Path) -> None:
+        # The names in the folder have to be on the disk before the folder has its own: after a
+        # power failure, a folder named by a key is complete.
         sync_folder(self._folder)
         try:
-            os.rename(self._folder, place)
+            self._folder.rename(place)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
@@ -255,6 +271,7 @@ class TokenWriter:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
+        """Turns an OSError into the DataError for the user, and removes what was written."""
         try:
             yield
         except OSError as error:
@@ -266,22 +283,35 @@ class TokenWriter:
             ) from None
 
 
+def _manifest_body(key: str, files: list[_File], tally: Tally) -> dict[str, Any]:
+    plain_tally = asdict(tally)
+    plain_tally["skipped"] = dict(tally.skipped)
+    plain_tally["warnings"] = dict(tally.warnings)
+    return {
+        "key": key,
+        "files": {file.name: [file.bytes, file.digest.hexdigest()] for file in files},
+        "tally": plain_tally,
+    }
+
+
 class SideWriter:
-    """Appends the documents of one side."""
+    """Writes the documents of one side, "train" or "eval", row after row."""
 
     def __init__(
         self, folder: Path, side: str, stack: contextlib.ExitStack, told: Callable[[], Any]
     ):
-        self._ids, self._trained, self._starts, self._examples = self.files = [
-            _File(folder / f"{side}.{name}", stack) for name in _TYPES
-        ]
+        self.files = [_File(folder / f"{side}.{name}", stack) for name in _TYPES]
+        self._ids, self._trained, self._starts, self._examples = self.files
         self._told = told
-        self.examples = self.documents = self._tokens = 0
-        for file in (self._starts, self._examples):
-            file.write(np.zeros(1, np.int64))
+        self.examples = 0
+        self.documents = 0
+        self._tokens = 0
+        # Both lists of n + 1 starts begin with 0.
+        self._starts.write(np.zeros(1, np.int64))
+        self._examples.write(np.zeros(1, np.int64))
 
-    def add(self, found: Documents) -> None:
-        """Rows without documents are no examples."""
+    def write(self, found: Documents) -> None:
+        """Appends the documents of some rows. A row without documents is no example."""
         if not len(found.lengths):
             return
         counts = found.counts[found.counts > 0]
@@ -296,16 +326,20 @@ class SideWriter:
 
 
 class _File:
-    """A file that knows how long it is and what is in it."""
+    """A file that is written once. It knows its length and the digest of its content."""
 
     def __init__(self, path: Path, stack: contextlib.ExitStack):
-        self.name, self.bytes, self.digest = path.name, 0, new_digest()
-        self._file = stack.enter_context(open(path, "xb", buffering=_CHUNK_BYTES // 8))
+        self.name = path.name
+        self.bytes = 0
+        self.digest = new_digest()
+        self._file = stack.enter_context(path.open("xb", buffering=_CHUNK_BYTES // 8))
 
     def write(self, values: np.ndarray | bytes) -> None:
-        content = memoryview(
-            np.ascontiguousarray(values) if isinstance(values, np.ndarray) else values
-        ).cast("B")
+        if isinstance(values, np.ndarray):
+            view = np.ascontiguousarray(values).data
+        else:
+            view = memoryview(values)
+        content = view.cast("B")
         self._file.write(content)
         self.digest.update(content)
         self.bytes += len(content)
@@ -320,44 +354,57 @@ class _File:
 # ---------------------------------------------------------------------- removing
 
 
-def remove_old(kept: Collection[str]) -> None:
-    """Remove the least recently used tokens beyond the bounds, but none of the keys `kept`."""
+@dataclass(frozen=True)
+class _KeptFolder:
+    folder: Path
+    last_used: float
+    bytes: int
+
+
+def remove_old(keys_in_use: Collection[str]) -> None:
+    """Removes the least recently used tokens beyond the bounds, but none under `keys_in_use`."""
     root = cache_folder()
+    every = _kept_folders(root)
+    folders = len(every)
+    total_bytes = sum(kept.bytes for kept in every)
+    most_bytes = max(_LEAST_BYTES, shutil.disk_usage(root).total // 10)
+    removable = [kept for kept in every if kept.folder.name not in keys_in_use]
+    for oldest in sorted(removable, key=lambda kept: kept.last_used):
+        if folders <= _MOST_FOLDERS and total_bytes <= most_bytes:
+            return
+        _remove(oldest.folder)
+        folders -= 1
+        total_bytes -= oldest.bytes
+
+
+def _kept_folders(root: Path) -> list[_KeptFolder]:
     found = []
     for folder in root.iterdir():
         if not _KEY.fullmatch(folder.name):
             continue
-        with contextlib.suppress(OSError):
-            used = (folder / _MANIFEST).stat().st_mtime
-            found.append((used, folder, sum(file.stat().st_size for file in folder.iterdir())))
-    found.sort(key=lambda entry: (entry[1].name in kept, entry[0]))
-    total, most = (
-        sum(size for *_, size in found),
-        max(_LEAST_BYTES, shutil.disk_usage(root).total // 10),
-    )
-    for place, (_, folder, size) in enumerate(found):
-        if folder.name in kept or (len(found) - place <= _MOST_FOLDERS and total <= most):
-            return
-        _remove(folder)
-        total -= size
+        with contextlib.suppress(OSError):  # another process removes it now
+            last_used = (folder / _MANIFEST).stat().st_mtime
+            total = sum(file.stat().st_size for file in folder.iterdir())
+            found.append(_KeptFolder(folder, last_used, total))
+    return found
 
 
 def _remove(folder: Path) -> None:
-    """Out of sight at once, so that nobody finds half of it."""
+    """Removes a folder. It is renamed first, so that nobody finds half of it under its key."""
     gone = folder.with_name(f".{uuid.uuid4().hex}.removed")
     with contextlib.suppress(OSError):
-        os.rename(folder, gone)
+        folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def _remove_leftovers(root: Path) -> None:
-    """What killed processes left."""
+    """Removes the folders that killed processes left half written or half removed."""
     for folder in root.glob(".*.removed"):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in root.glob(".*.partial"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime < _GRACE_SECONDS:
                 continue
-            with open(folder / _LOCK, "ab") as lock:
+            with (folder / _LOCK).open("ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its writer lives
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,6 @@
-"""A source to tokens on disk: from the cache, or made now, in other processes where that is faster."""
+"""The tokens of a source on disk: from the cache, or made now, in several processes where that is
+faster.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Generator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,85 +18,97 @@ from engine.data.encoded import Encoded, Numbered, encode_batch, example_of, row
 from engine.data.formats import ROWS_TO_DETECT, map_columns
 from engine.data.identity import Identity, identity_of, key_of
 from engine.data.processes import EncodingProcesses
+from engine.data.render import Skipped
 from engine.data.sources import Source, open_source
 from engine.data.token_cache import StoredTokens, Tally, TokenWriter, find
 from engine.errors import DataError
 from engine.machine.cgroups import sample_host_memory, usable_cores
-from engine.progress import Progress, saying
+from engine.progress import Progress, saying, untold
 
 EVAL_SEED = 20_010_911
-"""Which examples are held out does not depend on the run's seed, so that runs can be compared."""
+"""This seed, not the run's, chooses the held-out examples, so that runs can be compared."""
 
 _SECONDS_SAVED = 6.0
-"""Processes are started for this much; they need about two to be ready."""
+"""Processes are started when they save at least this much; they need about two seconds to start."""
 _MOST_PROCESSES = 16
 _BYTES_A_PROCESS = 1 << 30
-"""Of host memory, generously: they are gone before the planes are allocated."""
+"""A process needs at most this much host memory. The bound is generous, because the processes are
+gone before the planes are allocated.
+"""
+
+
+@dataclass(frozen=True)
+class Execution:
+    """An execution says how a data set is prepared: who is told about it, and how many processes
+    tokenise.
+    """
+
+    progress: Progress = untold
+    """It is told how far the work is. What it raises gives the work up."""
+    processes: int | None = None
+    """Tokenising takes place in this many helper processes. 0 leaves it to this process, and None
+    starts as many as pay. The tokens are the same.
+    """
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a source holds, as far as it is known (`identity_of`)."""
+
+    identity: Identity
+    whole: bool
+    """The identity covers everything, so that a key can be made of it."""
 
 
 def stored_tokens(
-    config: DataConfig,
-    encoder: Encoder,
-    progress: Progress,
-    processes: int | None,
+    config: DataConfig, encoder: Encoder, execution: Execution
 ) -> tuple[StoredTokens, str | None]:
-    """The tokens of the one source of `config`, and the key that they have in the cache (None for a
-    source that does not say what it holds). Raises DataError when the source cannot be read or
+    """Returns the tokens of the one source of `config` and their key in the cache. The key is None
+    for a source that does not say what it holds. Raises DataError when the source cannot be read or
     trains on no token.
-
-    `processes`: how many to tokenise in, 0 for this one alone, None for as many as pay. The tokens
-    are the same.
     """
     source = None
-    identity, whole = _identity(config)
-    local = whole
-    if not whole:
+    on_disk = _content_on_disk(config)
+    content = on_disk
+    if not on_disk.whole:  # a data set of the hub is known only once it is open
         source = open_source(config)
-        identity, whole = (
-            [identity, source.fingerprint, source.total],
-            source.fingerprint is not None,
-        )
-    key = key_of(identity, config, encoder.tokenizer) if whole else None
+        identity = [on_disk.identity, source.fingerprint, source.total]
+        content = _Content(identity, source.fingerprint is not None)
+    key = key_of(content.identity, config, encoder.tokenizer) if content.whole else None
     if key is not None:
-        found = find(key, saying(progress, "Checking the tokens in the cache"))
+        found = find(key, saying(execution.progress, "Checking the tokens in the cache"))
         if found is not None:
-            progress(
-                found.tally.rows,
-                found.tally.rows,
-                f"Tokens of {found.tally.name} read from the cache",
-            )
+            rows = found.tally.rows
+            execution.progress(rows, rows, f"Tokens of {found.tally.name} read from the cache")
             return found, key
     if source is None:
         source = open_source(config)
     with TokenWriter(source.name) as writer:
-        tally = _tokenise(source, encoder, config, writer, progress, processes)
-        if local and _identity(config)[0] != identity:
-            key = None  # changed while it was read
+        tally = _tokenise(source, encoder, config, writer, execution)
+        changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
+        if changed:  # while it was read, so the tokens belong to no key
+            key = None
         return writer.publish(key, tally), key
 
 
-def _identity(config: DataConfig) -> tuple[Identity, bool]:
+def _content_on_disk(config: DataConfig) -> _Content:
     try:
-        return identity_of(config)
-    except OSError:  # whoever reads the source will say it better
-        return [], False
+        return _Content(*identity_of(config))
+    except OSError:  # reading the source will fail too, with a better message
+        return _Content([], False)
 
 
 def _tokenise(
-    source: Source,
-    encoder: Encoder,
-    config: DataConfig,
-    writer: TokenWriter,
-    progress: Progress,
-    processes: int | None,
+    source: Source, encoder: Encoder, config: DataConfig, writer: TokenWriter, execution: Execution
 ) -> Tally:
+    progress = execution.progress
     first = [row for _, row in itertools.islice(source.read(), ROWS_TO_DETECT)]
     if not first:
         raise DataError(f"{source.name} has no rows; give a data set with at least one.")
     tally = Tally(source.name, map_columns(config.format, first, source, config.columns))
     sides = _Sides(writer, tally, _held_out(source.total or 0, config.eval_fraction))
-    with contextlib.closing(_encoded(source, encoder, tally, processes)) as found:
-        for batch, encoded in found:
+    with contextlib.closing(_encoded(source, encoder, tally, execution.processes)) as batches:
+        for batch, encoded in batches:
             sides.add(batch, encoded)
             progress(tally.rows, source.total or 0, f"Tokenising {source.name}")
     sides.finish(config.eval_fraction > 0)
@@ -104,7 +119,9 @@ def _tokenise(
 
 
 def _held_out(total: int, fraction: float) -> np.ndarray:
-    """bool[total]: the held-out rows, at least one where there are two rows, never all."""
+    """Returns bool[total], true for the rows that are held out. With two rows or more that is at
+    least one row, and never all.
+    """
     held_out = np.zeros(total, dtype=bool)
     if fraction > 0 and total >= 2:
         count = min(max(1, round(total * fraction)), total - 1)
@@ -116,21 +133,19 @@ def _held_out(total: int, fraction: float) -> np.ndarray:
 
 
 def _encoded(
-    source: Source,
-    encoder: Encoder,
-    tally: Tally,
-    processes: int | None,
+    source: Source, encoder: Encoder, tally: Tally, processes: int | None
 ) -> Generator[tuple[list[Numbered], Encoded], None, None]:
-    """Every batch of rows with its tokens, in order."""
+    """Yields every batch of rows with its tokens, in order."""
     rest = row_batches(source)
     if not processes:
-        began, done = time.monotonic(), 0
+        began = time.monotonic()
+        done = 0
         for batch in rest:
             yield batch, encode_batch(encoder, tally.columns, batch)
             done += len(batch)
-            if processes is None and (
-                processes := _worth(done, source.total, time.monotonic() - began)
-            ):
+            if processes is None:
+                processes = _worth(done, source.total, time.monotonic() - began)
+            if processes:
                 break
         else:
             return
@@ -139,81 +154,107 @@ def _encoded(
 
 
 def _worth(done: int, total: int | None, seconds: float) -> int | None:
-    """How many processes to go on in when `done` of `total` rows took `seconds` here; None to go on
-    as before.
+    """Returns in how many processes to go on when `done` of `total` rows took `seconds` in this
+    one, or None to go on in this one.
     """
-    most = min(usable_cores(), _MOST_PROCESSES, sample_host_memory()[1] // _BYTES_A_PROCESS)
+    memory_available = sample_host_memory()[1]
+    most = min(usable_cores(), _MOST_PROCESSES, memory_available // _BYTES_A_PROCESS)
     if most < 2:
         return None
     # Of an unknown number of rows, as many again as were read are expected.
-    left = seconds * (total - done) / done if total is not None else seconds
-    return most if left * (1 - 1 / most) > _SECONDS_SAVED else None
+    rows_left = done if total is None else total - done
+    seconds_left = seconds * rows_left / done
+    seconds_saved = seconds_left * (1 - 1 / most)
+    return most if seconds_saved > _SECONDS_SAVED else None
 
 
 # ---------------------------------------------------------------------- what becomes of the rows
 
 
+@dataclass(frozen=True)
+class _OneExample:
+    """One row of a batch, with its documents and the token range of its answer (int64[2])."""
+
+    row: Numbered
+    documents: Documents
+    answer: np.ndarray
+
+
 class _Sides:
-    """Puts rows where they belong, to train on or held out, and counts them."""
+    """Writes rows where they belong, to train on or held out, and counts them.
+
+    `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
+    example to train on waits until the next one comes: it is held out when every marked row was
+    skipped.
+    """
 
     def __init__(self, writer: TokenWriter, tally: Tally, held_out: np.ndarray):
-        self._writer, self._tally, self._held_out = writer, tally, held_out
-        self._last: tuple[Numbered, Documents, tuple[int, int]] | None = None
-        """The last example to train on. It is held out when no other is."""
+        self._writer = writer
+        self._tally = tally
+        self._held_out = held_out
+        self._last: _OneExample | None = None
 
     def add(self, batch: list[Numbered], encoded: Encoded) -> None:
-        tally, documents = self._tally, encoded.documents
-        held_out = np.zeros(len(batch), dtype=bool)
-        marks = self._held_out[tally.rows : tally.rows + len(batch)]
-        held_out[: len(marks)] = marks
-        tally.count(len(batch), encoded.cut, int(documents.ids.max(initial=-1)), encoded.warnings)
-        for place, skipped in encoded.skipped:
-            tally.skip(
-                skipped.reason, batch[place][2] + (f": {skipped.detail}" if skipped.detail else "")
-            )
-        for place in np.flatnonzero(held_out & (documents.counts > 0)).tolist():
-            self._hold_out(
-                batch[place], documents.of_rows(_only(place, len(batch))), encoded.answers[place]
-            )
-        trained = np.flatnonzero(~held_out & (documents.counts > 0))
-        if len(trained):
-            self._let_go()
-            last = int(trained[-1])
-            held_out[last] = True
-            self._last = (
-                batch[last],
-                documents.of_rows(_only(last, len(batch))),
-                encoded.answers[last],
-            )
-            self._writer.train.add(documents.of_rows(~held_out))
+        documents = encoded.documents
+        held_out = self._marks(len(batch))
+        self._count(batch, encoded)
+        has_documents = documents.counts > 0
+        for place in np.flatnonzero(held_out & has_documents).tolist():
+            self._hold_out(_one_example(batch, encoded, place))
+        to_train = np.flatnonzero(~held_out & has_documents)
+        if not len(to_train):
+            return
+        self._train_on_last()
+        last = int(to_train[-1])
+        self._last = _one_example(batch, encoded, last)
+        now = ~held_out
+        now[last] = False
+        self._writer.train.write(documents.of_rows(now))
 
-    def finish(self, wanted: bool) -> None:
-        """`wanted`: an example is to be held out, if only there are two."""
-        if (
-            wanted
-            and not self._writer.eval.examples
-            and self._writer.train.examples
-            and self._last is not None
-        ):
-            self._hold_out(*self._last)  # every row meant to be held out was skipped
+    def finish(self, must_hold_out: bool) -> None:
+        """Decides about the last example. `must_hold_out` says that an example is to be held out,
+        if there are two.
+        """
+        nothing_held_out = not self._writer.eval.examples
+        others_to_train = self._writer.train.examples > 0
+        if must_hold_out and nothing_held_out and others_to_train and self._last is not None:
+            self._hold_out(self._last)  # every row meant to be held out was skipped
         else:
-            self._let_go()
+            self._train_on_last()
 
-    def _let_go(self) -> None:
+    def _marks(self, count: int) -> np.ndarray:
+        """Returns bool[count], true for the next rows that are to be held out."""
+        marks = np.zeros(count, dtype=bool)
+        known = self._held_out[self._tally.rows : self._tally.rows + count]
+        marks[: len(known)] = known
+        return marks
+
+    def _count(self, batch: list[Numbered], encoded: Encoded) -> None:
+        highest_id = int(encoded.documents.ids.max(initial=-1))
+        self._tally.count(len(batch), encoded.cut, highest_id, encoded.warnings)
+        for place, skipped in encoded.skipped:
+            where = batch[place][2]
+            if skipped.detail:
+                where += f": {skipped.detail}"
+            self._tally.skip(skipped.reason, where)
+
+    def _train_on_last(self) -> None:
         if self._last is not None:
-            self._writer.train.add(self._last[1])
+            self._writer.train.write(self._last.documents)
 
-    def _hold_out(self, row: Numbered, documents: Documents, answer: np.ndarray) -> None:
-        self._writer.eval.add(documents)
-        start, end = map(int, answer)
+    def _hold_out(self, example: _OneExample) -> None:
+        self._writer.eval.write(example.documents)
+        start, end = map(int, example.answer)
         if start > 0:
-            _, content, where = row
-            asked = example_of(self._tally.columns, content, where).asked
+            _, content, where = example.row
+            read = example_of(self._tally.columns, content, where)
+            asked = "" if isinstance(read, Skipped) else read.asked
             self._writer.prompt(self._writer.eval.documents - 1, (start, end), asked)
 
 
-def _only(place: int, count: int) -> np.ndarray:
-    return np.arange(count) == place
+def _one_example(batch: list[Numbered], encoded: Encoded, place: int) -> _OneExample:
+    only = np.arange(len(batch)) == place
+    return _OneExample(batch[place], encoded.documents.of_rows(only), encoded.answers[place])
 
 
 def _nothing_left(tally: Tally) -> str:
@@ -222,8 +263,9 @@ def _nothing_left(tally: Tally) -> str:
             f"{tally.name} has no rows to train on; give more rows or a smaller data.eval_fraction."
         )
     reason, _ = tally.skipped.most_common(1)[0]
+    usable = tally.rows - tally.skipped.total()
     return (
-        f"{tally.name} has no token to train on: {tally.rows - sum(tally.skipped.values())} of "
-        f"{tally.rows} rows are usable, mostly because {reason} (first in "
-        f"{tally.first_skipped[reason]}); change the data, data.format or data.train_on."
+        f"{tally.name} has no token to train on: {usable} of {tally.rows} rows are usable, mostly "
+        f"because {reason} (first in {tally.first_skipped[reason]}); change the data, data.format "
+        "or data.train_on."
     )

@@ -385,7 +385,7 @@ def checkpoints_at_once(config: TrainConfig) -> int:
 def _data_bytes(config: TrainConfig) -> int:
     total = 0
     for part, weight in config.data.parts():
-        path = resolve_source(part.source)
+        path = resolve_source(part.only_source)
         if path is None or not path.is_file():
             total += DATA_UNKNOWN_BYTES
         else:

@@ -22,6 +22,7 @@ from engine.config.settings import TrainConfig
 from engine.data.loader import PreparedData, prepare_data
 from engine.data.preview import check_first_rows
 from engine.data.rows import padded_length
+from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import largest_product
@@ -184,7 +185,7 @@ def prepare(
         tokenizer,
         config.train.seed,
         problem,
-        RecordedProgress(recorder, "tokenise", check),
+        Execution(RecordedProgress(recorder, "tokenise", check)),
     )
     recorder.emit(DataPrepared(data.summary))
     vocabulary = model.config.get_text_config().vocab_size

@@ -256,8 +256,6 @@ class Trainer:
             self.p.data.train,
             t.batch_size,
             self.p.chosen.micro_batch_size,
-            t.seed,
-            self.config.data.shuffle,
             step,
             self._pad_up_to,
         )

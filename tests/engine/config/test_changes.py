@@ -1,4 +1,4 @@
-"""Changes of a run's settings while it goes on."""
+"""A run's settings change while it goes on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Presets: what is refused and in which words, overrides, and that a saved preset is the same
-preset.
+"""Presets are refused in plain words, take overrides, and come back the same when they are
+saved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from engine.config.settings import AUTO, TrainConfig, field_docs
+from engine.config.help_texts import field_docs
+from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
 SOURCES = {"model": {"source": "m"}, "data": {"source": "d.jsonl"}}

@@ -1,5 +1,5 @@
-"""Every preset of a real model: loaded, checked, and run for two steps with a shrunken model of its
-family, all through the command line.
+"""Every preset of a real model is loaded, checked, and run for two steps with a shrunken model of
+its family, all through the command line.
 """
 
 from __future__ import annotations

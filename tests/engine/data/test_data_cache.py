@@ -1,5 +1,5 @@
-"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the
-bounds say.
+"""Tokens on disk are made once and found again. They are never stale and never half, and never take
+more space than the bounds say.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from engine.config.data_settings import DataConfig, DataSource
 from engine.data import identity, token_cache, tokenise
 from engine.data.encode import Encoder
 from engine.data.loader import prepare_data
+from engine.data.tokenise import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 
@@ -68,13 +69,13 @@ def assert_same(one, two):
 
 def sources(tmp_path):
     import datasets
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     lines = write(tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     (tmp_path / "a.json").write_text(json.dumps(rows))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     write(tmp_path / "folder/1.jsonl", 20)
     write(tmp_path / "folder/2.jsonl", 20, start=20)
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
@@ -116,7 +117,9 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
         settings = DataConfig(
             source if isinstance(source, tuple) else str(source), max_seq_len=128, eval_fraction=0.1
         )
-        again = prepare_data(settings, tokenizer, 1, progress=lambda *now: told.append(now))
+        again = prepare_data(
+            settings, tokenizer, 1, execution=Execution(lambda *now: told.append(now))
+        )
         assert_same(before, again)
         assert again.summary["cached"] and told[-1][2].endswith(" read from the cache")
     # What only chooses among the tokens makes none.
@@ -192,7 +195,7 @@ def test_a_file_that_changes_while_it_is_read_is_used_once_and_not_kept(
         with path.open("a") as file:
             file.write("\n")
 
-    data = prepare_data(DataConfig(str(path)), tokenizer, 1, progress=change)
+    data = prepare_data(DataConfig(str(path)), tokenizer, 1, execution=Execution(change))
     assert kept(own_cache) == [] and data.train.row(0).documents >= 1
 
 
@@ -216,11 +219,14 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
 ):
     path = write(tmp_path / "a.jsonl")
     code = (
-        "import os, sys; from engine.config.data_settings import DataConfig; from "
-        "engine.data.loader import prepare_data\nfrom tests.support import data_tokenizers as "
-        "made\nprepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n         "
-        "    made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), "
-        "9))"
+        "import os, sys; from engine.config.data_settings import DataConfig\n"
+        "from engine.data.loader import prepare_data\n"
+        "from engine.data.tokenise import Execution\n"
+        "from tests.support import data_tokenizers as made\n"
+        "config = DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1)\n"
+        "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
+        "die = Execution(lambda *_: os.kill(os.getpid(), 9))\n"
+        "prepare_data(config, tokenizer, 1, execution=die)"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -308,13 +314,13 @@ def test_a_preparation_that_is_stopped_leaves_nothing(tmp_path, tokenizer, own_c
 
     path = write(tmp_path / "a.jsonl")
     with pytest.raises(problem, match="stop"):
-        prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
+        prepare_data(DataConfig(str(path)), tokenizer, 1, execution=Execution(stop))
     assert kept(own_cache) == []
     prepare_data(DataConfig(str(path)), tokenizer, 1)
     with pytest.raises(
         problem, match="stop"
     ):  # while it is verified: that it is stopped is no damage
-        prepare_data(DataConfig(str(path)), tokenizer, 1, progress=stop)
+        prepare_data(DataConfig(str(path)), tokenizer, 1, execution=Execution(stop))
     assert len(kept(own_cache)) == 1
 
 
@@ -333,7 +339,7 @@ def test_two_that_write_the_same_tokens_at_once_do_no_harm(tmp_path, own_cache):
                 config,
                 made.byte_level_tokenizer(made.CHATML),
                 1,
-                progress=lambda *_: both.wait() if next(told) == 0 else None,
+                execution=Execution(lambda *_: both.wait() if next(told) == 0 else None),
             )
         )
 

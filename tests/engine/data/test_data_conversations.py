@@ -1,5 +1,5 @@
-"""Made-up conversations under real families' templates: masks equal a slow reference's, typed
-special tokens are text.
+"""Made-up conversations are rendered by real families' templates: masks equal a slow reference's,
+and typed special tokens are text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.data.encode import Encoder
-from engine.data.formats import Conversation, Pair
+from engine.data.examples import Conversation, Pair
 from engine.data.render import Skipped
 from tests.support import data_references as reference
 

@@ -1,4 +1,4 @@
-"""Chat templates that write today's date: the tokens of a data set are the same on every day."""
+"""Chat templates may write today's date: the tokens of a data set are the same on every day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How long the examples of a data set are: the preview's numbers, figure and words."""
+"""The preview tells how long the examples of a data set are, in numbers, in a figure and in
+words.
+"""
 
 from __future__ import annotations
 

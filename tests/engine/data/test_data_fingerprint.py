@@ -1,5 +1,5 @@
-"""The fingerprint of a data set is what it was when everything was held in lists: older runs go on
-with it.
+"""The fingerprint of a data set is what it was when everything was held in lists, so that older
+runs go on with it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
 def former_documents(config: DataConfig, encoder: Encoder) -> tuple[list, list]:
     source = open_source(config)
     rows = list(source.read())
-    columns = map_columns(config.format, [row for _, row in rows[:20]], source)
+    columns = map_columns(config.format, [row for _, row in rows[:20]], source, config.columns)
     held = set()
     if config.eval_fraction > 0 and len(rows) >= 2:
         count = min(max(1, round(len(rows) * config.eval_fraction)), len(rows) - 1)

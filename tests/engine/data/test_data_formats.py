@@ -1,5 +1,5 @@
-"""Formats and sources: what becomes of each kind of row, and one plain sentence for each kind of
-bad input.
+"""Each kind of row becomes an example of its format, and each kind of bad input gets one plain
+sentence.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from engine.config.data_settings import DataConfig
+from engine.config.data_settings import DataColumns, DataConfig
 from engine.data.formats import map_columns
 from engine.data.loader import prepare_data
 from engine.data.mapping import preview
@@ -90,7 +90,7 @@ def test_alpaca_input_and_system_columns_are_used_and_shown(tmp_path, tokenizer)
 
 
 def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer):
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     rows = [{"prompt": f"hello {i}", "completion": f"an {i}"} for i in range(7)]
@@ -99,7 +99,7 @@ def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer)
         (tmp_path / name).write_text(json.dumps(tree, indent=1), encoding="utf-8")
         whole.append((name, tmp_path / name))
     whole.append(("lines.json", write(tmp_path / "lines.json", rows)))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     whole.append(("a.parquet", tmp_path / "a.parquet"))
     prints = {prepare_data(config(path), tokenizer, 1).fingerprint for _, path in whole}
     assert len(prints) == 1
@@ -265,7 +265,8 @@ def test_the_format_of_a_file_is_known_by_its_first_filled_rows(tmp_path, tokeni
     source = open_source(
         config(write(tmp_path / "a.jsonl", [{"conversations": []}, {"conversations": SHAREGPT}]))
     )
-    assert map_columns("auto", [row for _, row in source.read()], source).format == "sharegpt"
+    rows = [row for _, row in source.read()]
+    assert map_columns("auto", rows, source, DataColumns()).format == "sharegpt"
     data = prepare_data(config(tmp_path / "a.jsonl"), tokenizer, 1)
     assert data.summary["rows_skipped"] == 1 and data.summary["skipped_because"] == {
         "the row is empty": 1

@@ -1,4 +1,4 @@
-"""Columns whose names do not tell what they hold: named in the settings, guessed, and refused in
+"""Columns whose names do not tell what they hold are named in the settings, guessed, or refused in
 one sentence.
 """
 

@@ -1,5 +1,5 @@
-"""Several sources mixed with weights: what an epoch visits, what is held out, and the same mix in
-preset and form.
+"""Several sources are mixed with weights: what an epoch visits, what is held out, and the same mix
+in preset and form.
 """
 
 from __future__ import annotations

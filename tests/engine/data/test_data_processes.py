@@ -1,5 +1,5 @@
-"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none
-of them is left.
+"""Helper processes tokenise: they make the same bits as one process and raise the same errors in
+the same order, and none of them is left over.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from engine.config.data_settings import DataConfig
 from engine.data import encoded, identity, processes, tokenise
 from engine.data.loader import prepare_data
+from engine.data.tokenise import Execution
 from engine.errors import DataError
 from tests.engine.data.test_data_cache import assert_same
 from tests.support import data_tokenizers as made
@@ -74,7 +75,7 @@ def test_any_number_of_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
     path = write(tmp_path / "a.jsonl", rows())
-    alone = prepare_data(config(path), tokenizer, 1, processes=0)
+    alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
     assert (
         alone.summary["rows_cut"]
         and alone.summary["rows_skipped"]
@@ -84,7 +85,10 @@ def test_any_number_of_processes_makes_the_same_bits(
         in_a_cache(tmp_path_factory, monkeypatch)
         told = []
         data = prepare_data(
-            config(path), tokenizer, 1, processes=count, progress=lambda *now: told.append(now)
+            config(path),
+            tokenizer,
+            1,
+            execution=Execution(lambda *now: told.append(now), processes=count),
         )
         assert_same(data, alone)
         assert not data.summary["cached"]
@@ -99,7 +103,7 @@ def test_going_on_in_processes_makes_the_same_bits(
     tmp_path, tokenizer, tmp_path_factory, monkeypatch
 ):
     path = write(tmp_path / "a.jsonl", rows(200))
-    alone = prepare_data(config(path), tokenizer, 1, processes=0)
+    alone = prepare_data(config(path), tokenizer, 1, execution=Execution(processes=0))
     in_a_cache(tmp_path_factory, monkeypatch)
     asked = []
 
@@ -151,7 +155,7 @@ def test_the_first_error_in_the_data_is_the_one_that_is_told(tmp_path, tokenizer
         file.write('{"messages": 3}\n' * 20 + "{\n")
     for count in (0, 2):
         with pytest.raises(DataError, match=sentence):
-            prepare_data(config(path), tokenizer, 1, processes=count)
+            prepare_data(config(path), tokenizer, 1, execution=Execution(processes=count))
 
 
 def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
@@ -165,7 +169,7 @@ def test_a_process_that_dies_is_one_sentence(tmp_path, tokenizer):
     with pytest.raises(
         DataError, match=r"^A process that tokenises a\.jsonl ended \(SIGKILL\); .*\.$"
     ) as caught:
-        prepare_data(config(path), tokenizer, 1, processes=2, progress=kill)
+        prepare_data(config(path), tokenizer, 1, execution=Execution(kill, processes=2))
     assert "\n" not in str(caught.value)
 
 
@@ -175,7 +179,7 @@ def test_a_process_that_cannot_start_is_one_sentence(tmp_path, tokenizer, monkey
     with pytest.raises(
         DataError, match=r"^A process that tokenises a\.jsonl ended \(exit code 3\); "
     ):
-        prepare_data(config(path), tokenizer, 1, processes=2)
+        prepare_data(config(path), tokenizer, 1, execution=Execution(processes=2))
 
 
 def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, tokenizer, monkeypatch):
@@ -183,7 +187,12 @@ def test_a_program_that_was_changed_while_it_ran_is_one_sentence(tmp_path, token
     with pytest.raises(
         DataError, match=r"^The program was changed on the disk while it ran; start it again\.$"
     ):
-        prepare_data(config(write(tmp_path / "a.jsonl", rows(60))), tokenizer, 1, processes=2)
+        prepare_data(
+            config(write(tmp_path / "a.jsonl", rows(60))),
+            tokenizer,
+            1,
+            execution=Execution(processes=2),
+        )
 
 
 def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
@@ -196,7 +205,7 @@ def test_a_fault_of_the_program_keeps_its_name_and_its_trace(
         "import engine.data.processes as p; p.encode_batch = lambda *_: 1 / 0; p.serve()",
     )
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
-        prepare_data(config(path), tokenizer, 1, processes=2)
+        prepare_data(config(path), tokenizer, 1, execution=Execution(processes=2))
     assert "Traceback" in capfd.readouterr().err
 
 
@@ -209,7 +218,7 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
         raise problem("stop")
 
     with pytest.raises(problem, match="stop"):
-        prepare_data(config(path), tokenizer, 1, processes=2, progress=stop)
+        prepare_data(config(path), tokenizer, 1, execution=Execution(stop, processes=2))
     assert not list((own_cache / "tokens").iterdir())
 
 
@@ -218,6 +227,7 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     code = (
         "import os, sys, psutil; from engine.config.data_settings import DataConfig\n"
         "from engine.data import encoded; from engine.data.loader import prepare_data\n"
+        "from engine.data.tokenise import Execution\n"
         "from tests.support import data_tokenizers as made\n"
         "encoded._ROWS = 16\n"
         "def die(*_):\n"
@@ -226,7 +236,8 @@ def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
         "        print(child.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
         "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
-        "prepare_data(DataConfig(sys.argv[1]), tokenizer, 1, processes=2, progress=die)"
+        "how = Execution(die, processes=2)\n"
+        "prepare_data(DataConfig(sys.argv[1]), tokenizer, 1, execution=how)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, check=False

@@ -1,5 +1,5 @@
-"""A run on a mix of data sets, stopped and resumed: the same bits, with tokens found again or made
-again.
+"""A run on a mix of data sets is stopped and resumed: the bits are the same, with tokens that are
+found again or made again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be
-resumed.
+"""Rows and batches are tested: packing, shifted labels, padding, the held-out split, and an order
+in which a run can be resumed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from engine.config.data_settings import DataConfig
 from engine.data.loader import prepare_data
 from engine.data.packing import pack
 from engine.data.rows import batches, micro_batch_bounds, one_pass
+from engine.data.tokenise import Execution
 from engine.errors import DataError
 from tests.support import data_tokenizers as made
 
@@ -76,7 +77,7 @@ def test_labels_are_shifted_and_never_cross_documents(source, tokenizer):
 
 def test_padding_is_a_document_of_its_own_and_is_not_counted(source, tokenizer):
     rows = prepared(source, tokenizer).train
-    (batch,) = batches(rows, 4, 4, 1, True, 1)
+    (batch,) = batches(rows, 4, 4, 1)
     assert batch.input_ids.dtype == batch.labels.dtype == batch.position_ids.dtype == np.int64
     real = [rows.row_length(int(i)) for i in rows.order(0)[:4]]
     assert batch.tokens == sum(real) and batch.loss_tokens == int((batch.labels != -100).sum()) > 0
@@ -95,7 +96,7 @@ def test_without_packing_one_document_a_row_and_no_positions(source, tokenizer):
         assert (
             len(data.train) == data.summary["train_examples"] == 54 and not data.summary["packing"]
         )
-        for batch in batches(data.train, 8, 4, 1, True, 2):
+        for batch in batches(data.train, 8, 4, 2):
             assert batch.position_ids is None and len(batch.input_ids) == 4
     assert any(
         "Packing is off" in w and "tiny: documents see each other" in w
@@ -105,8 +106,8 @@ def test_without_packing_one_document_a_row_and_no_positions(source, tokenizer):
 
 def test_like_lengths_stand_together_within_a_step_and_every_row_is_there(source, tokenizer):
     rows = prepared(source, tokenizer, packing=False).train
-    whole = batches(rows, 12, 12, 1, True, 3)[0]
-    parts = batches(rows, 12, 3, 1, True, 3)
+    whole = batches(rows, 12, 12, 3)[0]
+    parts = batches(rows, 12, 3, 3)
     assert sum(p.tokens for p in parts) == whole.tokens
     assert sum(p.input_ids.size for p in parts) < whole.input_ids.size
     assert sum(p.loss_tokens for p in parts) == whole.loss_tokens
@@ -127,15 +128,12 @@ def test_micro_batches_are_as_few_and_as_equal_as_can_be(rows):
 
 def test_uneven_micro_batches_have_the_rows_of_a_step(source, tokenizer):
     rows = prepared(source, tokenizer, packing=False).train
-    whole = batches(rows, 10, 10, 1, True, 2)[0]
-    parts = batches(rows, 10, 4, 1, True, 2)
+    whole = batches(rows, 10, 10, 2)[0]
+    parts = batches(rows, 10, 4, 2)
     assert [len(part.input_ids) for part in parts] == [4, 3, 3]
-    lengths = [
-        [int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts
-    ]
-    assert sum(lengths, []) == sorted(
-        sum(lengths, []), reverse=True
-    )  # the longest rows where most rows are
+    lines = [line for part in parts for line in part.input_ids]
+    lengths = [int((line != tokenizer.pad_token_id).sum()) for line in lines]
+    assert lengths == sorted(lengths, reverse=True)  # the longest rows where most rows are
     assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (
         whole.tokens,
         whole.loss_tokens,
@@ -147,10 +145,13 @@ def test_the_order_is_a_function_of_seed_epoch_and_step(source, tokenizer):
     rows, again = data.train, prepared(source, tokenizer, packing=False).train
     assert data.fingerprint == prepared(source, tokenizer, packing=False).fingerprint
     for step in (9, 1, 5):
-        one, two = batches(rows, 8, 8, 1, True, step)[0], batches(again, 8, 8, 1, True, step)[0]
+        one, two = batches(rows, 8, 8, step)[0], batches(again, 8, 8, step)[0]
         assert (one.input_ids == two.input_ids).all() and (one.labels == two.labels).all()
-    assert (rows.order(0) != rows.order(1)).any() and (rows.order(0) != rows.order(0, seed=2)).any()
-    assert rows.order(3, shuffle=False).tolist() == list(range(54))
+    reseeded = prepared(source, tokenizer, seed=2, packing=False).train
+    unshuffled = prepared(source, tokenizer, packing=False, shuffle=False).train
+    assert (rows.order(0) != rows.order(1)).any()
+    assert (rows.order(0) != reseeded.order(0)).any()
+    assert unshuffled.order(3).tolist() == list(range(54))
 
 
 def test_steps_read_one_epoch_after_another(source, tokenizer):
@@ -159,7 +160,7 @@ def test_steps_read_one_epoch_after_another(source, tokenizer):
     wanted = [i for epoch in range(3) for i in rows.order(epoch).tolist()]
     seen = []
     for step in range(1, 21):
-        (batch,) = batches(rows, 8, 8, 1, True, step)
+        (batch,) = batches(rows, 8, 8, step)
         assert len(batch.input_ids) == 8
         seen.extend(batch.input_ids[:, : batch.input_ids.shape[1]].tolist())
     for place, line in enumerate(seen):
@@ -233,7 +234,7 @@ def test_progress_is_told_and_can_stop_the_preparation(source, tokenizer):
         DataConfig(source=str(source)),
         tokenizer,
         1,
-        progress=lambda *told_now: told.append(told_now),
+        execution=Execution(lambda *told_now: told.append(told_now)),
     )
     assert told[-1] == (60, 60, "Tokenised rows.jsonl")
 
@@ -241,7 +242,7 @@ def test_progress_is_told_and_can_stop_the_preparation(source, tokenizer):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_data(DataConfig(source=str(source)), tokenizer, 1, progress=stop)
+        prepare_data(DataConfig(source=str(source)), tokenizer, 1, execution=Execution(stop))
 
 
 def test_the_data_side_needs_no_torch():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.data.packing import one_each
-from engine.data.rows import RowSet, batches
+from engine.data.rows import DocumentTokens, Order, RowSet, batches
 from engine.plan.build_step import build_step_plan
 from engine.plan.ops import UPDATE_LANES, Lane, Op
 from engine.plan.validate import PlanError, validate
@@ -119,7 +119,8 @@ def test_it_changes_no_bit(name, late):
 def rows_of(*lengths: int) -> RowSet:
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.arange(starts[-1], dtype=np.int32)
-    return RowSet(ids, np.ones(len(ids), dtype=bool), starts, one_each(len(lengths)), 0, 1, True)
+    documents = DocumentTokens(ids, np.ones(len(ids), dtype=bool), starts)
+    return RowSet(documents, one_each(len(lengths)), pad_id=0, order=Order(seed=1, shuffle=True))
 
 
 def test_it_reads_the_longest_rows_in_the_shape_of_a_step():
@@ -127,7 +128,7 @@ def test_it_reads_the_longest_rows_in_the_shape_of_a_step():
     shapes = [batch.input_ids.shape for batch in longest_batches(rows, 5, 2)]
     assert shapes == [(2, 9), (2, 7), (1, 4)]
     for step in range(1, 5):
-        real = [batch.input_ids.shape for batch in batches(rows, 5, 2, 1, True, step)]
+        real = [batch.input_ids.shape for batch in batches(rows, 5, 2, step)]
         assert all(a <= b for one, most in zip(real, shapes) for a, b in zip(one, most))
     assert [batch.input_ids.shape for batch in longest_batches(rows_of(3, 6), 5, 5)] == [(5, 6)], (
         "taken again"

@@ -84,8 +84,6 @@ def test_the_starter_is_small(starter):
             data.train,
             config.train.batch_size,
             config.train.batch_size,
-            config.train.seed,
-            True,
             step,
         )
     )
