@@ -1,8 +1,9 @@
-"""The Train form filled from a run.
+"""This file routes what fills the Train form from a run.
 
-POST /api/runs/RUN/draft {changes}   the form becomes this run's settings with `changes`, config
-values by dotted name;
-                                     nothing is started, and a page that is opened next shows it
+    POST /api/runs/RUN/draft {changes}
+
+The form becomes this run's settings with `changes`, which are config values by dotted name. Nothing
+is started, and a page that is opened next shows the form.
 """
 
 from __future__ import annotations

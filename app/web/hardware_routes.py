@@ -1,11 +1,12 @@
-"""Routes of the Hardware tab.
+"""These are the routes of the Hardware tab.
 
-GET  /api/hardware[/choices]                                             this machine; what the tab
-offers POST /api/hardware/column                   {machine, timed, settings}   one machine of the
-table of models POST /api/hardware/csv                      {machines, models, settings} rows of
-that table as a file POST /api/hardware/largest, /api/hardware/offers {[model,] settings}     the
-largest model; the machines for a model POST /api/hardware/measure {}
-starts a job
+    GET  /api/hardware                      this machine
+    GET  /api/hardware/choices              what the tab offers
+    POST /api/hardware/column   {machine, timed, settings}     one machine of the table of models
+    POST /api/hardware/csv      {machines, models, settings}   rows of that table as a file
+    POST /api/hardware/largest  {settings}                     the largest model for a machine
+    POST /api/hardware/offers   {model, settings}              the machines for a model
+    POST /api/hardware/measure  {}                             starts a job
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Routes of long work.
+"""These are the routes of long work.
 
-GET  /api/jobs                the jobs under way GET  /api/jobs/N              one job, also when it
-is over POST /api/jobs/N/cancel {}    asks it to end; it does so where it next looks, and leaves
-nothing half done
+    GET  /api/jobs                the jobs under way
+    GET  /api/jobs/N              one job, also when it is over
+    POST /api/jobs/N/cancel {}    asks it to end
+
+A job ends where it next looks whether it was asked to, and leaves nothing half done.
 """
 
 from __future__ import annotations

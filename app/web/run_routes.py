@@ -1,15 +1,15 @@
-"""Routes of runs.
+"""These are the routes of runs.
 
-GET  /api/live[/RUN]?since=SEQ&axis=AXIS        what the page draws (over step, time or tokens);
-without RUN, which
-                                                run to open
-GET  /api/runs                                  every run, and the queue GET  /api/runs/RUN/details
-its name and note, its settings, and command lines for them POST /api/runs/RUN/control   {command,
-seen}    stop, discard, pause, resume or save; the state in which it was asked POST
-/api/runs/RUN/describe  {name, note}       what it is called, and what there is to say of it POST
-/api/runs/RUN/change    {values}           another learning rate or number of steps POST
-/api/runs/RUN/delete    {}                 deletes its folder POST /api/runs/RUN/export    {folder}
-starts a job
+    GET  /api/live[/RUN]?since=SEQ&axis=AXIS        what the page draws, over step, time or tokens
+    GET  /api/runs                                  every run, and the queue
+    GET  /api/runs/RUN/details                      name, note, settings, and command lines for them
+    POST /api/runs/RUN/control   {command, seen}    stop, discard, pause, resume or save
+    POST /api/runs/RUN/describe  {name, note}       what the run is called, and a note on it
+    POST /api/runs/RUN/change    {values}           another learning rate or number of steps
+    POST /api/runs/RUN/delete    {}                 deletes the run's folder
+    POST /api/runs/RUN/export    {folder}           starts a job
+
+`/api/live` without RUN says which run to open. `seen` is the state in which the command was given.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Routes of the Talk tab.
+"""These are the routes of the Talk tab.
 
-    GET  /api/talk?since=VERSION     the chat; its version alone where the page has seen it GET
-    /api/talk/choices           runs, and the weights of each that can be talked to POST
-    /api/talk/about  {choice}   how these weights are spoken to POST /api/talk/say    {choice,
-    message, compare, system, max_new_tokens, temperature, top_p, seed} POST /api/talk/stop,
-    /api/talk/new, /api/talk/unload {}
+    GET  /api/talk?since=VERSION     the chat, or its version alone where the page has seen it
+    GET  /api/talk/choices           runs, and the weights of each that can be talked to
+    POST /api/talk/about  {choice}   how these weights are spoken to
+    POST /api/talk/say    {choice, message, compare, system, ...the settings of sampling}
+    POST /api/talk/stop   {}
+    POST /api/talk/new    {}
+    POST /api/talk/unload {}
 
-A choice is {run_id, weights} or {folder}.
+A choice is {run_id, weights} or {folder}. The settings of sampling are max_new_tokens, temperature,
+top_p and seed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Routes of the timelines of a run.
+"""These are the routes of the timelines of a run. Without N it is the latest step that has one.
 
-GET /api/runs/RUN/timeline[?step=N]   the figure of a step that has a timeline (the latest), as the
-page draws it GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
-                                      its figure again, of these microseconds of the step alone, so
-                                      in more detail
-GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and
-chrome://tracing
+    GET /api/runs/RUN/timeline[?step=N]                  the figure of a step, as the page draws it
+    GET /api/runs/RUN/stretch[?step=N]&from=US&to=US     the figure of these microseconds alone
+    GET /api/runs/RUN/trace[?step=N]                     the step as a file for ui.perfetto.dev
+
+A stretch shows more detail than the figure of the whole step. chrome://tracing reads a trace too.
 """
 
 from __future__ import annotations
