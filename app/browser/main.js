@@ -2,32 +2,32 @@
 // icon and address. Whatever is shown arrives as JSON and is set with textContent; nothing is ever
 // parsed as markup.
 
-import { Live } from "./live/live.js";
 import { Connection, inTime } from "./common/connection.js";
 import { isShown, send } from "./common/dom.js";
 import { carryGradio } from "./common/gradio.js";
-import { Hardware } from "./hardware/hardware.js";
 import { JobStrip } from "./common/jobs.js";
 import { announce, NotifySwitch } from "./common/notify.js";
 import { RunBar, showProgress } from "./common/runbar.js";
+import { Hardware } from "./hardware/hardware.js";
+import { Live } from "./live/live.js";
+import { Timeline } from "./live/timeline.js";
 import { RunList } from "./runs/runs.js";
 import { Talk } from "./talk/talk.js";
-import { Timeline } from "./live/timeline.js";
 import { mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
 
 const TABS = ["train", "live", "runs", "talk", "hardware"];
-const SLOWEST = 5000,
-    HIDDEN = 10000,
-    RESTING = 2000;
-const FOLLOWING = 1000,
-    AWAITING = 500; // a run that goes on; one that has been asked for something
+const SLOWEST = 5000;
+const HIDDEN = 10000;
+const RESTING = 2000;
+const FOLLOWING = 1000;
+const AWAITING = 500; // a run that goes on; one that has been asked for something
 // While the server does not answer: a look takes LOST_PATIENCE at most, and the next comes RETRY
 // later.
-const LOST_PATIENCE = 2500,
-    RETRY = 1000,
-    TICK = 1000;
-const ASLEEP = 10000,
-    LOOK = 20;
+const LOST_PATIENCE = 2500;
+const RETRY = 1000;
+const TICK = 1000;
+const ASLEEP = 10000;
+const LOOK = 20;
 const NOTHING_NEW = 999999999999999; // of as many digits as the server reads
 
 // ---------------------------------------------------------------- the page's state

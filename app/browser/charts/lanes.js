@@ -7,8 +7,8 @@ import { el } from "../common/dom.js";
 export const MARGIN = { left: 74, right: 10, top: 2, bottom: 38 }; // as in the figure's layout
 const NEAR = 3; // px beside a bar at which it is still meant
 const LEAST = 0.5; // px of a bar that can be seen
-const OUTLINE = 0.75,
-    CHOSEN = 2;
+const OUTLINE = 0.75;
+const CHOSEN = 2;
 
 export class LaneBars {
     // `node`: where Plotly draws the axes.
@@ -44,10 +44,10 @@ export class LaneBars {
 
     // Paints what lies between two places of the x axis, in ms.
     paint(from, to, showsPredicted) {
-        const { canvas, node } = this,
-            density = window.devicePixelRatio || 1;
-        const width = node.clientWidth - MARGIN.left - MARGIN.right,
-            height = node.clientHeight - MARGIN.top - MARGIN.bottom;
+        const { canvas, node } = this;
+        const density = window.devicePixelRatio || 1;
+        const width = node.clientWidth - MARGIN.left - MARGIN.right;
+        const height = node.clientHeight - MARGIN.top - MARGIN.bottom;
         Object.assign(this, { from, to, width, height });
         if (width <= 0 || height <= 0) return;
         for (const [side, size] of [
@@ -70,13 +70,13 @@ export class LaneBars {
     }
 
     paintLane(pen, { base, x, marker, width: share, row }) {
-        const scale = this.width / (this.to - this.from),
-            tall = this.y(0) - this.y(share);
+        const scale = this.width / (this.to - this.from);
+        const tall = this.y(0) - this.y(share);
         const top = this.y(row + share / 2);
         let bars = 0;
         for (let k = 0; k < base.length; k += 1) {
-            const left = (base[k] - this.from) * scale,
-                wide = Math.max(x[k] * scale, LEAST);
+            const left = (base[k] - this.from) * scale;
+            const wide = Math.max(x[k] * scale, LEAST);
             if (left > this.width || left + wide < 0) continue;
             bars += 1;
             pen.fillStyle = Array.isArray(marker.color) ? marker.color[k] : marker.color;
@@ -90,9 +90,9 @@ export class LaneBars {
     }
 
     paintGhost(pen, { path, fillcolor, line }) {
-        const scale = this.width / (this.to - this.from),
-            placed = new Path2D(),
-            tall = this.y(1) - this.y(0);
+        const scale = this.width / (this.to - this.from);
+        const placed = new Path2D();
+        const tall = this.y(1) - this.y(0);
         placed.addPath(path, new DOMMatrix([scale, 0, 0, tall, -this.from * scale, this.y(0)]));
         pen.globalAlpha = 1;
         pen.fillStyle = fillcolor;
@@ -105,9 +105,9 @@ export class LaneBars {
     paintChosen(pen) {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
-        const scale = this.width / (this.to - this.from),
-            { lane, k } = bar,
-            top = this.y(lane.row + lane.width / 2);
+        const scale = this.width / (this.to - this.from);
+        const { lane, k } = bar;
+        const top = this.y(lane.row + lane.width / 2);
         pen.strokeStyle = getComputedStyle(this.node).color;
         pen.lineWidth = CHOSEN;
         pen.strokeRect(
@@ -120,8 +120,8 @@ export class LaneBars {
 
     hatch(pen, colour) {
         if (!this.patterns.has(colour)) {
-            const tile = el("canvas", { width: 6, height: 6 }),
-                small = tile.getContext("2d");
+            const tile = el("canvas", { width: 6, height: 6 });
+            const small = tile.getContext("2d");
             small.strokeStyle = colour;
             small.lineWidth = 2;
             for (const shift of [-6, 0, 6]) {
@@ -189,8 +189,8 @@ export class LaneBars {
             for (let row = from.row + rows; row >= 0 && row < this.rows && !bar; row += rows)
                 bar = this.nearest(row, from.time);
         } else {
-            const all = this.inRow(from.row),
-                at = all.findIndex(({ lane, k }) => middle(lane, k) === from.time);
+            const all = this.inRow(from.row);
+            const at = all.findIndex(({ lane, k }) => middle(lane, k) === from.time);
             bar = all[at + bars] ?? null;
         }
         if (!bar) return null;
@@ -203,8 +203,8 @@ export class LaneBars {
     tell() {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
-        const words = linesOf(bar.lane, bar.k),
-            box = this.node.getBoundingClientRect();
+        const words = linesOf(bar.lane, bar.k);
+        const box = this.node.getBoundingClientRect();
         const x = ((middle(bar.lane, bar.k) - this.from) * this.width) / (this.to - this.from);
         this.show(words, box.left + MARGIN.left + x, box.top + MARGIN.top + this.y(bar.lane.row));
         this.said.textContent = words.join(", ");
@@ -219,11 +219,11 @@ export class LaneBars {
     // The lines that say what is at a place of the canvas, in px; null where nothing is.
     at(left, top) {
         if (left < 0 || left > this.width) return null;
-        const scale = this.width / (this.to - this.from),
-            time = this.from + left / scale;
+        const scale = this.width / (this.to - this.from);
+        const time = this.from + left / scale;
         const value = (1 - top / this.height) * (this.rows + 0.02) - 0.52;
-        let best = null,
-            distance = NEAR / scale;
+        let best = null;
+        let distance = NEAR / scale;
         for (const lane of this.lanes) {
             if (Math.abs(value - lane.row) > lane.width / 2) continue;
             for (let k = 0; k < lane.base.length; k += 1) {

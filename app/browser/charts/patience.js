@@ -3,8 +3,8 @@
 
 const SAME = 2000; // ms at most that such a figure waits
 const BEYOND = 5000; // where all that is new lies beyond the end of a zoom
-const UNSEEN = 1 / 200,
-    CLOSE = 0.01; // of the height of a curve, and of its ends on a logarithmic axis: less than a pixel
+const UNSEEN = 1 / 200;
+const CLOSE = 0.01; // of the height of a curve, and of its ends on a logarithmic axis: less than a pixel
 
 // `drawn`, `newer`: figures as the server made them; `shown`: the ends of the x axis as numbers;
 // `width`: its pixels.
@@ -33,8 +33,8 @@ export function patience(drawn, newer, shown, width) {
 }
 
 function ends(values) {
-    let low = Infinity,
-        high = -Infinity;
+    let low = Infinity;
+    let high = -Infinity;
     for (const value of values) {
         if (value === null) continue;
         if (value < low) low = value;

@@ -35,8 +35,8 @@ export function loadPlotly() {
 
 // The colours of the page for a figure as the server made it, in the size of its place.
 export function themed(layout, node) {
-    const style = getComputedStyle(document.body),
-        colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
+    const style = getComputedStyle(document.body);
+    const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
     const drawn = {
         ...layout,
         width: node.clientWidth,
@@ -51,8 +51,8 @@ export function themed(layout, node) {
         },
     };
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-        const muted = colour("muted"),
-            axis = layout[name];
+        const muted = colour("muted");
+        const axis = layout[name];
         drawn[name] = {
             gridcolor: colour("line"),
             linecolor: colour("line"),
@@ -127,8 +127,8 @@ export class LinkedCharts {
 
     // Drawn soon, unless it is what is there already; later, where nobody would see the difference.
     set(name, figure) {
-        const plot = this.plots.get(name),
-            text = JSON.stringify([figure.data, figure.layout]);
+        const plot = this.plots.get(name);
+        const text = JSON.stringify([figure.data, figure.layout]);
         if (plot.figure && text === plot.text) return;
         const waits =
             plot.figure && plot.drawn && !plot.dirty
@@ -161,8 +161,8 @@ export class LinkedCharts {
     }
 
     async draw(plot) {
-        const Plotly = await loadPlotly(),
-            { node, figure } = plot;
+        const Plotly = await loadPlotly();
+        const { node, figure } = plot;
         if (!plot.dirty || !figure || !onScreen(node)) return;
         plot.dirty = false;
         clearTimeout(plot.timer);
@@ -189,8 +189,8 @@ export class LinkedCharts {
     }
 
     link(plot) {
-        const { node } = plot,
-            isMap = this.maps.includes(plot.name);
+        const { node } = plot;
+        const isMap = this.maps.includes(plot.name);
         node.on("plotly_relayout", (change) => {
             if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
                 this.hasOwnZoom = true;

@@ -22,8 +22,8 @@ export class SmallFigure {
     }
 
     async draw() {
-        const Plotly = await loadPlotly(),
-            { node } = this;
+        const Plotly = await loadPlotly();
+        const { node } = this;
         this.width = node.clientWidth;
         if (!this.width || !this.figure) return;
         const { data, layout } = coloured(this.figure);

@@ -51,8 +51,8 @@ export class Connection {
     // The server `server` answered with the run bar `bar`, null where there is no run. A sentence
     // if there is something to tell.
     answered(server, bar) {
-        const told = this.isLost || this.slept ? this.whatHappened(server, bar) : "",
-            wasLost = this.isLost;
+        const told = this.isLost || this.slept ? this.whatHappened(server, bar) : "";
+        const wasLost = this.isLost;
         Object.assign(this, {
             isLost: false,
             slept: false,
@@ -67,8 +67,8 @@ export class Connection {
     }
 
     whatHappened(server, bar) {
-        const { seen, age } = this,
-            restarted = seen !== null && server !== seen.server;
+        const { seen, age } = this;
+        const restarted = seen !== null && server !== seen.server;
         if (!restarted && age < WORTH_TELLING) return "";
         if (restarted)
             return `The server was started again after ${inTime(age)}.${this.whatTheRunDid(bar, " The run")}`;

@@ -1,8 +1,8 @@
 // Making nodes, finding them, and talking to the server.
 
-const TIMEOUT = 4000,
-    LONG_TIMEOUT = 60000,
-    COPIED_SHOWN = 1500;
+const TIMEOUT = 4000;
+const LONG_TIMEOUT = 60000;
+const COPIED_SHOWN = 1500;
 const AWAY = [502, 503, 504]; // a proxy in front of the server answers for it
 
 export function el(tag, attributes = {}, ...children) {

@@ -3,16 +3,16 @@
 // Here events wait for the server, those under way are asked for anew, and what starts something is
 // refused with a sentence. No event of ours does harm when it comes twice.
 
-const JOIN = "/queue/join",
-    EVENTS = "/queue/data",
-    ACT = "/run/";
+const JOIN = "/queue/join";
+const EVENTS = "/queue/data";
+const ACT = "/run/";
 const TRIES = 5;
 const REFUSED =
     "The server does not answer, so nothing was started; look at the run bar, then try again.";
 
 export function carryGradio(connection) {
-    const plain = window.fetch.bind(window),
-        asked = new Map();
+    const plain = window.fetch.bind(window);
+    const asked = new Map();
     window.fetch = (input, init = {}) => {
         const { pathname } = new URL(input.url ?? input, location.href);
         if (!pathname.startsWith("/gradio_api/")) return plain(input, init);
@@ -58,10 +58,10 @@ export function carryGradio(connection) {
     // The stream of answers. When it breaks, every event without its answer is asked for again and
     // goes by its first name.
     async function events(input, init) {
-        const names = new Map(),
-            encoder = new TextEncoder();
-        let lines = read(await patiently(input, init)),
-            isClosed = false;
+        const names = new Map();
+        const encoder = new TextEncoder();
+        let lines = read(await patiently(input, init));
+        let isClosed = false;
 
         async function again() {
             connection.lose();
@@ -128,8 +128,8 @@ const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborte
 async function* read(answer) {
     if (!answer.ok || !answer.body) throw new Error(`The server answered ${answer.status}.`);
     // Read here: a pipe drops what has come when the stream breaks behind it.
-    const reader = answer.body.getReader(),
-        decoder = new TextDecoder();
+    const reader = answer.body.getReader();
+    const decoder = new TextDecoder();
     let text = "";
     try {
         for (;;) {

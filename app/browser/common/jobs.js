@@ -3,9 +3,9 @@
 
 import { el, isShown, send, setText } from "./dom.js";
 
-const FOLLOW_WAIT = 400,
-    LOOK_WAIT = 5000,
-    SHOWN_AFTER = 15000;
+const FOLLOW_WAIT = 400;
+const LOOK_WAIT = 5000;
+const SHOWN_AFTER = 15000;
 const strips = new Set();
 
 export class JobView {
@@ -39,8 +39,8 @@ export class JobView {
             delete this.root.dataset.job;
             return;
         }
-        const works = job.state === "working",
-            share = job.total ? Math.min(1, job.done / job.total) : null;
+        const works = job.state === "working";
+        const share = job.total ? Math.min(1, job.done / job.total) : null;
         this.root.dataset.job = job.id;
         this.root.dataset.state = job.state;
         this.root.classList.toggle("rs-job-unknown", works && share === null);
@@ -114,8 +114,8 @@ export class JobStrip {
 
     async take(job) {
         if (this.views.has(job.id)) return;
-        const node = el("li"),
-            view = new JobView(node);
+        const node = el("li");
+        const view = new JobView(node);
         this.views.set(job.id, view);
         this.list.append(node);
         const watched = setInterval(() => this.place(job.id, node), FOLLOW_WAIT);

@@ -17,8 +17,8 @@ const TONES = {
 
 export function showProgress(bar) {
     document.title = bar.title;
-    const share = bar.tone === "good" ? 1 : bar.progress,
-        length = 2 * Math.PI * 12;
+    const share = bar.tone === "good" ? 1 : bar.progress;
+    const length = 2 * Math.PI * 12;
     const ring =
         `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><g fill="none" stroke-width="7">` +
         `<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/><circle cx="16" cy="16" r="12" ` +
@@ -66,8 +66,8 @@ export class RunBar {
         for (const name of ["word", "name", "sentence", "step", "left", "rate"])
             setText(field(this.root, name), bar[name]);
         field(this.root, "about").textContent = bar.note ?? "";
-        const progress = this.root.querySelector(".rs-progress"),
-            percent = Math.round(100 * bar.progress);
+        const progress = this.root.querySelector(".rs-progress");
+        const percent = Math.round(100 * bar.progress);
         progress.setAttribute("aria-valuenow", percent);
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
@@ -106,8 +106,8 @@ export class RunBar {
 
     // Read aloud: another state of the run, and neither each step nor each share of it.
     announce({ run_id, state, name, word, tone, sentence }) {
-        const now = `${run_id} ${state}`,
-            isFirst = this.announced === undefined;
+        const now = `${run_id} ${state}`;
+        const isFirst = this.announced === undefined;
         if (now === this.announced) return;
         this.announced = now;
         if (!isFirst && run_id)

@@ -3,8 +3,8 @@
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
 
-const BOX_WAIT = 100,
-    BOX_TRIES = 40;
+const BOX_WAIT = 100;
+const BOX_TRIES = 40;
 const RANKS = { good: 0, warn: 0, bad: -1 };
 
 export class Hardware {
@@ -187,9 +187,9 @@ export class Hardware {
 
     async load() {
         // Fits first, which take no time, then speeds, a machine at a time.
-        const turn = ++this.turn,
-            said = field(this.root, "settings-error"),
-            { settings, choices } = this;
+        const turn = ++this.turn;
+        const said = field(this.root, "settings-error");
+        const { settings, choices } = this;
         const names = [choices.here, ...this.shown];
         const get = async (machine, timed) => {
             const known = this.columns.get(machine);
@@ -228,8 +228,8 @@ export class Hardware {
     }
 
     drawChips() {
-        const { shown, choices } = this,
-            full = shown.length >= choices.most_machines;
+        const { shown, choices } = this;
+        const full = shown.length >= choices.most_machines;
         const remove = (name) => {
             this.show(shown.filter((other) => other !== name));
             (this.part("chips").querySelector("button") ?? this.part("known")).focus();
@@ -249,8 +249,8 @@ export class Hardware {
                 ),
             ),
         );
-        const known = this.part("known"),
-            left = choices.machines.filter(({ name }) => !shown.includes(name));
+        const known = this.part("known");
+        const left = choices.machines.filter(({ name }) => !shown.includes(name));
         known.replaceChildren(
             ...left.map(({ name, memory }) => el("option", { value: name }, `${name}, ${memory}`)),
         );
@@ -260,8 +260,8 @@ export class Hardware {
     // ------------------------------------------------------------ the table
 
     rows() {
-        const { here } = this.choices,
-            names = [here, ...this.shown].filter((name) => this.columns.has(name));
+        const { here } = this.choices;
+        const names = [here, ...this.shown].filter((name) => this.columns.has(name));
         const words = this.filter.toLowerCase().split(/\s+/).filter(Boolean);
         const fits = (id, machines) =>
             machines.some((name) => RANKS[this.cell(name, id)?.words.tone] === 0);
@@ -277,8 +277,8 @@ export class Hardware {
                 ) &&
                 (!machines || fits(model.id, machines)),
         );
-        const { by, down } = this.sort,
-            sign = down ? -1 : 1;
+        const { by, down } = this.sort;
+        const sign = down ? -1 : 1;
         const value = ({ id }) => {
             if (by === "parameters") return this.parameters(id);
             const cell = this.cell(by, id);
@@ -301,9 +301,9 @@ export class Hardware {
 
     draw() {
         this.point(null);
-        const { here } = this.choices,
-            names = [here, ...this.shown],
-            rows = this.rows();
+        const { here } = this.choices;
+        const names = [here, ...this.shown];
+        const rows = this.rows();
         const head = (by, label, small) =>
             el(
                 "th",
@@ -317,8 +317,8 @@ export class Hardware {
                 el("button", { type: "button", click: () => this.sortBy(by) }, label),
                 small ? el("small", {}, small) : null,
             );
-        const focus = document.activeElement,
-            kept = this.root.contains(focus) && focus.closest("[data-by]")?.dataset.by;
+        const focus = document.activeElement;
+        const kept = this.root.contains(focus) && focus.closest("[data-by]")?.dataset.by;
         const inside = this.root.querySelector(".rs-grid tbody").contains(focus);
         this.root
             .querySelector(".rs-grid thead")
@@ -439,8 +439,8 @@ export class Hardware {
             Home: [0, -99],
             End: [0, 99],
         };
-        const step = steps[event.key],
-            cell = event.target.closest("td, th");
+        const step = steps[event.key];
+        const cell = event.target.closest("td, th");
         if (event.key === "Escape") this.point(null);
         if (!step || !cell) return;
         event.preventDefault();
@@ -452,8 +452,8 @@ export class Hardware {
 
     point(cell) {
         const tip = this.root.querySelector(".rs-tip");
-        const machine = cell?.dataset.machine,
-            model = cell?.parentNode.dataset.model;
+        const machine = cell?.dataset.machine;
+        const model = cell?.parentNode.dataset.model;
         if (cell?.contains(document.activeElement)) {
             const last = this.root.querySelector('.rs-grid tbody [tabindex="0"]');
             if (last) last.tabIndex = -1;
@@ -475,15 +475,15 @@ export class Hardware {
     place() {
         if (!this.pointed?.isConnected) return;
         const tip = this.root.querySelector(".rs-tip");
-        const box = this.pointed.getBoundingClientRect(),
-            below = box.bottom + tip.offsetHeight + 8 < innerHeight;
+        const box = this.pointed.getBoundingClientRect();
+        const below = box.bottom + tip.offsetHeight + 8 < innerHeight;
         tip.style.top = `${below ? box.bottom + 4 : box.top - tip.offsetHeight - 4}px`;
         tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 16))}px`;
     }
 
     async download() {
-        const machines = [this.choices.here, ...this.shown],
-            models = this.rows().map(({ id }) => id);
+        const machines = [this.choices.here, ...this.shown];
+        const models = this.rows().map(({ id }) => id);
         await this.tried(async () => {
             const { csv } = await send("/api/hardware/csv", {
                 machines,
@@ -520,9 +520,9 @@ export class Hardware {
     }
 
     async offer(id) {
-        const box = this.part("ask").elements.model,
-            said = field(this.root, "offered"),
-            table = this.part("offers");
+        const box = this.part("ask").elements.model;
+        const said = field(this.root, "offered");
+        const table = this.part("offers");
         if (id) {
             box.value = id;
             this.part("ask").scrollIntoView({ block: "nearest" });

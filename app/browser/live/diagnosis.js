@@ -11,8 +11,8 @@ export class Diagnosis {
     }
 
     show(diagnosis, run) {
-        const { part } = this,
-            { text, tone, advice, offer } = diagnosis;
+        const { part } = this;
+        const { text, tone, advice, offer } = diagnosis;
         if (run !== this.run) part("offer-error").hidden = true;
         Object.assign(this, { run, offer });
         part("diagnosis").hidden = false;
@@ -26,8 +26,8 @@ export class Diagnosis {
     // The page is loaded anew, as a new tab would be: the server fills its form with the draft that
     // it keeps.
     async open() {
-        const button = this.part("offer-button"),
-            error = this.part("offer-error");
+        const button = this.part("offer-button");
+        const error = this.part("offer-error");
         button.disabled = true;
         error.hidden = true;
         try {

@@ -1,9 +1,9 @@
 // The Live tab: figures that the server has built, drawn with Plotly in place and linked by their x
 // axis.
 
-import { Diagnosis } from "./diagnosis.js";
-import { el, isShown, setText } from "../common/dom.js";
 import { LinkedCharts } from "../charts/plots.js";
+import { el, isShown, setText } from "../common/dom.js";
+import { Diagnosis } from "./diagnosis.js";
 import { SamplePrompts } from "./prompts.js";
 
 export class Live {
@@ -72,8 +72,8 @@ export class Live {
             else if (name === "timeline") this.timeline.show(part, answer.run_id);
             else if (name === "prompts") this.prompts.show(part);
             else {
-                const node = this.charts.node(name),
-                    said = this.root.querySelector(`[data-said="${name}"]`);
+                const node = this.charts.node(name);
+                const said = this.root.querySelector(`[data-said="${name}"]`);
                 node.closest("figure").hidden = Boolean(part.is_absent);
                 this.charts.set(name, part);
                 if (part.scale) this.showScale(name, part.scale);
@@ -150,8 +150,8 @@ export class Live {
     }
 
     showLog(lines) {
-        const log = this.part("log"),
-            atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 30;
+        const log = this.part("log");
+        const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 30;
         log.replaceChildren(
             ...lines.map((line) =>
                 el(

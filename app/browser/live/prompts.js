@@ -26,9 +26,9 @@ export class SamplePrompts {
     }
 
     draw() {
-        const { steps, rows } = this.value,
-            at = Number(this.at.value),
-            only = steps.length === 1;
+        const { steps, rows } = this.value;
+        const at = Number(this.at.value);
+        const only = steps.length === 1;
         field(this.card, "first").textContent = title(steps[0]);
         field(this.card, "chosen").textContent = title(steps[at]);
         this.at.setAttribute("aria-valuetext", title(steps[at]));

@@ -1,12 +1,12 @@
 // The timeline of one step: which sampled step is looked at, its figure, its legend, its zoom.
 
-import { el, send } from "../common/dom.js";
 import { drawLater } from "../charts/drawing.js";
 import { isPredicted, LaneBars, MARGIN } from "../charts/lanes.js";
 import { CONFIG, loadPlotly, markDrawn, onScreen, themed } from "../charts/plots.js";
+import { el, send } from "../common/dom.js";
 
-const ZOOM = 0.6,
-    MOVE = 0.2;
+const ZOOM = 0.6;
+const MOVE = 0.2;
 const KEYS = {
     "+": ["zoom", ZOOM],
     "=": ["zoom", ZOOM],
@@ -190,8 +190,8 @@ export class Timeline {
     }
 
     showSteps() {
-        const at = this.position(),
-            last = this.steps.length - 1;
+        const at = this.position();
+        const last = this.steps.length - 1;
         this.part("steps").hidden = last < 1;
         this.slider.max = Math.max(0, last);
         this.slider.value = at;
@@ -223,8 +223,8 @@ export class Timeline {
         if (!taken || !onScreen(node)) return;
         this.dirty = false;
         this.bars.take(this.detail?.figure ?? taken);
-        const layout = this.axes(),
-            drawn = JSON.stringify(layout);
+        const layout = this.axes();
+        const drawn = JSON.stringify(layout);
         if (drawn !== this.drawn) {
             await Plotly.react(node, [], layout, { ...CONFIG, doubleClick: false });
             if (!this.drawn) {
@@ -243,8 +243,8 @@ export class Timeline {
     // The figure's layout for axes alone, beside which nothing is drawn by Plotly. What was zoomed
     // to, by whatever means, stays over updates and other steps, until another run is opened.
     axes() {
-        const layout = themed(this.taken.layout, this.node),
-            rows = layout.yaxis.categoryarray;
+        const layout = themed(this.taken.layout, this.node);
+        const rows = layout.yaxis.categoryarray;
         const { left, right, top, bottom } = MARGIN;
         Object.assign(layout, {
             hovermode: false,
@@ -270,8 +270,8 @@ export class Timeline {
 
     keepZoom() {
         if (!this.taken) return;
-        const whole = this.taken.layout.xaxis.range,
-            shown = this.node.layout.xaxis.range;
+        const whole = this.taken.layout.xaxis.range;
+        const shown = this.node.layout.xaxis.range;
         this.range = shown.every((end, index) => end === whole[index]) ? null : [...shown];
         this.drawn = JSON.stringify(this.axes());
         this.askDetail();
@@ -316,10 +316,10 @@ export class Timeline {
     }
 
     async loadDetail() {
-        const { taken, run } = this,
-            asked = (this.asked = new AbortController());
-        const beside = BESIDE * (this.range[1] - this.range[0]),
-            [from, to] = [this.range[0] - beside, this.range[1] + beside];
+        const { taken, run } = this;
+        const asked = (this.asked = new AbortController());
+        const beside = BESIDE * (this.range[1] - this.range[0]);
+        const [from, to] = [this.range[0] - beside, this.range[1] + beside];
         const query = new URLSearchParams({
             step: taken.step,
             from: Math.floor(1000 * from),
@@ -378,8 +378,8 @@ export class Timeline {
             return;
         }
         if (this.range && (bar[0] < this.range[0] || bar[1] > this.range[1])) {
-            const half = (this.range[1] - this.range[0]) / 2,
-                centre = (bar[0] + bar[1]) / 2;
+            const half = (this.range[1] - this.range[0]) / 2;
+            const centre = (bar[0] + bar[1]) / 2;
             await this.setRange([centre - half, centre + half]);
         }
         this.showZoom();
@@ -399,8 +399,8 @@ export class Timeline {
             this.chooseBar(what === "bar" && this.bars.choose(much, rows));
             return;
         }
-        const [from, to] = this.range ?? this.taken.layout.xaxis.range,
-            length = to - from;
+        const [from, to] = this.range ?? this.taken.layout.xaxis.range;
+        const length = to - from;
         if (what === "move") this.setRange([from + much * length, to + much * length]);
         else this.setRange([from + ((1 - much) * length) / 2, to - ((1 - much) * length) / 2]);
     }

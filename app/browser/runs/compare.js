@@ -1,8 +1,8 @@
 // Several runs side by side: their curves on shared axes, key figures, and the settings in which
 // they differ.
 
-import { el, field, send } from "../common/dom.js";
 import { LinkedCharts } from "../charts/plots.js";
+import { el, field, send } from "../common/dom.js";
 
 export const LEAST = 2,
     MOST = 6;
@@ -84,8 +84,8 @@ export class Comparison {
     writeAddress() {
         const query = new URLSearchParams(location.search);
         query.delete("compare");
-        const rest = query.toString(),
-            own = this.ids.length ? `compare=${this.ids.map(encodeURIComponent).join(",")}` : "";
+        const rest = query.toString();
+        const own = this.ids.length ? `compare=${this.ids.map(encodeURIComponent).join(",")}` : "";
         history.replaceState(
             null,
             "",

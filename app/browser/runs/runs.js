@@ -1,8 +1,8 @@
 // The Runs tab: the queue, every run, and what can be done with one.
 
-import { Comparison, MOST, LEAST } from "./compare.js";
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
+import { Comparison, LEAST, MOST } from "./compare.js";
 import { RunDetails } from "./run_details.js";
 
 const LIST_WAIT = 2000;
@@ -62,8 +62,8 @@ export class RunList {
     showRuns(runs) {
         const known = new Map();
         for (const run of runs) {
-            const text = JSON.stringify(run),
-                before = this.rows.get(run.id);
+            const text = JSON.stringify(run);
+            const before = this.rows.get(run.id);
             if (before?.text === text) {
                 known.set(run.id, before);
                 continue;
@@ -77,8 +77,8 @@ export class RunList {
             known.set(run.id, { text, node });
         }
         this.rows = known;
-        const body = this.part("rows"),
-            nodes = [...known.values()].map(({ node }) => node);
+        const body = this.part("rows");
+        const nodes = [...known.values()].map(({ node }) => node);
         if (
             nodes.length !== body.children.length ||
             nodes.some((node, index) => node !== body.children[index])
@@ -175,8 +175,8 @@ export class RunList {
     }
 
     showTicked() {
-        const count = this.ticked.size,
-            fits = count >= LEAST && count <= MOST;
+        const count = this.ticked.size;
+        const fits = count >= LEAST && count <= MOST;
         const button = this.part("compare-open");
         button.disabled = !fits;
         button.classList.toggle("rs-primary", fits);
@@ -337,8 +337,8 @@ export class RunList {
 
     openExport(run) {
         this.run = run;
-        const card = this.part("export"),
-            folder = card.querySelector("input");
+        const card = this.part("export");
+        const folder = card.querySelector("input");
         card.hidden = false;
         field(this.root, "export-name").textContent = run.name;
         field(this.root, "export-said").replaceChildren();
@@ -348,8 +348,8 @@ export class RunList {
     }
 
     async export(form) {
-        const said = field(this.root, "export-said"),
-            button = this.part("export").querySelector(".rs-primary");
+        const said = field(this.root, "export-said");
+        const button = this.part("export").querySelector(".rs-primary");
         button.disabled = true;
         said.className = "";
         try {

@@ -4,9 +4,9 @@
 import { copyText, el, field, send, setText } from "../common/dom.js";
 import { JobView } from "../common/jobs.js";
 
-const WRITING_WAIT = 150,
-    HIDDEN_WAIT = 5000,
-    CHOICES_WAIT = 2000;
+const WRITING_WAIT = 150;
+const HIDDEN_WAIT = 5000;
+const CHOICES_WAIT = 2000;
 const FOLDER = ":folder";
 const SIDES = ["base", "tuned"];
 const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
@@ -75,9 +75,9 @@ export class Talk {
     }
 
     list(runs, run, asked) {
-        const before = this.choices(),
-            first = this.runs === null,
-            text = JSON.stringify(runs);
+        const before = this.choices();
+        const first = this.runs === null;
+        const text = JSON.stringify(runs);
         if (text !== this.listed) {
             this.listed = text;
             this.runs = new Map(runs.map((found) => [found.id, found]));
@@ -111,8 +111,8 @@ export class Talk {
     }
 
     showWeights(wanted) {
-        const run = this.runs?.get(this.who.run.value),
-            select = this.who.weights;
+        const run = this.runs?.get(this.who.run.value);
+        const select = this.who.weights;
         select.replaceChildren(
             ...(run?.weights ?? []).map(({ value, label }) => el("option", { value }, label)),
         );
@@ -130,9 +130,9 @@ export class Talk {
 
     // What is to be known of these weights before they are loaded.
     async tellWhom() {
-        const choice = this.choices(),
-            asked = JSON.stringify(choice),
-            said = field(this.root, "about");
+        const choice = this.choices();
+        const asked = JSON.stringify(choice);
+        const said = field(this.root, "about");
         if (asked === this.asked) return;
         this.asked = asked;
         if (choice.folder === "") {
@@ -231,12 +231,12 @@ export class Talk {
     show(state) {
         this.version = state.version;
         this.choice = state.choice;
-        const log = this.part("log"),
-            atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
+        const log = this.part("log");
+        const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
         log.setAttribute("aria-busy", String(state.working));
         log.dataset.job = state.job_id ?? "";
-        const count = state.first + state.turns.length,
-            more = count > this.turns.length;
+        const count = state.first + state.turns.length;
+        const more = count > this.turns.length;
         while (this.turns.length > count) this.turns.pop().node.remove();
         state.turns.forEach((turn, place) => {
             const index = state.first + place;
@@ -289,9 +289,9 @@ export class Talk {
     }
 
     answer(side) {
-        const weights = el("strong"),
-            text = el("p", { class: "rs-talk-text" }),
-            said = el("span", { class: "rs-hint" });
+        const weights = el("strong");
+        const text = el("p", { class: "rs-talk-text" });
+        const said = el("span", { class: "rs-hint" });
         const copy = el(
             "button",
             { type: "button", class: "rs-small", click: () => copyText(copy, text) },

@@ -83,11 +83,11 @@ export class Intro {
 
     draw() {
         if (!this.verdict) return;
-        const { verdict, form } = this,
-            wrong = (section) => verdict.field?.startsWith(`field-${section}-`);
+        const { verdict, form } = this;
+        const wrong = (section) => verdict.field?.startsWith(`field-${section}-`);
         const isStarter = form.preset === this.starter;
-        const model = String(form.shown["model.source"] ?? "").trim(),
-            data = String(form.shown["data.source"] ?? "").trim();
+        const model = String(form.shown["model.source"] ?? "").trim();
+        const data = String(form.shown["data.source"] ?? "").trim();
         const unread = this.data?.error || this.data?.mapping?.refused;
         this.step(
             "model",
@@ -124,8 +124,8 @@ export class Intro {
     }
 
     step(name, good, words) {
-        const node = this.root.querySelector(`[data-step="${name}"]`),
-            said = field(this.root, name);
+        const node = this.root.querySelector(`[data-step="${name}"]`);
+        const said = field(this.root, name);
         node.dataset.done = Boolean(good);
         node.querySelector(".rs-intro-mark").textContent =
             good && name !== "start" ? "✓" : { model: 1, data: 2, start: 3 }[name];

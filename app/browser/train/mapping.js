@@ -65,9 +65,9 @@ export class Mapping {
             this.mapping = null;
             return;
         }
-        const names = JSON.stringify([mapping.columns, mapping.mix?.place]),
-            { state } = mapping,
-            unsure = state !== "found";
+        const names = JSON.stringify([mapping.columns, mapping.mix?.place]);
+        const { state } = mapping;
+        const unsure = state !== "found";
         const isNew = names !== this.names;
         this.names = names;
         this.mapping = mapping;
@@ -77,8 +77,8 @@ export class Mapping {
         if (isNew) this.root.open = unsure || failed;
         else if (unsure || failed) this.root.open = true;
         this.root.dataset.state = state;
-        const { mix } = mapping,
-            place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
+        const { mix } = mapping;
+        const place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
         field(this.root, "mapping-state").textContent = `${place}${STATES[state]}`;
         this.say(
             mapping.why
@@ -134,8 +134,8 @@ export class Mapping {
     }
 
     draw() {
-        const { columns } = this.mapping,
-            used = new Map();
+        const { columns } = this.mapping;
+        const used = new Map();
         for (const [role, node] of this.selects) {
             const place = columns.findIndex(({ name }) => name === this.chosen[role]);
             node.value = place < 0 ? "" : String(place);
@@ -155,8 +155,8 @@ export class Mapping {
     }
 
     chooseKind(kind) {
-        const { columns } = this.mapping,
-            before = this.chosen;
+        const { columns } = this.mapping;
+        const before = this.chosen;
         const likely = [
             ...new Set([
                 before.text,
@@ -176,8 +176,8 @@ export class Mapping {
     }
 
     choose(role, place) {
-        const before = this.chosen[role],
-            now = place === "" ? undefined : this.mapping.columns[place].name;
+        const before = this.chosen[role];
+        const now = place === "" ? undefined : this.mapping.columns[place].name;
         // A column is one thing: where it was chosen already, the two change places.
         const other =
             now === undefined

@@ -1,9 +1,9 @@
 // The preview of the data: the first rows with what is trained marked, and how long the examples
 // are.
 
+import { SmallFigure } from "../charts/small_figure.js";
 import { el, field } from "../common/dom.js";
 import { Mapping } from "./mapping.js";
-import { SmallFigure } from "../charts/small_figure.js";
 
 const PATIENCE = 600;
 const typed = () => document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
@@ -19,8 +19,8 @@ export function drawPreview(place, preview) {
         }, PATIENCE);
         return;
     }
-    const understood = field(element, "understood"),
-        rows = field(element, "rows");
+    const understood = field(element, "understood");
+    const rows = field(element, "rows");
     const key = element.querySelector(".rs-preview-key");
     const failed = Boolean(preview.error);
     place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) => {

@@ -1,22 +1,22 @@
 // The Train tab's places: the machine, the verdict beside Start, and the preview of the data.
 
+import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
-import { SmallFigure } from "../charts/small_figure.js";
 
-const TYPING_PAUSE = 80,
-    AT_ONCE = 20,
-    TOGETHER = 5,
-    RETRY = 2000;
-const BEHIND = 100,
-    TIMES_BEHIND = 50,
-    TIMES_OLDER = 3;
+const TYPING_PAUSE = 80;
+const AT_ONCE = 20;
+const TOGETHER = 5;
+const RETRY = 2000;
+const BEHIND = 100;
+const TIMES_BEHIND = 50;
+const TIMES_OLDER = 3;
 const UNREAD =
     "A run would refuse the names of these columns: say which one is what, in the preview of the data.";
 const SUGGESTED = 8;
-const BOX = '[data-testid="textbox"]',
-    MODEL = `#field-model-source ${BOX}`;
+const BOX = '[data-testid="textbox"]';
+const MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
 const text =
@@ -183,8 +183,8 @@ async function check(place, form) {
 // Start and the remedies are Gradio's, which follows these values; Start may have answered why not
 // itself before.
 function offer(place) {
-    const { can_start, can_queue, remedies, why_not } = place.said,
-        unread = areColumnsUnread(place.form);
+    const { can_start, can_queue, remedies, why_not } = place.said;
+    const unread = areColumnsUnread(place.form);
     place.unread = unread;
     place.props.value = {
         can_start: can_start && !unread,
@@ -317,8 +317,8 @@ class Suggestions {
     }
 
     key(event) {
-        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key],
-            count = this.list.children.length;
+        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+        const count = this.list.children.length;
         if (this.list.hidden) return;
         if (step)
             this.choose(
@@ -386,8 +386,8 @@ function drawParts({ element, parts }, bars) {
         if (!parts.has(bar.name)) parts.set(bar.name, new FitPart(bar));
         parts.get(bar.name).show(bar);
     }
-    const shown = bars.map((bar) => parts.get(bar.name).root),
-        place = field(element, "bars");
+    const shown = bars.map((bar) => parts.get(bar.name).root);
+    const place = field(element, "bars");
     if (
         shown.length !== place.children.length ||
         shown.some((node, index) => node !== place.children[index])
