@@ -1,7 +1,12 @@
-// Gradio's requests over a connection that may be lost. By itself, its page is dead from the first
-// event that the server does not answer until it reloads, which loses what was typed meanwhile.
-// Here events wait for the server, those under way are asked for anew, and what starts something is
-// refused with a sentence. No event of ours does harm when it comes twice.
+// Carries Gradio's requests over a connection that may be lost. Without this, Gradio's page is dead
+// from the first event that the server does not answer until it is loaded anew, which loses what
+// was typed meanwhile. Here
+//
+// - events wait for the server,
+// - events under way when the connection breaks are asked for anew, and
+// - what starts something is refused with a sentence.
+//
+// No event of ours does harm when it comes twice.
 
 const JOIN = "/queue/join";
 const EVENTS = "/queue/data";
@@ -10,9 +15,10 @@ const TRIES = 5;
 const REFUSED =
     "The server does not answer, so nothing was started; look at the run bar, then try again.";
 
+// Takes the place of `fetch` for the requests of Gradio's page.
 export function carryGradio(connection) {
     const plain = window.fetch.bind(window);
-    const asked = new Map();
+    const asked = new Map(); // the requests of events whose answer has not come, by event id
     window.fetch = (input, init = {}) => {
         const { pathname } = new URL(input.url ?? input, location.href);
         if (!pathname.startsWith("/gradio_api/")) return plain(input, init);
@@ -35,16 +41,15 @@ export function carryGradio(connection) {
         }
     }
 
+    // Asks for an event, and remembers it until its answer has come.
     async function join(input, init) {
         const answer = await patiently(input, init);
-        const { event_id: id } = await answer
-            .clone()
-            .json()
-            .catch(() => ({}));
+        const id = await eventId(answer.clone());
         if (id) asked.set(id, { input, init });
         return answer;
     }
 
+    // Starts something, which is not tried twice.
     function act(input, init) {
         return plain(input, init).catch(() => {
             connection.lose();
@@ -55,10 +60,10 @@ export function carryGradio(connection) {
         });
     }
 
-    // The stream of answers. When it breaks, every event without its answer is asked for again and
-    // goes by its first name.
+    // The stream of answers. When it breaks, every event without its answer is asked for again. The
+    // page knows it by its first id, so messages about it are passed on with that one.
     async function events(input, init) {
-        const names = new Map();
+        const names = new Map(); // the first id of an event that was asked for again, by its new id
         const encoder = new TextEncoder();
         let lines = read(await patiently(input, init));
         let isClosed = false;
@@ -66,9 +71,7 @@ export function carryGradio(connection) {
         async function again() {
             connection.lose();
             for (const [id, request] of [...asked]) {
-                const { event_id: next } = await (await patiently(request.input, request.init))
-                    .json()
-                    .catch(() => ({}));
+                const next = await eventId(await patiently(request.input, request.init));
                 if (next) names.set(next, id);
                 else asked.delete(id);
             }
@@ -78,10 +81,9 @@ export function carryGradio(connection) {
         function passed(message) {
             const id = names.get(message.event_id) ?? message.event_id;
             if (message.msg === "process_completed") asked.delete(id);
-            isClosed ||= message.msg === "close_stream";
-            return encoder.encode(
-                `data: ${JSON.stringify(id === undefined ? message : { ...message, event_id: id })}\n\n`,
-            );
+            if (message.msg === "close_stream") isClosed = true;
+            const known = id === undefined ? message : { ...message, event_id: id };
+            return encoder.encode(`data: ${JSON.stringify(known)}\n\n`);
         }
 
         const body = new ReadableStream({
@@ -89,14 +91,10 @@ export function carryGradio(connection) {
                 for (let left = TRIES; ; left -= 1) {
                     try {
                         const message = await lines.next();
-                        // A server that ends says so, or just stops: both are a broken stream to
-                        // those who wait for an answer.
-                        const isBroken =
-                            message.done ||
-                            (message.value.msg === "unexpected_error" && !message.value.event_id);
-                        if (isBroken && asked.size && left > 0) await again();
+                        if (isBroken(message) && asked.size && left > 0) await again();
                         else if (message.done) {
-                            if (!isClosed) stream.enqueue(passed({ msg: "close_stream" })); // or Gradio would wait on this stream for ever
+                            // Without this message, Gradio would wait on this stream for ever.
+                            if (!isClosed) stream.enqueue(passed({ msg: "close_stream" }));
                             stream.close();
                             return;
                         } else {
@@ -104,8 +102,8 @@ export function carryGradio(connection) {
                             return;
                         }
                     } catch (error) {
-                        // Gradio gives a stream up once it was told that it ends, which it may be
-                        // before it has ended.
+                        // Gradio gives a stream up once it was told that the stream ends, which may
+                        // be before it has ended.
                         if (isGivenUp(input, init) || left <= 0) {
                             stream.error(error);
                             return;
@@ -120,6 +118,17 @@ export function carryGradio(connection) {
         });
         return new Response(body, { headers: { "content-type": "text/event-stream" } });
     }
+}
+
+async function eventId(answer) {
+    const said = await answer.json().catch(() => ({}));
+    return said.event_id;
+}
+
+// A server that ends says so, or just stops: both are a broken stream to those who wait for an
+// answer.
+function isBroken({ done, value }) {
+    return done || (value.msg === "unexpected_error" && !value.event_id);
 }
 
 const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborted);
