@@ -57,8 +57,7 @@ export class Mapping {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    // mapping: what the server says of the columns, or null; failed: the rows could not be read with
-    // these columns.
+    // mapping: what the server says of the columns, or null; failed: the rows could not be read so.
     show(mapping, failed) {
         this.root.hidden = !mapping || (mapping.columns.length < 2 && mapping.state === "found");
         if (this.root.hidden) {

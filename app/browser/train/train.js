@@ -264,7 +264,7 @@ class Suggestions {
             "aria-label": "Known models",
         });
         this.list.hidden = true;
-        // Gradio makes the box anew now and then, so the document listens for it.
+        // The document listens, since Gradio may make the box later, or anew.
         const onBox = (name, act, options) => {
             const listener = (event) => {
                 if (event.target.matches?.(MODEL)) act(event);
