@@ -74,7 +74,7 @@ export class Connection {
         return `${then}${this.whatTheRunDid(bar, "; the run") || "."}`;
     }
 
-    // What the run has done meanwhile, in words that begin with `begin`; "" where that is not known.
+    // Returns what the run has done meanwhile in words after `begin`, "" where that is not known.
     whatTheRunDid(bar, begin) {
         const done = bar?.settings?.done - this.seen?.step;
         if (!bar || bar.run_id !== this.seen?.run || !(done >= 0)) return "";

@@ -97,8 +97,8 @@ export class JobView {
     }
 }
 
-// Above all tabs: the jobs under way that have no place of their own in sight. A page that is opened
-// later shows them too.
+// Shows above all tabs the jobs under way that have no place of their own in sight. A page that is
+// opened later shows them too.
 export class JobStrip {
     constructor(root) {
         this.list = root.querySelector(".rs-jobs");

@@ -39,8 +39,9 @@ export function showProgress(bar) {
 // ---------------------------------------------------------------- the bar
 
 export class RunBar {
-    // wake() reads the run anew at once; open() shows the run that is under way here; opened(run) is
-    // called when Start has answered with its run.
+    // wake(): reads the run anew at once.
+    // open(): shows the run that is under way here.
+    // opened(run): is called when Start has answered with its run.
     constructor({ element, props, trigger, watch }, { wake, open, opened }) {
         this.wake = wake;
         this.root = element.querySelector(".rs-bar");
@@ -87,8 +88,8 @@ export class RunBar {
             this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
     }
 
-    // A button that goes while it has the focus leaves the focus to its counterpart, or to the group
-    // until it is there again.
+    // Shows the buttons of these names. One that goes while it has the focus leaves the focus to its
+    // counterpart, or to the group until it is there again.
     showActions(names) {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);

@@ -1,5 +1,5 @@
-// The Live tab: it shows figures that the server has built, drawn with Plotly in place and linked by
-// their x axis, and what else there is to say of a run.
+// The Live tab: it shows figures that the server has built, drawn with Plotly in place and linked
+// by their x axis, and what else there is to say of a run.
 
 import { LinkedCharts } from "../charts/plots.js";
 import { el, isShown, setText } from "../common/dom.js";

@@ -1,5 +1,5 @@
-// The timeline of one step: it keeps which sampled step is looked at, its figure, its legend and its
-// zoom.
+// The timeline of one step: it keeps which sampled step is looked at, and draws its figure, its
+// legend and its zoom.
 
 import { drawLater } from "../charts/drawing.js";
 import { isPredicted, LaneBars, MARGIN } from "../charts/lanes.js";
