@@ -88,8 +88,8 @@ export class RunBar {
             this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
     }
 
-    // Shows the buttons of these names. One that goes while it has the focus leaves the focus to its
-    // counterpart, or to the group until it is there again.
+    // Shows the buttons of these names. One that goes while it has the focus leaves the focus to
+    // its counterpart, or to the group until that is there again.
     showActions(names) {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
