@@ -78,17 +78,17 @@ export function trainShown() {
 }
 
 // Is told whether there is any run, as far as the server has looked.
-export function runsFound(does) {
-    hasRuns = does;
+export function runsFound(isAny) {
+    hasRuns = isAny;
     places.intro?.shown.tellRuns(hasRuns);
 }
 
 // Is told whether the server answers. What was typed while it did not is checked, and so kept, as
 // soon as it does.
-export function serverAnswers(does) {
+export function serverAnswers(isAnswering) {
     const { verdict, why_not } = places;
-    document.getElementById("preset")?.toggleAttribute("inert", !does);
-    if (does) verdict?.ask(AT_ONCE);
+    document.getElementById("preset")?.toggleAttribute("inert", !isAnswering);
+    if (isAnswering) verdict?.ask(AT_ONCE);
     else if (verdict && why_not) {
         verdict.props.value = { ...verdict.props.value, can_start: false, can_queue: false };
         draw.why_not(why_not, { why_not: AWAY });
