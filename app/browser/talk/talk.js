@@ -100,7 +100,7 @@ export class Talk {
     listRuns(runs, isFirst) {
         const text = JSON.stringify(runs);
         if (text === this.listed) return;
-        const before = this.choices();
+        const before = this.chosen();
         this.listed = text;
         this.runs = new Map(runs.map((found) => [found.id, found]));
         const options = runs.map(({ id, name }) => el("option", { value: id }, `${name} (${id})`));
@@ -131,14 +131,15 @@ export class Talk {
         this.who.compare.disabled = !run;
     }
 
-    choices() {
+    // What the form has chosen.
+    chosen() {
         if (this.who.run.value === FOLDER) return { folder: this.who.folder.value.trim() };
         return { run_id: this.who.run.value, weights: this.who.weights.value };
     }
 
     // Says what is to be known of these weights before they are loaded.
     async tellWhom() {
-        const choice = this.choices();
+        const choice = this.chosen();
         const asked = JSON.stringify(choice);
         if (asked === this.asked) return;
         this.asked = asked;
@@ -184,7 +185,7 @@ export class Talk {
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
         const body = {
-            choice: this.choices(),
+            choice: this.chosen(),
             message: this.message.value,
             ...Object.fromEntries(numbers),
             compare: this.who.compare.checked && !this.who.compare.disabled,
