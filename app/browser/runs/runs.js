@@ -28,6 +28,7 @@ export class RunList {
         this.comparison = new Comparison(element, this.part("compare"), (ids) =>
             this.compared(ids),
         );
+        this.exporting = new JobView(this.part("exporting"));
         this.listen();
         this.comparison.openAddress();
     }
@@ -40,7 +41,6 @@ export class RunList {
             this.changeQueue(target, "continue"),
         );
         const card = this.part("export");
-        this.exporting = new JobView(this.part("exporting"));
         card.querySelector('[data-part="close"]').addEventListener("click", () => {
             card.hidden = true;
             this.focus(this.run.id, "export");
