@@ -17,7 +17,7 @@ const BELOW = 0.52;
 const AROUND = 0.02;
 
 export class LaneBars {
-    // `node`: where Plotly draws the axes.
+    // node: where Plotly draws the axes.
     constructor(node) {
         this.node = node;
         this.canvas = el("canvas", { "aria-hidden": "true" });
@@ -56,7 +56,10 @@ export class LaneBars {
         const density = window.devicePixelRatio || 1;
         const width = node.clientWidth - MARGIN.left - MARGIN.right;
         const height = node.clientHeight - MARGIN.top - MARGIN.bottom;
-        Object.assign(this, { from, to, width, height });
+        this.from = from;
+        this.to = to;
+        this.width = width;
+        this.height = height;
         if (width <= 0 || height <= 0) return;
         this.resize("width", width * density, `${width}px`);
         this.resize("height", height * density, `${height}px`);
@@ -65,10 +68,12 @@ export class LaneBars {
         pen.clearRect(0, 0, width, height);
         let bars = 0;
         for (const lane of this.lanes) bars += this.paintLane(pen, lane);
-        if (showsPredicted) for (const ghost of this.ghosts) this.paintGhost(pen, ghost);
+        const ghosts = showsPredicted ? this.ghosts : [];
+        for (const ghost of ghosts) this.paintGhost(pen, ghost);
         pen.globalAlpha = 1;
         this.paintChosen(pen);
-        Object.assign(canvas.dataset, { bars, predicted: showsPredicted ? this.ghosts.length : 0 });
+        canvas.dataset.bars = bars;
+        canvas.dataset.predicted = ghosts.length;
     }
 
     // A canvas that is given its own size again is cleared, which costs as much as another size.

@@ -68,7 +68,8 @@ export class Intro {
 
     // verdict: what the server says of the form; form: {preset, shown}.
     judged(verdict, form) {
-        Object.assign(this, { verdict, form });
+        this.verdict = verdict;
+        this.form = form;
         this.draw();
     }
 
