@@ -367,7 +367,7 @@ if (TABS.includes(asked)) openTab(asked);
 // Gradio may have made places before this script ran; from here on it hands them over itself.
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = { push: mount };
-waiting.forEach(mount);
+for (const place of waiting) mount(place);
 
 for (const event of ["click", "keyup"])
     document.addEventListener(event, () => setTimeout(followTab, 0));
