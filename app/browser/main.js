@@ -1,54 +1,55 @@
-// The live page: one poll loop for the run that the page looks at, the run bar, the page's title,
-// icon and address. Whatever is shown arrives as JSON and is set with textContent; nothing is ever
-// parsed as markup.
+// The page's main script. One loop asks the server again and again for the run that the page looks
+// at, and hands what is new to the run bar and to the tab that is open. The script also keeps the
+// page's title, icon and address.
+//
+// Whatever is shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
-import { Live } from "./live/live.js";
 import { Connection, inTime } from "./common/connection.js";
 import { isShown, send } from "./common/dom.js";
 import { carryGradio } from "./common/gradio.js";
-import { Hardware } from "./hardware/hardware.js";
 import { JobStrip } from "./common/jobs.js";
 import { announce, NotifySwitch } from "./common/notify.js";
 import { RunBar, showProgress } from "./common/runbar.js";
+import { Hardware } from "./hardware/hardware.js";
+import { Live } from "./live/live.js";
+import { Timeline } from "./live/timeline.js";
 import { RunList } from "./runs/runs.js";
 import { Talk } from "./talk/talk.js";
-import { Timeline } from "./live/timeline.js";
 import { mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
 
 const TABS = ["train", "live", "runs", "talk", "hardware"];
-const SLOWEST = 5000,
-    HIDDEN = 10000,
-    RESTING = 2000;
-const FOLLOWING = 1000,
-    AWAITING = 500; // a run that goes on; one that has been asked for something
-// While the server does not answer: a look takes LOST_PATIENCE at most, and the next comes RETRY
-// later.
-const LOST_PATIENCE = 2500,
-    RETRY = 1000,
-    TICK = 1000;
-const ASLEEP = 10000,
-    LOOK = 20;
-const NOTHING_NEW = 999999999999999; // of as many digits as the server reads
+// The loop asks again after so many ms.
+const AWAITING = 500; // the run has been asked for something
+const FOLLOWING = 1000; // the run goes on
+const RESTING = 2000; // the run rests, or there is none
+const HIDDEN = 10000; // nobody sees the page
+const SLOWEST = 5000; // at most, while the server refuses
+const RETRY = 1000; // the server does not answer
+const LOST_PATIENCE = 2500; // ms for an answer of a server that has not answered before
+const TICK = 1000; // ms until the age of what is shown is told again
+const ASLEEP = 10000; // ms by which a timer is late when the machine has slept
+const LOOK = 20; // ms until a tab's button is looked for again
+const NOTHING_NEW = 999999999999999; // asks for no part; of as many digits as the server reads
 
 // ---------------------------------------------------------------- the page's state
 
 const page = {
     run: null,
-    chosen: false,
+    chosen: false, // the address or a person has named the run
     server: null,
-    seq: 0,
-    seen: 0,
+    seq: 0, // the number of the last answer about the run
+    seen: 0, // the number of the last answer that was drawn
     axis: "step",
     step: null,
-    active: undefined,
+    active: undefined, // the run under way, null for none, undefined before the first answer
     tab: null,
     talkTo: null,
     bar: null,
-    failures: 0,
-    turn: 0,
+    failures: 0, // in a row
+    turn: 0, // counts looks at the server: the newest one counts
     timer: 0,
-    due: Infinity,
-    delay: 500,
+    due: Infinity, // when the next look was to begin
+    delay: 500, // ms until the next look
     reading: new AbortController(),
 };
 const places = { bar: null, live: null, runs: null, talk: null, hardware: null };
@@ -56,7 +57,8 @@ const places = { bar: null, live: null, runs: null, talk: null, hardware: null }
 function openRun(id, tab) {
     page.run = id;
     page.chosen = true;
-    page.seq = page.seen = 0;
+    page.seq = 0;
+    page.seen = 0;
     places.live?.clear();
     if (tab) goTo(tab);
     writeAddress();
@@ -72,8 +74,8 @@ function closeRun(id) {
     wake();
 }
 
-// The Talk tab takes over which run is meant once it is there: a tab that was never opened is not
-// made yet.
+// The Talk tab takes over which run is meant once it is there: Gradio makes a tab when it is first
+// opened.
 function talkTo(id) {
     page.talkTo = id;
     openRun(id, "talk");
@@ -85,8 +87,8 @@ function setAxis(axis) {
     wake();
 }
 
-// The step whose timeline is looked at; null while it is the latest one. Only of the run that the
-// address names.
+// The step whose timeline is looked at, null while it is the latest one. The address names a step
+// only of a run that it names.
 function setStep(step) {
     page.step = step;
     if (step !== null) page.chosen = true;
@@ -97,7 +99,7 @@ function goTo(tab) {
     document.getElementById(`rs-tab-${tab}-button`)?.click();
 }
 
-// The tab that the address names, as soon as Gradio has made its button.
+// Opens the tab that the address names, as soon as Gradio has made its button.
 function openTab(tab) {
     if (document.getElementById(`rs-tab-${tab}-button`)) goTo(tab);
     else setTimeout(openTab, LOOK, tab);
@@ -139,46 +141,79 @@ function plan(wait) {
 }
 
 async function poll() {
-    const turn = ++page.turn;
+    page.turn += 1;
+    const { turn } = page;
     clearTimeout(page.timer);
-    if (Date.now() - page.due > ASLEEP && !document.hidden) connection.wakeUp(); // the machine slept
-    page.reading.abort(); // what an earlier look still waits for was asked over a connection that may be gone
-    page.reading = new AbortController();
-    const patience = connection.isLost ? AbortSignal.timeout(LOST_PATIENCE) : null;
-    page.signal = patience ? AbortSignal.any([page.reading.signal, patience]) : page.reading.signal;
+    const isLate = Date.now() - page.due > ASLEEP;
+    if (isLate && !document.hidden) connection.wakeUp(); // the machine slept
+    giveUpReading();
     followTab();
     try {
-        if (!page.run) await findRun(turn);
-        if (page.run && turn === page.turn) await readRun(turn);
+        await readAll(turn);
         if (turn !== page.turn) return;
-        runsFound(Boolean(page.run));
-        if (page.tab === "runs" && !document.hidden) await places.runs?.refresh();
-        if (page.tab === "talk" && !document.hidden && places.talk) {
-            places.talk.refresh(page.chosen ? page.run : null, page.talkTo);
-            page.talkTo = null;
-        }
-        if (page.tab === "hardware" && !document.hidden) places.hardware?.refresh();
         page.failures = 0;
-        const told = connection.answered(page.server, page.run ? page.bar : null);
-        if (told) places.bar?.tell(told, page.bar?.state === "interrupted" ? "warn" : "good");
-        else places.bar?.note("");
+        sayWhatHappened();
     } catch (error) {
         if (turn !== page.turn) return;
         page.failures += 1;
-        if (error.unreachable) connection.lose();
-        else if (error.status)
-            connection.answered(page.server, null); // with a refusal, but it is there
-        else console.error(error);
-        if (error.status === 404) runsFound(true); // whoever has the address of a run knows what this is
-        if (connection.isLost) sayHowOld();
-        else
-            places.bar?.note(error.status === 401 ? "You are logged out." : error.message, {
-                loggedOut: error.status === 401,
-            });
+        takeError(error);
     }
-    if (connection.isLost) plan(RETRY);
-    else if (document.hidden) plan(HIDDEN);
-    else plan(page.failures ? Math.min(SLOWEST, 500 * 2 ** page.failures) : page.delay);
+    plan(pause());
+}
+
+// What an earlier look still waits for was asked over a connection that may be gone.
+function giveUpReading() {
+    page.reading.abort();
+    page.reading = new AbortController();
+    const { signal } = page.reading;
+    page.signal = connection.isLost
+        ? AbortSignal.any([signal, AbortSignal.timeout(LOST_PATIENCE)])
+        : signal;
+}
+
+// Reads the run and what the open tab shows. `turn` is over when a newer look has begun.
+async function readAll(turn) {
+    if (!page.run) await findRun(turn);
+    if (page.run && turn === page.turn) await readRun(turn);
+    if (turn !== page.turn) return;
+    runsFound(Boolean(page.run));
+    if (document.hidden) return;
+    if (page.tab === "runs") await places.runs?.refresh();
+    if (page.tab === "talk" && places.talk) {
+        places.talk.refresh(page.chosen ? page.run : null, page.talkTo);
+        page.talkTo = null;
+    }
+    if (page.tab === "hardware") places.hardware?.refresh();
+}
+
+function sayWhatHappened() {
+    const told = connection.answered(page.server, page.run ? page.bar : null);
+    const tone = page.bar?.state === "interrupted" ? "warn" : "good";
+    if (told) places.bar?.tell(told, tone);
+    else places.bar?.note("");
+}
+
+function takeError(error) {
+    if (error.unreachable) connection.lose();
+    // A refusal is an answer too: the server is there.
+    else if (error.status) connection.answered(page.server, null);
+    else console.error(error);
+    // Whoever has the address of a run knows what this is.
+    if (error.status === 404) runsFound(true);
+    if (connection.isLost) {
+        sayHowOld();
+        return;
+    }
+    const loggedOut = error.status === 401;
+    places.bar?.note(loggedOut ? "You are logged out." : error.message, { loggedOut });
+}
+
+// How long the loop waits now, in ms.
+function pause() {
+    if (connection.isLost) return RETRY;
+    if (document.hidden) return HIDDEN;
+    if (page.failures) return Math.min(SLOWEST, 500 * 2 ** page.failures);
+    return page.delay;
 }
 
 async function findRun(turn) {
@@ -193,33 +228,43 @@ async function findRun(turn) {
 
 async function readRun(turn) {
     const draws = places.live?.isShown() && !document.hidden;
-    const since = draws ? page.seen : NOTHING_NEW;
-    const asked = page.run;
-    let answer;
-    try {
-        answer = await send(
-            `/api/live/${encodeURIComponent(asked)}?since=${since}&axis=${page.axis}`,
-            undefined,
-            page.signal,
-        );
-    } catch (error) {
-        // Deleted elsewhere: a page that was not told which run to show goes on with another one.
-        if (error.status === 404 && turn === page.turn && (!page.chosen || page.seq))
-            closeRun(asked);
-        throw error;
-    }
+    const answer = await askForRun(turn, draws ? page.seen : NOTHING_NEW);
     if (turn !== page.turn) return;
     if (answer.server_id !== page.server || answer.seq < page.seq) {
-        const known = page.server !== null && page.seen > 0;
+        // Another server counts its answers anew: what was seen of the earlier one is not known.
+        const wasSeen = page.server !== null && page.seen > 0;
         page.server = answer.server_id;
         page.seen = 0;
         page.seq = 0;
-        if (known && draws) return readRun(turn);
+        if (wasSeen && draws) {
+            await readRun(turn);
+            return;
+        }
     }
     page.seq = answer.seq;
     setActive(answer.active);
-    if (!page.chosen && answer.active && answer.active !== page.run)
-        return openActive(answer.active);
+    if (!page.chosen && answer.active && answer.active !== page.run) {
+        openActive(answer.active);
+        return;
+    }
+    show(answer, draws);
+}
+
+// What the server knows of the run beyond answer number `since`.
+async function askForRun(turn, since) {
+    const asked = page.run;
+    const address = `/api/live/${encodeURIComponent(asked)}?since=${since}&axis=${page.axis}`;
+    try {
+        return await send(address, undefined, page.signal);
+    } catch (error) {
+        // Deleted elsewhere: a page that was not told which run to show goes on with another one.
+        const goesOn = !page.chosen || page.seq;
+        if (error.status === 404 && turn === page.turn && goesOn) closeRun(asked);
+        throw error;
+    }
+}
+
+function show(answer, draws) {
     page.bar = answer.bar;
     places.bar?.show(answer.bar, answer.active);
     showProgress(answer.bar);
@@ -228,12 +273,15 @@ async function readRun(turn) {
         places.live.show(answer);
         page.seen = answer.seq;
     }
-    page.delay = answer.bar.pending ? AWAITING : answer.bar.tone === "busy" ? FOLLOWING : RESTING;
+    if (answer.bar.pending) page.delay = AWAITING;
+    else page.delay = answer.bar.tone === "busy" ? FOLLOWING : RESTING;
 }
 
+// Goes on with the run that is under way, at once.
 function openActive(id) {
     page.run = id;
-    page.seq = page.seen = 0;
+    page.seq = 0;
+    page.seen = 0;
     page.delay = 0;
 }
 
@@ -256,11 +304,13 @@ const connection = new Connection((isLost) => {
 });
 carryGradio(connection);
 
+const RECONNECTING =
+    "Reconnecting: the server does not answer. " +
+    "If only the connection is lost, the run goes on.";
+
 function sayHowOld() {
-    places.bar?.note(
-        "Reconnecting: the server does not answer. If only the connection is lost, the run goes on.",
-        { aside: `What is shown is ${inTime(connection.age)} old.` },
-    );
+    const aside = `What is shown is ${inTime(connection.age)} old.`;
+    places.bar?.note(RECONNECTING, { aside });
 }
 
 setInterval(() => {
@@ -280,11 +330,8 @@ const mounts = {
         wake();
     },
     live: (place) => {
-        const timeline = new Timeline(
-            place.element.querySelector(".rs-timeline"),
-            page.step,
-            setStep,
-        );
+        const node = place.element.querySelector(".rs-timeline");
+        const timeline = new Timeline(node, page.step, setStep);
         places.live = new Live(place.element, setAxis, timeline);
         page.seen = 0;
         wake();
@@ -306,8 +353,10 @@ const mounts = {
     },
 };
 
+// Takes over a place that Gradio has made.
 function mount(place) {
-    (mounts[place.name] ?? ((other) => mountTrain(other)))(place);
+    const mountHere = mounts[place.name] ?? mountTrain;
+    mountHere(place);
 }
 
 const query = new URLSearchParams(location.search);
@@ -315,9 +364,10 @@ if (query.get("run")) Object.assign(page, { run: query.get("run"), chosen: true 
 if (page.run && /^\d{1,15}$/.test(query.get("step"))) page.step = Number(query.get("step"));
 const asked = query.get("tab") ?? (query.has("compare") ? "runs" : null);
 if (TABS.includes(asked)) openTab(asked);
+// Gradio may have made places before this script ran; from here on it hands them over itself.
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = { push: mount };
-waiting.forEach(mount);
+for (const place of waiting) mount(place);
 
 for (const event of ["click", "keyup"])
     document.addEventListener(event, () => setTimeout(followTab, 0));

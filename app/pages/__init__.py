@@ -1,4 +1,4 @@
-"""What each page answers, the page itself and its theme.
+"""The modules here answer each page; the page itself and its theme are here too.
 
-It may import the rooms before it in `app`, up to `session`, and `engine`.
+They may import the rooms before them in `app`, up to `session`, and `engine`.
 """

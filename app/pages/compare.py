@@ -1,5 +1,6 @@
-"""Several runs side by side: their records, each read once and gone on with, for what
-`app.view.comparison` shows of them.
+"""The records of several runs are kept here for their comparison, see `app.view.comparison`.
+
+Each record is read once; later only what has been added to it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ KEPT_RECORDS = 12
 
 
 class Records:
-    """Folds of run records, each read once and gone on with where it has grown. Any thread may ask."""
+    """Keeps what run records add up to, and reads on where they have grown. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,30 +32,33 @@ class Records:
     def compare(
         self, folders: Sequence[RunFolder], axis: Axis, is_running: Callable[[RunFolder], bool]
     ) -> dict[str, Any]:
-        """What `comparison` says of these runs. Raises RunError for too few, too many, or a record
-        that cannot be read.
+        """Returns the comparison of these runs.
+
+        Raises RunError for too few, too many, or a record that cannot be read.
         """
         if not LEAST_RUNS <= len(folders) <= MOST_RUNS:
+            verb = "is" if len(folders) == 1 else "are"
             raise RunError(
-                f"{LEAST_RUNS} to {MOST_RUNS} runs are compared; {len(folders)} "
-                f"{'is' if len(folders) == 1 else 'are'} chosen."
+                f"{LEAST_RUNS} to {MOST_RUNS} runs are compared; {len(folders)} {verb} chosen."
             )
-        with self._lock:  # a fold must not grow while figures are made from it
-            return comparison(
-                [self._compared(folder, is_running(folder)) for folder in folders], axis
-            )
+        with self._lock:  # a snapshot must not grow while figures are made from it
+            compared = [self._compared(folder, is_running(folder)) for folder in folders]
+            return comparison(compared, axis)
 
     def _compared(self, folder: RunFolder, running: bool) -> Compared:
-        snapshot = self._fold(folder)
+        snapshot = self._snapshot(folder)
+        settings: dict[str, Any] = {}
         try:
             config = folder.config
-            name, settings = config.name, by_dotted_name(config.to_dict())
-        except RamstreamError:
-            name, settings = snapshot.name or folder.id, {}
+            name = config.name
+            settings = by_dotted_name(config.to_dict())
+        except RamstreamError:  # the record still has curves to show
+            name = snapshot.name or folder.id
         state = shown_state(snapshot.state, running)
         return Compared(folder.id, read_about(folder.path).name or name, state, snapshot, settings)
 
-    def _fold(self, folder: RunFolder) -> RunSnapshot:
+    def _snapshot(self, folder: RunFolder) -> RunSnapshot:
+        """Returns what the run's record adds up to now. A record that is not there is empty."""
         try:
             stat = folder.events_path.stat()
             size, mtime = stat.st_size, stat.st_mtime_ns
@@ -62,10 +66,9 @@ class Records:
             size, mtime = 0, 0
         key = str(folder.events_path)
         fold = self._kept.get(key)
-        if (
-            fold is None or size < fold.size or (size == fold.size and mtime != fold.mtime)
-        ):  # another record, or a mended one
-            fold = self._kept[key] = _Fold(Follower(folder.events_path), RunSnapshot())
+        if fold is None or fold.is_of_other_record(size, mtime):
+            fold = _Fold(Follower(folder.events_path), RunSnapshot())
+            self._kept[key] = fold
         fold.go_on(size, mtime)
         self._kept.move_to_end(key)
         while len(self._kept) > KEPT_RECORDS:
@@ -75,27 +78,33 @@ class Records:
 
 @dataclass
 class _Fold:
-    """`size` and `mtime` of the record when it was read last."""
+    """A record is folded into a snapshot, as far as it was read."""
 
     follower: Follower
     snapshot: RunSnapshot
     size: int = -1
+    """The record had this many bytes when it was read last."""
     mtime: int = -1
+    """The record was changed at this time, in nanoseconds, when it was read last."""
+
+    def is_of_other_record(self, size: int, mtime: int) -> bool:
+        """Says whether the file was replaced or mended: a record itself only grows."""
+        return size < self.size or (size == self.size and mtime != self.mtime)
 
     def go_on(self, size: int, mtime: int) -> None:
-        """Read what has come since; nothing where the record is as it was."""
+        """Reads what has been added; nothing where the record is as it was."""
         if (self.size, self.mtime) != (size, mtime):
             catch_up(self.snapshot, self.follower)
-            self.size, self.mtime = size, mtime
+            self.size = size
+            self.mtime = mtime
 
 
 def by_dotted_name(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted name; lists are leaves."""
+    """Returns the leaves of nested settings by dotted name; lists are leaves."""
     leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        leaves |= (
-            by_dotted_name(value, f"{prefix}{name}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, dict):
+            leaves |= by_dotted_name(value, f"{prefix}{name}.")
+        else:
+            leaves[f"{prefix}{name}"] = value
     return leaves

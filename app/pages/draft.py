@@ -1,5 +1,6 @@
-"""The form as it was last left, or as a run was started: kept by the server and beside the runs, so
-that it outlives the tab and the server.
+"""A draft is the form as it was last left, or the settings of a run.
+
+The server keeps it in memory and beside the runs, so that it outlives the tab and the server.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from app.form.settings_form import settings, shown_values
+from app.form.settings_form import Setting, settings, shown_values
 from engine.errors import ConfigError, RunError
 from engine.files import write_whole
 from engine.runs.folder import open_run
@@ -19,7 +20,7 @@ DRAFT_FILE = ".draft.json"
 
 
 class Draft:
-    """Component values by dotted name, and the preset that they began with."""
+    """Remembers component values by dotted name, and the preset that they began with."""
 
     def __init__(self, folder: Path):
         self._path = folder / DRAFT_FILE
@@ -28,19 +29,23 @@ class Draft:
         self._lock = threading.Lock()
 
     def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
-        """Keep it; a disk that cannot take it costs nothing but the memory of it after a restart."""
+        """Keeps a draft. Where the disk cannot take it, it is lost with the next restart only."""
         draft = {"preset": preset, "shown": shown}
         with self._lock, contextlib.suppress(OSError):
             if draft == self._last and self._is_written:
                 return
-            self._last, self._is_written = draft, False
+            self._last = draft
+            self._is_written = False
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Without fsync: it is written at each pause in typing, and a draft that a power cut
+            # takes is no loss.
             write_whole(self._path, json.dumps(draft), durable=False)
             self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:
-        """The preset and the component values; None when there are none, or none that this version
-        can show.
+        """Returns the preset and the component values.
+
+        It returns None when there is no draft, or none that this version can show.
         """
         try:
             draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
@@ -49,22 +54,22 @@ class Draft:
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        for setting in settings():
-            value = shown[setting.dotted]
-            good = (
-                isinstance(value, bool)
-                if setting.kind == "switch"
-                else (
-                    value in setting.choices if setting.kind == "choice" else isinstance(value, str)
-                )
-            )
-            if not good:
-                return None
+        if not all(_can_show(setting, shown[setting.dotted]) for setting in settings()):
+            return None
         return preset, shown
 
 
+def _can_show(setting: Setting, value: Any) -> bool:
+    """Says whether the component of `setting` can show `value`."""
+    if setting.kind == "switch":
+        return isinstance(value, bool)
+    if setting.kind == "choice":
+        return value in setting.choices
+    return isinstance(value, str)
+
+
 def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
-    """Component values of a run's settings with `changes` (config values by dotted name).
+    """Returns the component values of a run's settings with `changes` (config values by name).
 
     Raises RunError for a run that is not there or whose settings this version cannot use,
     ConfigError for a change that is no setting or out of its range.

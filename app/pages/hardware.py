@@ -1,6 +1,7 @@
-"""What the Hardware tab says: this machine as it is, the models that it and known machines can
-train, the machines for a model, and the measurement of this machine. Plain data for `hardware.js`;
-answers are remembered by what they depend on.
+"""The Hardware tab asks here: about this machine as it is, the models that it and known machines
+can train, the machines for a model, and the measurement of this machine.
+
+Answers are plain data for `hardware.js`, and are remembered by what they depend on.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from engine.fit.model_table import (
     SHOWN,
     Cell,
     Column,
+    Offer,
     Row,
     as_csv,
     as_dicts,
@@ -53,19 +55,20 @@ from engine.model.shape import ModelShape
 DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
 FIELDS = {"rows": "train.batch_size", "tokens": "data.max_seq_len", "dtype": "model.dtype"}
 MOST_ROWS = 1 << 16
-"""Of a step, in the table: with more, a column takes minutes."""
+"""A step of the table has at most so many rows: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
-"""What is free is rounded down to these, so that a table is not made anew for every page that a
-program takes.
+"""Free memory is rounded down to these bytes, so that a table is not made anew for every page of
+memory that some program takes.
 """
 GPU_WORK_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving")
 MOST_MACHINES = 12
-"""In one table, beside this one."""
+"""One table shows at most so many machines beside this one."""
 
 
 def choices() -> dict[str, Any]:
-    """What can be chosen in the tab: models, machines with the sources of their figures, and the
-    settings to begin with.
+    """Returns the models and machines that can be chosen in the tab.
+
+    With them come the sources of the machines' figures, and the settings to begin with.
     """
     return {
         "here": HERE,
@@ -74,23 +77,22 @@ def choices() -> dict[str, Any]:
         "most_machines": MOST_MACHINES,
         "shown": [known.name for known in _supported() if known.name in SHOWN],
         "machines": [known_in_words(known) for known in _supported()],
-        "models": [
-            {
-                "id": entry.id,
-                "title": entry.title,
-                "family": entry.family,
-                "published": entry.published,
-                "also": list(entry.also),
-            }
-            for entry in catalog()
-        ],
+        "models": [_model_choice(entry) for entry in catalog()],
+    }
+
+
+def _model_choice(entry: CatalogEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "title": entry.title,
+        "family": entry.family,
+        "published": entry.published,
+        "also": list(entry.also),
     }
 
 
 class Hardware:
-    """Answers for one session. All methods may be called from any thread; those that compute take
-    up to seconds.
-    """
+    """Gives the tab's answers for one session. Any thread may call; some calls take seconds."""
 
     def __init__(
         self,
@@ -98,10 +100,14 @@ class Hardware:
         read: Callable[..., Machine] = read_machine,
         measure: Callable[..., str] = probe,
     ):
-        """`read` and `measure` are those of the engine; tests give their own."""
-        self._session, self._read, self._measure = session, read, measure
+        """Takes the functions that read and measure this machine; tests give their own."""
+        self._session = session
+        self._read = read
+        self._measure = measure
         self._job: Job | None = None
+        """The last measurement is done by this job."""
         self._kept: Machine | None = None
+        """The table is of this reading of this machine."""
         self._rows = functools.lru_cache(maxsize=256)(_rows_of)
         self._largest = functools.lru_cache(maxsize=64)(_largest_of)
         self._offers = functools.lru_cache(maxsize=64)(machines_for)
@@ -109,12 +115,14 @@ class Hardware:
     # ------------------------------------------------------------------ this machine
 
     def about(self) -> dict[str, Any]:
-        """This machine as it is now, and the measurement under way, if there is one. The table is
-        of the same reading.
+        """Returns this machine as it is now, and the measurement under way, if there is one.
+
+        The table is of the same reading from now on.
         """
         machine = self._read(self._session.runs_dir)
         self._kept = _settled(machine)
-        job, why_not = self._job, self.why_not_measure()
+        job = self._job
+        why_not = self.why_not_measure()
         return {
             "machine": machine_facts(machine, bool(why_not)),
             "rates": _rates(machine),
@@ -123,20 +131,20 @@ class Hardware:
         }
 
     def why_not_measure(self) -> str:
-        """The sentence beside a Measure that cannot be pressed; empty where it can."""
+        """Says why this machine cannot be measured now; empty where it can."""
         working = self._others_at_work()
+        if not working:
+            return ""
         return (
-            (
-                f"{working} is under way: it shares the processor and the memory that would be "
-                "measured. Measure when it is over."
-            )
-            if working
-            else ""
+            f"{working} is under way: it shares the processor and the memory that would be "
+            "measured. Measure when it is over."
         )
 
     def measure(self) -> Job:
-        """Measure this machine in some ten seconds and keep its rates. Raises RunError while a run
-        or another job is at work. A run that starts meanwhile ends the measurement.
+        """Starts the job that measures this machine in some ten seconds and keeps its rates.
+
+        Raises RunError while a run or another job is at work. A run that starts meanwhile ends the
+        measurement.
         """
         reason = self.why_not_measure()
         if reason:
@@ -157,8 +165,9 @@ class Hardware:
         return job
 
     def _others_at_work(self) -> str:
-        """The run that is at work on this machine, in this process or in another; empty where none
-        is.
+        """Returns the id of the run that is at work on this machine, in this process or another.
+
+        It is empty where there is none.
         """
         if self._session.active_id is not None:
             return self._session.active_id
@@ -167,37 +176,38 @@ class Hardware:
     # ------------------------------------------------------------------ models x machines
 
     def column(self, settings: Mapping[str, Any], name: str, timed: bool) -> dict[str, Any]:
-        """One machine of the table: its cells by model id, with speeds if `timed`. Raises
-        ConfigError for a machine that is not known and for settings that no run could have,
+        """Returns one machine of the table: its cells by model id, with speeds if `timed`.
+
+        Raises ConfigError for a machine that is not known and for settings that no run could have,
         RunError for what is no setting.
         """
         (column,) = self._columns([name])
         rows = self._rows(read_settings(settings), column, timed, _measured(column.machine))
+        cells = {}
+        counts = {}
+        for row, plain in zip(rows, as_dicts(rows, (column,))):
+            counts[row.entry.id] = {"parameters": row.parameters, "active": row.active_parameters}
+            words = {"words": cell_words(row.cells[0]), "detail": cell_detail(row.cells[0])}
+            for cell in plain["cells"].values():
+                cells[plain["id"]] = cell | words
         return {
             "name": name,
             "memory": free_memory_words(column.machine),
-            "cells": {
-                row["id"]: cell
-                | {"words": cell_words(found.cells[0]), "detail": cell_detail(found.cells[0])}
-                for found, row in zip(rows, as_dicts(rows, (column,)))
-                for cell in row["cells"].values()
-            },
-            "counts": {
-                row.entry.id: {"parameters": row.parameters, "active": row.active_parameters}
-                for row in rows
-            },
+            "cells": cells,
+            "counts": counts,
         }
 
     def csv(self, settings: Mapping[str, Any], names: Sequence[str], models: Sequence[str]) -> str:
-        """The rows of `models`, in this order, on the machines of `names`. Raises as `column` does."""
-        config, shown = read_settings(settings), self._columns(names)
-        by_machine = [
-            {
-                row.entry.id: row
-                for row in self._rows(config, column, True, _measured(column.machine))
-            }
-            for column in shown
-        ]
+        """Returns the rows of `models`, in this order, on the machines of `names`, as a file.
+
+        Raises as `column` does, and RunError for a model that is no row of the table.
+        """
+        config = read_settings(settings)
+        shown = self._columns(names)
+        by_machine = []
+        for column in shown:
+            found_rows = self._rows(config, column, True, _measured(column.machine))
+            by_machine.append({row.entry.id: row for row in found_rows})
         rows = []
         for model in models:
             if any(model not in found for found in by_machine):
@@ -214,37 +224,36 @@ class Hardware:
         return as_csv(rows, shown)
 
     def largest(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The largest model that this machine can train, as a sentence and an id (None where it can
-        train none).
+        """Returns the largest model that this machine can train, as a sentence and an id.
+
+        The id is None where it can train none.
         """
         config = read_settings(settings)
         found = self._largest(config, self._here(), _measured(self._here()))
-        job = f"{config.train.batch_size:,} rows of {config.data.max_seq_len:,} tokens a step in {config.model.dtype}"
+        rows, tokens = config.train.batch_size, config.data.max_seq_len
+        job = f"{rows:,} rows of {tokens:,} tokens a step in {config.model.dtype}"
         if found is None:
-            return {
-                "id": None,
-                "sentence": f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
-                "less; the bundled starter fits anywhere.",
-            }
+            sentence = (
+                f"No model of the catalog fits this machine with {job}. Fewer or shorter rows take "
+                "less; the bundled starter fits anywhere."
+            )
+            return {"id": None, "sentence": sentence}
         entry, cell = found
         shape = _shape(entry, config)
-        speed = (
-            ""
-            if cell.tokens_per_second is None
-            else f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{' (estimated)' if cell.estimated else ''}"
-        )
         tight = ", only just" if cell.verdict == Verdict.TIGHT else ""
-        return {
-            "id": entry.id,
-            "sentence": f"{entry.title} ({in_billions(shape.parameter_count)} parameters): {job} take "
-            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)}{tight}{speed}.",
-        }
+        sentence = (
+            f"{entry.title} ({in_billions(shape.parameter_count)} parameters): {job} take "
+            f"{in_bytes(cell.host_bytes)} of RAM{and_gpu_memory(cell)}{tight}{_and_speed(cell)}."
+        )
+        return {"id": entry.id, "sentence": sentence}
 
     def offers(self, settings: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """Known machines that would train `model`, an id or a title of the catalog. Raises RunError
-        for another.
+        """Returns the known machines that would train `model`, an id or a title of the catalog.
+
+        Raises RunError for another.
         """
-        config, entry = read_settings(settings), _entry(model)
+        config = read_settings(settings)
+        entry = _entry(model)
         shape = _shape(entry, config)
         try:
             found = self._offers(config, shape)
@@ -255,20 +264,11 @@ class Hardware:
             "title": entry.title,
             "parameters": in_billions(shape.parameter_count),
             "source": entry.source,
-            "offers": [
-                {
-                    "name": offer.known.name,
-                    "ram": f"{offer.ram_gib:,} GiB",
-                    "gpu": gpu_memory_words(offer.known),
-                    "speed": speed_words(offer.cell),
-                    "tight": offer.cell.verdict == Verdict.TIGHT,
-                    "note": offer.known.note,
-                }
-                for offer in found
-            ],
+            "offers": [_offer_words(offer) for offer in found],
         }
 
     def _columns(self, names: Sequence[str]) -> tuple[Column, ...]:
+        """Returns the machines of `names`, in this order. Raises RunError for unknown ones."""
         if not 0 < len(names) <= MOST_MACHINES + 1:
             raise RunError(
                 f"{len(names)} machines are asked for; a table shows up to {MOST_MACHINES} beside "
@@ -277,19 +277,21 @@ class Hardware:
         unknown = set(names) - {HERE, *(known.name for known in machines())}
         if unknown:
             raise RunError(f"{min(unknown)!r} is not a known machine; choose one of the list.")
-        here, *known = columns([name for name in names if name != HERE], self._here())
-        others = iter(known)
-        return tuple(here if name == HERE else next(others) for name in names)
+        found = columns([name for name in names if name != HERE], self._here())
+        by_name = {column.name: column for column in found}
+        return tuple(by_name[name] for name in names)
 
     def _here(self) -> Machine:
+        """Returns this machine as it was read for the table."""
         if self._kept is None:
             self._kept = _settled(self._read(self._session.runs_dir))
         return self._kept
 
 
 def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
-    """The job that machines are asked about: `rows` a step, `tokens` a row and `dtype`, as DEFAULTS
-    has them where they are left out. Raises RunError for what is none.
+    """Returns the job that machines are asked about: `rows` a step, `tokens` a row and `dtype`.
+
+    DEFAULTS stand in for what is left out. Raises RunError for what no run could have.
     """
     values = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
     if isinstance(values["rows"], int) and values["rows"] > MOST_ROWS:
@@ -301,12 +303,15 @@ def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
         "model": {"source": "any model"},
         "data": {"source": "any data set"},
     }
+    by_field = {FIELDS[name]: value for name, value in values.items()}
     try:
-        return TrainConfig.from_dict(tree).with_values(
-            {FIELDS[name]: value for name, value in values.items()}
-        )
+        return TrainConfig.from_dict(tree).with_values(by_field)
     except ConfigError as error:
         raise RunError(describe_error(error)) from None
+
+
+# These two take rates only so that their cached answers depend on them: the engine reads the rates
+# itself.
 
 
 def _rows_of(config: TrainConfig, column: Column, timed: bool, _rates: Rates | None) -> list[Row]:
@@ -320,31 +325,28 @@ def _largest_of(
 
 
 def _rates(machine: Machine) -> dict[str, Any]:
-    """What plans are made with, in words."""
+    """Returns the rates that plans are made with, in words."""
     device = machine.gpus[0].name if machine.gpus else "CPU"
     measured = stored_rates(device)
-    estimated = known_rates(machine) if measured is None else None
-    return rates_in_words(
-        machine,
-        measured,
-        measured_at(device) if measured is not None else None,
-        estimated,
-        known_machine(machine) if estimated is not None else None,
-    )
+    if measured is not None:
+        return rates_in_words(machine, measured, measured_at(device), None, None)
+    estimated = known_rates(machine)
+    known = known_machine(machine) if estimated is not None else None
+    return rates_in_words(machine, None, None, estimated, known)
 
 
 def _measured(machine: Machine) -> Rates | None:
-    """Rates that were measured here, which speeds depend on: what is remembered must not outlive
-    them.
+    """Returns the rates that were measured on this machine, None for another one.
+
+    Speeds depend on them, so a remembered answer must not outlive them.
     """
     return stored_rates(machine.gpus[0].name) if machine.here and machine.gpus else None
 
 
 def _entry(model: str) -> CatalogEntry:
     wanted = model.strip()
-    found = entry_of(wanted) or next(
-        (entry for entry in catalog() if entry.title.lower() == wanted.lower()), None
-    )
+    with_title = (entry for entry in catalog() if entry.title.lower() == wanted.lower())
+    found = entry_of(wanted) or next(with_title, None)
     if found is None:
         raise RunError(f"{wanted!r} is not in the catalog; choose one of the list.")
     return found
@@ -359,12 +361,30 @@ def _shape(entry: CatalogEntry, config: TrainConfig) -> ModelShape:
     return shape
 
 
+def _and_speed(cell: Cell) -> str:
+    if cell.tokens_per_second is None:
+        return ""
+    estimated = " (estimated)" if cell.estimated else ""
+    return f", at about {rounded_rate(cell.tokens_per_second)} tokens/s{estimated}"
+
+
+def _offer_words(offer: Offer) -> dict[str, Any]:
+    return {
+        "name": offer.known.name,
+        "ram": f"{offer.ram_gib:,} GiB",
+        "gpu": gpu_memory_words(offer.known),
+        "speed": speed_words(offer.cell),
+        "tight": offer.cell.verdict == Verdict.TIGHT,
+        "note": offer.known.note,
+    }
+
+
 def _supported() -> list[KnownMachine]:
     return [known for known in machines() if known.supported]
 
 
 def _settled(machine: Machine) -> Machine:
-    """`machine` without what changes from one reading to the next and decides nothing."""
+    """Returns `machine` without what changes with each reading and decides nothing."""
     gpus = tuple(
         replace(
             gpu,

@@ -1,4 +1,4 @@
-"""The models that the catalog names and this machine, in words."""
+"""These functions put the models of the catalog and this machine into words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.words import counted
 
 
 def machine_words(machine: Machine) -> str:
-    """This machine in a line."""
+    """Returns a line about a machine."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
     return (
@@ -23,7 +23,8 @@ def machine_words(machine: Machine) -> str:
 
 @functools.cache
 def known_models() -> list[list[str]]:
-    """Hub id and title of every model whose shape is bundled: their verdict takes no look at the
-    hub.
+    """Returns hub id and title of every model whose shape is bundled.
+
+    Their verdict takes no look at the hub.
     """
     return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]

@@ -1,6 +1,4 @@
-"""The measurement of this machine on request: a job of some ten seconds whose rates are kept for
-plans.
-"""
+"""A job of some ten seconds measures this machine on request; its rates are kept for plans."""
 
 from __future__ import annotations
 
@@ -14,15 +12,17 @@ from engine.machine.rates import ONE_THREAD, store_rates
 from engine.words import counted
 
 PROBE_SECONDS = 0.25
-"""Of each figure: on a CPU two dozen of them, with all threads and with one, take some ten seconds.
+"""Each figure is measured for this long. On a CPU there are two dozen of them, with all threads and
+with one, which take some ten seconds.
 """
 PARTS = ("the bus", "the device", "host memory and AdamW")
-"""What `engine.runtime.ceilings.measure` says as it goes."""
+"""`engine.runtime.ceilings.measure` names these parts as it goes."""
 
 
 class _Asking:
-    """A backend that asks `go_on` before each piece of work, so that a measurement ends at once
-    when it raises.
+    """A backend that calls `go_on` before each piece of work.
+
+    A measurement ends at once when `go_on` raises.
     """
 
     def __init__(self, backend: Any, go_on: Callable[[], None]):
@@ -37,13 +37,14 @@ class _Asking:
 
 
 def probe(job: Job, go_on: Callable[[], None]) -> str:
-    """Measure and keep the rates of this machine; a sentence on what was found. Progress and what
-    is measured go to `job`. `go_on` is called often and raises to end the measurement. Raises
-    RamstreamError where memory is not there.
+    """Measures and keeps the rates of this machine, and returns a sentence on what was found.
+
+    `job` is told what is measured and how far it is. `go_on` is called often and raises to end the
+    measurement. Raises RamstreamError where memory is not there.
     """
     job.say("Opening the device")
     job.progress(0, len(PARTS) + 1)
-    # Here, since torch takes seconds that the page must not wait for.
+    # Imported here, since torch takes seconds that the page must not wait for.
     from torch import OutOfMemoryError
 
     from engine.runtime.ceilings import measure, one_thread_rates
@@ -68,7 +69,7 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
             "measure again."
         ) from None
     finally:
-        gc.collect()
+        gc.collect()  # an error that ended the measurement may hold its buffers in a cycle
         backend.reset_peak()
         backend.close()
     threads, copy = max(found.host_copy.items())

@@ -1,4 +1,4 @@
-"""The page: its tabs."""
+"""The page is built here, tab by tab."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from app.form.presets import FIRST_PRESET, read_presets
 from app.pages.checker import Checker
 from app.pages.known_models import machine_words
 from app.pages.panels import drawn, train_panel
-from app.pages.train_events import TrainEvents
+from app.pages.train_events import PageParts, TrainEvents
 from app.session.session import Session
 from engine.machine.read_machine import read_machine
 
 
 def build_page(session: Session, checker: Checker) -> gr.Blocks:
-    """The page. Gradio carries the form; what moves is drawn by `app/browser/main.js` from our own
-    routes.
+    """Builds the page and returns it.
+
+    Gradio carries the form. What moves is drawn by `app/browser/main.js` from our own routes.
     """
     presets = read_presets()
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # each component looks at it when it is made
+    # Each component looks at this when it is made.
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:
         machine = machine_words(read_machine(session.runs_dir))
         drawn("header", {"machine": machine})
@@ -38,5 +40,5 @@ def build_page(session: Session, checker: Checker) -> gr.Blocks:
                 drawn("talk")
             with gr.Tab("Hardware", id="hardware", elem_id="rs-tab-hardware"):
                 drawn("hardware")
-        TrainEvents(session, checker, presets, panel, bar, tabs).connect(page)
+        TrainEvents(session, checker, presets, PageParts(panel, bar, tabs)).connect(page)
     return page

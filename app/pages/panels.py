@@ -1,5 +1,7 @@
-"""What stands where on the page. Everything that moves is drawn by our own scripts into constant
-templates; their data never pass through a template, so that no name or text can become markup.
+"""These functions lay the page out.
+
+Everything that moves is drawn by our own scripts into constant templates. Its data never pass
+through a template, so that no name or text can become markup.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from app.form.settings_form import (
     settings,
     shown_values,
 )
-from app.pages.checker import REMEDIES_SHOWN
 from app.pages.known_models import known_models
+from app.pages.verdict import REMEDIES_SHOWN
 
 TEMPLATES = Path(__file__).parent.parent / "browser" / "templates"
 DETACHED_HINT = (
@@ -30,8 +32,9 @@ DETACHED_HINT = (
 
 
 def drawn(name: str, value: Any = None) -> gr.HTML:
-    """A place that `main.js` draws into: the template `app/browser/templates/<name>.html`, with
-    `value` as its data.
+    """Adds a place that `main.js` draws into, and returns it.
+
+    It is the template `app/browser/templates/<name>.html`, with `value` as its data.
     """
     template = (TEMPLATES / f"{name}.html").read_text(encoding="utf-8")
     mount = (
@@ -51,11 +54,14 @@ def drawn(name: str, value: Any = None) -> gr.HTML:
 
 @dataclass(frozen=True)
 class TrainPanel:
-    """Components of the Train tab; `fields` by dotted name."""
+    """The Train tab has these components."""
 
     preset: gr.Dropdown
     about: gr.HTML
-    fields: dict[str, gr.components.Component]
+    fields: dict[str, Any]
+    """The components of the settings stand by dotted name. They are `Any` because Gradio adds the
+    events of a component when the program runs.
+    """
     preview: gr.HTML
     verdict: gr.HTML
     remedies: list[gr.Button]
@@ -67,80 +73,111 @@ class TrainPanel:
 
 
 def train_panel(presets: dict[str, Preset]) -> TrainPanel:
-    """Lay out the form, filled with the first preset, on the left and the verdict with Start on the
-    right.
+    """Lays out the form, filled with the first preset, on the left, and the verdict with Start on
+    the right.
     """
-    by_name = {setting.dotted: setting for setting in settings()}
     first = next(iter(presets.values()), None)
     values = shown_values(first.config) if first is not None and first.config is not None else {}
-    fields: dict[str, gr.components.Component] = {}
-
-    def place(*names: str) -> None:
-        for name in names:
-            fields[name] = component(by_name[name], values.get(name))
-
+    form = _Form(values)
     with gr.Row(elem_classes="rs-train"):
         with gr.Column(scale=7, min_width=440):
             with gr.Column(elem_classes="rs-card"):
                 preset = gr.Dropdown(
-                    [(p.name, p.file) for p in presets.values()],
+                    [(each.name, each.file) for each in presets.values()],
                     label="Start from a preset",
                     value=first.file if first is not None else None,
                     elem_id="preset",
                 )
                 about = drawn("about", {"about": first.about if first is not None else ""})
-            with gr.Column(elem_classes="rs-card"):
-                gr.HTML(_step(1, "Model", "what to train"))
-                with gr.Row():
-                    with gr.Column(scale=5, min_width=220):
-                        place("model.source")
-                    with gr.Column(scale=3, min_width=160):
-                        place("model.dtype")
-            with gr.Column(elem_classes="rs-card"):
-                gr.HTML(_step(2, "Data", "what to learn from"))
-                with gr.Row():
-                    with gr.Column(scale=5, min_width=220):
-                        place("data.source")
-                    with gr.Column(scale=3, min_width=160):
-                        place("data.max_seq_len")
-                preview = drawn("preview", {})
-            with gr.Column(elem_classes="rs-card"):
-                gr.HTML(_step(3, "Effort", "how long and how fast to learn"))
-                with gr.Row():
-                    for name in (
-                        "train.steps",
-                        "train.epochs",
-                        "train.batch_size",
-                        "train.learning_rate",
-                    ):
-                        with gr.Column(min_width=120):
-                            place(name)
-            with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
-                _other_settings(place)
-        with gr.Column(scale=4, min_width=320, elem_classes="rs-side"):
-            with gr.Column(elem_classes="rs-card"):
-                verdict = drawn("verdict", {"models": known_models()})
-                remedies = [
-                    gr.Button(visible=False, size="sm", elem_classes="rs-remedy")
-                    for _ in range(REMEDIES_SHOWN)
-                ]
-                start = gr.Button(
-                    "Start", variant="primary", size="lg", interactive=False, elem_id="start"
-                )
-                why_not = drawn("why_not", {})
-                queue = gr.Button("Add to queue", size="lg", visible=False, elem_id="add-to-queue")
-                queued = drawn("queued", {})
-                detached = gr.Button(
-                    "Start detached", size="sm", interactive=False, elem_id="start-detached"
-                )
-                gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
+            form.model_card()
+            preview = form.data_card()
+            form.effort_card()
+            form.other_settings()
+        with (
+            gr.Column(scale=4, min_width=320, elem_classes="rs-side"),
+            gr.Column(elem_classes="rs-card"),
+        ):
+            verdict = drawn("verdict", {"models": known_models()})
+            remedies = [
+                gr.Button(visible=False, size="sm", elem_classes="rs-remedy")
+                for _ in range(REMEDIES_SHOWN)
+            ]
+            start = gr.Button(
+                "Start", variant="primary", size="lg", interactive=False, elem_id="start"
+            )
+            why_not = drawn("why_not", {})
+            queue = gr.Button("Add to queue", size="lg", visible=False, elem_id="add-to-queue")
+            queued = drawn("queued", {})
+            detached = gr.Button(
+                "Start detached", size="sm", interactive=False, elem_id="start-detached"
+            )
+            gr.HTML(DETACHED_HINT, apply_default_css=False, elem_id="rs-detached-hint")
     return TrainPanel(
-        preset, about, fields, preview, verdict, remedies, start, detached, queue, queued, why_not
+        preset=preset,
+        about=about,
+        fields=form.fields,
+        preview=preview,
+        verdict=verdict,
+        remedies=remedies,
+        start=start,
+        detached=detached,
+        queue=queue,
+        queued=queued,
+        why_not=why_not,
     )
 
 
+class _Form:
+    """Lays out the settings, card by card; `fields` has the components that it has made so far."""
+
+    def __init__(self, values: dict[str, Any]):
+        self.fields: dict[str, Any] = {}
+        self._values = values
+        self._settings = {setting.dotted: setting for setting in settings()}
+
+    def model_card(self) -> None:
+        """Lays out what is to be trained."""
+        with gr.Column(elem_classes="rs-card"):
+            gr.HTML(_step(1, "Model", "what to train"))
+            with gr.Row():
+                self._place("model.source", min_width=220, scale=5)
+                self._place("model.dtype", min_width=160, scale=3)
+
+    def data_card(self) -> gr.HTML:
+        """Lays out what it learns from, and returns the preview below it."""
+        with gr.Column(elem_classes="rs-card"):
+            gr.HTML(_step(2, "Data", "what to learn from"))
+            with gr.Row():
+                self._place("data.source", min_width=220, scale=5)
+                self._place("data.max_seq_len", min_width=160, scale=3)
+            return drawn("preview", {})
+
+    def effort_card(self) -> None:
+        """Lays out how long and how fast it learns."""
+        with gr.Column(elem_classes="rs-card"):
+            gr.HTML(_step(3, "Effort", "how long and how fast to learn"))
+            with gr.Row():
+                for name in ("steps", "epochs", "batch_size", "learning_rate"):
+                    self._place(f"train.{name}", min_width=120)
+
+    def other_settings(self) -> None:
+        """Lays out all other settings, folded up, section by section."""
+        with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
+            for section, title in SECTION_TITLES.items():
+                gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
+                with gr.Row(elem_classes="rs-settings"):
+                    for name, setting in self._settings.items():
+                        if setting.section == section and name not in PROMINENT:
+                            self._place(name, min_width=200)
+
+    def _place(self, name: str, min_width: int, scale: int = 1) -> None:
+        """Adds the component of a setting, in a column of its own."""
+        with gr.Column(scale=scale, min_width=min_width):
+            self.fields[name] = component(self._settings[name], self._values.get(name))
+
+
 def component(setting: Setting, shown: Any = None) -> gr.components.Component:
-    """A new component for a field of the form, showing the component value `shown`."""
+    """Returns a new component for a setting, which shows the component value `shown`."""
     common = {"value": shown, "label": setting.label, "elem_id": setting.elem_id}
     if setting.kind == "switch":
         return gr.Checkbox(info=setting.help, **common)
@@ -155,15 +192,6 @@ def component(setting: Setting, shown: Any = None) -> gr.components.Component:
     return gr.Textbox(max_lines=1, placeholder=setting.empty_means, **common)
 
 
-def _other_settings(place: Any) -> None:
-    for section, title in SECTION_TITLES.items():
-        names = [s.dotted for s in settings() if s.section == section and s.dotted not in PROMINENT]
-        gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
-        with gr.Row(elem_classes="rs-settings"):
-            for name in names:
-                with gr.Column(min_width=200):
-                    place(name)
-
-
 def _step(number: int, title: str, what: str) -> str:
+    """Returns the heading of a card."""
     return f'<h3 class="rs-step"><b>{number}</b>{title} <span>{what}</span></h3>'

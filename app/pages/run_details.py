@@ -1,5 +1,5 @@
-"""What the Runs tab shows of one run on request: what a person calls it, its exact settings and the
-command lines for them.
+"""The Runs tab shows these details of one run on request: what a person calls it, its exact
+settings, and command lines for them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from engine.runs.folder import CONFIG_FILE, RunFolder
 from engine.runs.listing import summarise
 
 PRINTED_LINES = 40
-"""Of each of the two files into which a process of its own prints."""
+"""So many lines are shown of each of the two files into which a detached run prints."""
 
 
 def run_details(folder: RunFolder) -> dict[str, Any]:
-    """Name, note and limits of both; `config` as it stands in the run folder, or `config_problem`;
-    `commands` as label and text; `printed`, the last lines of a process of its own. A part that
-    cannot be read does not cost the others.
+    """Returns the details of a run. A part that cannot be read does not cost the others.
+
+    They are its name and note, with the limits of both; `config` as it stands in the run folder, or
+    `config_problem`; `commands` as label and text; and `printed`, the last lines that it printed in
+    a process of its own.
     """
-    about, summary = read_about(folder.path), summarise(folder)
-    config, problem = "", ""
+    about = read_about(folder.path)
+    summary = summarise(folder)
+    config = ""
+    problem = ""
     try:
         config = (folder.path / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -39,12 +43,12 @@ def run_details(folder: RunFolder) -> dict[str, Any]:
         "config": config,
         "config_problem": problem,
         "commands": _commands(folder, summary.state if summary else ""),
-        "printed": [
-            line
-            for name in (STDOUT_FILE, STDERR_FILE)
-            for line in last_lines(folder.path / name)[-PRINTED_LINES:]
-        ],
+        "printed": [*_printed(folder, STDOUT_FILE), *_printed(folder, STDERR_FILE)],
     }
+
+
+def _printed(folder: RunFolder, name: str) -> list[str]:
+    return last_lines(folder.path / name)[-PRINTED_LINES:]
 
 
 def _config_name(folder: RunFolder) -> str:
@@ -55,8 +59,9 @@ def _config_name(folder: RunFolder) -> str:
 
 
 def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
-    """For a shell in the program's folder; whole paths, so that the runs folder is found from
-    anywhere.
+    """Returns command lines for a shell in the program's folder.
+
+    Their paths are whole, so that the runs folder is found from anywhere.
     """
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)

@@ -1,6 +1,4 @@
-"""One visual language for Gradio's components and our own: the same few colours, in light and in
-dark.
-"""
+"""Gradio's components and our own have one look: the same few colours, in light and in dark."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ _COLOURS = {
 
 
 def make_theme() -> gr.themes.Base:
-    """The theme that is passed to Gradio. System fonts only: nothing is fetched from elsewhere."""
+    """Returns the theme for Gradio. It has system fonts only: nothing is fetched from elsewhere."""
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     theme = gr.themes.Base(
         text_size=gr.themes.sizes.text_md,
@@ -110,12 +108,10 @@ def make_theme() -> gr.themes.Base:
 
 
 def css_variables() -> str:
-    """The same colours as `--rs-…` variables for our own style sheet."""
+    """Returns the same colours as `--rs-…` variables for our own style sheets."""
+    return f"{_css_rule(':root', LIGHT)}\n{_css_rule('body.dark', DARK)}"
 
-    def block(selector: str, colours: dict[str, str]) -> str:
-        lines = " ".join(
-            f"--rs-{name.replace('_', '-')}: {value};" for name, value in colours.items()
-        )
-        return f"{selector} {{ {lines} }}"
 
-    return block(":root", LIGHT) + "\n" + block("body.dark", DARK)
+def _css_rule(selector: str, colours: dict[str, str]) -> str:
+    variables = [f"--rs-{name.replace('_', '-')}: {value};" for name, value in colours.items()]
+    return f"{selector} {{ {' '.join(variables)} }}"

@@ -1,73 +1,97 @@
-"""What the Train tab does: what each of its events answers, and which event asks for what."""
+"""The Train tab has these events: which one asks for what, and what each answers.
+
+Some events never reach the server: a script in the page answers them. Names in capitals stand in
+such a script for values, which `_filled_in` puts in their place.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from app.form.presets import Preset
 from app.form.settings_form import as_labelled, read_config, shown_values
-from app.pages.checker import REMEDIES_SHOWN, Checker
+from app.pages.checker import Checker
 from app.pages.panels import TrainPanel
+from app.pages.verdict import REMEDIES_SHOWN
 from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 
-# the draft is in the form: what was there before is nobody's
+# From here on the draft is in the form: what the form had before is nobody's.
 OPENED = "() => { window.ramstreamOpened = true; }"
-# What the page does by itself, with the values that Gradio would send: those of boxes that it has
-# not made yet too.
+# Hands the form to `train.js`, with the values that Gradio would send: also those of boxes that it
+# has not made yet. A backslash at the end of a line joins it to the next one.
 ASK = """(preset, ...values) => {
   if (!window.ramstreamOpened) return;
-  (window.ramstreamForms ??= []).push({preset, shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
+  (window.ramstreamForms ??= []).push({preset, \
+shown: Object.fromEntries(FIELDS.map((name, index) => [name, values[index]]))});
 }"""
-OFFER = """({can_start, can_queue, remedies}) => [...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
+# Shows what a verdict allows: Start, Start detached, Add to queue, and the remedies.
+OFFER = """({can_start, can_queue, remedies}) => [\
+...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
-# of the columns that were chosen in the preview
+# Fills the form with the columns that were chosen in the preview.
 MAP = "({changes}) => FIELDS.map((name) => changes[name])"
-# what is undefined stays as it is
+# Fills the form with what a remedy changes; what is undefined stays as it is.
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
 
-QUIET = {"show_progress": "hidden", "api_visibility": "private"}
-AT_ONCE = {"queue": False, "concurrency_limit": None, **QUIET}
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+AT_ONCE: dict[str, Any] = {"queue": False, "concurrency_limit": None, **QUIET}
 
 
-def in_page(js: str, inputs: Any, outputs: Any = None, **names: Any) -> dict[str, Any]:
-    """An event that never reaches the server; `names` stand in its script for their values."""
-    for name, value in names.items():
-        js = js.replace(name, json.dumps(value))
-    return {"fn": None, "inputs": inputs, "outputs": outputs, "js": js, **QUIET}
+def in_page(script: str, inputs: Any, outputs: Any = None) -> dict[str, Any]:
+    """Returns the arguments of an event that `script` answers in the page, without the server."""
+    return {"fn": None, "inputs": inputs, "outputs": outputs, "js": script, **QUIET}
+
+
+def _filled_in(script: str, values: Mapping[str, Any]) -> str:
+    """Returns `script` with these values instead of their names."""
+    for name, value in values.items():
+        script = script.replace(name, json.dumps(value))
+    return script
+
+
+@dataclass(frozen=True)
+class PageParts:
+    """The Train tab connects these parts of the page by its events."""
+
+    panel: TrainPanel
+    bar: gr.HTML
+    tabs: gr.Tabs
 
 
 class TrainEvents:
     """Connects the form to its checker, and Start to the session."""
 
     def __init__(
-        self,
-        session: Session,
-        checker: Checker,
-        presets: dict[str, Preset],
-        panel: TrainPanel,
-        bar: gr.HTML,
-        tabs: gr.Tabs,
+        self, session: Session, checker: Checker, presets: dict[str, Preset], parts: PageParts
     ):
-        self._session, self._checker, self._presets = session, checker, presets
-        self._panel, self._bar, self._tabs = panel, bar, tabs
-        self._ask = in_page(ASK, [panel.preset, *panel.fields.values()], FIELDS=list(panel.fields))
-        self._inputs = {*panel.fields.values(), panel.preset}
-        self._previewed = {
+        self._session = session
+        self._checker = checker
+        self._presets = presets
+        self._panel = parts.panel
+        self._bar = parts.bar
+        self._tabs = parts.tabs
+        self._names = list(parts.panel.fields)
+        self._fields = list(parts.panel.fields.values())
+        ask = _filled_in(ASK, {"FIELDS": self._names})
+        self._ask = in_page(ask, [parts.panel.preset, *self._fields])
+        self._inputs: set[Any] = {*self._fields, parts.panel.preset}
+        self._previewed: dict[str, Any] = {
             "inputs": self._inputs,
-            "outputs": panel.preview,
+            "outputs": parts.panel.preview,
             "trigger_mode": "always_last",
             **QUIET,
         }
 
     def connect(self, page: gr.Blocks) -> None:
-        """Inside of the page's context, once."""
+        """Connects all events. It is called once, inside of the page's context."""
         self._ask_for_verdicts()
         self._show_data()
         self._take_presets()
@@ -79,87 +103,70 @@ class TrainEvents:
     # ------------------------------------------------------------------ which event asks for what
 
     def _ask_for_verdicts(self) -> None:
-        panel = self._panel
-        chosen = [
-            component.input
-            for component in panel.fields.values()
-            if not isinstance(component, gr.Textbox)
-        ]
-        # `verdict.input` is triggered by train.js when typing in a box pauses. Gradio's own events
-        # would not do: `.change` fires once a box while a preset fills the form, `.input` misses
-        # what is pasted.
-        gr.on([panel.verdict.input, self._bar.change, *chosen], **self._ask)
+        # Boxes are left to train.js, which triggers `verdict.input` when typing in one pauses.
+        # Gradio's own events of a box would not do: `.change` fires once a box while a preset fills
+        # the form, `.input` misses what is pasted.
+        chosen = [field.input for field in self._fields if not isinstance(field, gr.Textbox)]
+        gr.on([self._panel.verdict.input, self._bar.change, *chosen], **self._ask)
 
     def _show_data(self) -> None:
         fields = self._panel.fields
-        # A name of the hub is looked up when it is complete, not at each letter.
-        entered = [
-            event
-            for dotted in ("model.source", "data.source")
-            for event in (fields[dotted].submit, fields[dotted].blur)
-        ]
-        columns = [
-            component.blur
-            for dotted, component in fields.items()
-            if dotted.startswith("data.columns.")
-        ]
-        # `preview.submit` is triggered by train.js when the form is looked at first: a page on
-        # another tab needs no preview.
+        columns = [field.blur for name, field in fields.items() if name.startswith("data.columns.")]
         shows_data = [
+            # Triggered by train.js when the form is looked at first: a page on another tab needs no
+            # preview.
             self._panel.preview.submit,
             fields["data.format"].input,
             fields["data.train_on"].input,
             fields["data.split"].blur,
             fields["data.max_seq_len"].blur,
-            *entered,
+            # A name of the hub is looked up when it is complete, not at each letter.
+            fields["model.source"].submit,
+            fields["model.source"].blur,
+            fields["data.source"].submit,
+            fields["data.source"].blur,
             *columns,
         ]
         gr.on(shows_data, self.preview, **self._previewed)
 
     def _take_presets(self) -> None:
         panel = self._panel
-        panel.preset.input(
-            self.load_preset, panel.preset, [*panel.fields.values(), panel.about], **QUIET
-        ).then(**self._ask).then(self.preview, **self._previewed)
+        loaded = panel.preset.input(
+            self.load_preset, panel.preset, [*self._fields, panel.about], **QUIET
+        )
+        loaded.then(**self._ask).then(self.preview, **self._previewed)
 
     def _take_columns(self) -> None:
-        """Those that a person has chosen in the preview become settings."""
-        panel = self._panel
-        panel.preview.input(
-            **in_page(MAP, panel.preview, [*panel.fields.values()], FIELDS=list(panel.fields))
-        ).then(**self._ask).then(self.preview, **self._previewed)
+        """Makes the columns that a person has chosen in the preview settings."""
+        fill = _filled_in(MAP, {"FIELDS": self._names})
+        filled = self._panel.preview.input(**in_page(fill, self._panel.preview, [*self._fields]))
+        filled.then(**self._ask).then(self.preview, **self._previewed)
 
     def _open_with_the_draft(self, page: gr.Blocks) -> None:
         panel = self._panel
-        page.load(
-            self.open_page, None, [*panel.fields.values(), panel.preset, panel.about], **QUIET
-        ).then(**in_page(OPENED, None)).then(**self._ask)
+        opened = page.load(
+            self.open_page, None, [*self._fields, panel.preset, panel.about], **QUIET
+        )
+        opened.then(**in_page(OPENED, None)).then(**self._ask)
 
     def _start_and_queue(self) -> None:
-        panel, said = self._panel, [self._bar, self._tabs, self._panel.why_not]
-        panel.start.click(self._starting(self._session.start), self._inputs, said, **AT_ONCE)
-        panel.detached.click(
-            self._starting(self._session.start_detached), self._inputs, said, **AT_ONCE
-        )
+        panel = self._panel
+        outputs = [self._bar, self._tabs, panel.why_not]
+        start = self._starting(self._session.start)
+        start_detached = self._starting(self._session.start_detached)
+        panel.start.click(start, self._inputs, outputs, **AT_ONCE)
+        panel.detached.click(start_detached, self._inputs, outputs, **AT_ONCE)
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
     def _offer_remedies(self) -> None:
-        """What the verdict allows can be pressed, and each remedy changes the form."""
+        """Lets be pressed what the verdict allows, and each remedy change the form."""
         panel = self._panel
         offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
-        panel.verdict.change(
-            **in_page(OFFER, panel.verdict, offered, SLOTS=list(range(REMEDIES_SHOWN)))
-        )
+        offer = _filled_in(OFFER, {"SLOTS": list(range(REMEDIES_SHOWN))})
+        panel.verdict.change(**in_page(offer, panel.verdict, offered))
         for number, button in enumerate(panel.remedies):
-            button.click(
-                **in_page(
-                    APPLY,
-                    panel.verdict,
-                    [*panel.fields.values()],
-                    FIELDS=list(panel.fields),
-                    NUMBER=number,
-                )
-            ).then(**self._ask)
+            fill = _filled_in(APPLY, {"FIELDS": self._names, "NUMBER": number})
+            button.click(**in_page(fill, panel.verdict, [*self._fields])).then(**self._ask)
 
     # ------------------------------------------------------------------ what an event answers
 
@@ -177,17 +184,21 @@ class TrainEvents:
 
     def open_page(self) -> dict[Any, Any]:
         panel = self._panel
-        updates: dict[Any, Any] = {panel.about: gr.skip()}  # Gradio takes no empty answer
         file, shown = self._checker.draft.recall() or (None, None)
+        updates: dict[Any, Any] = {}
         if file in self._presets:
             updates = {panel.preset: file, panel.about: {"about": self._presets[file].about}}
-        elif shown is not None:  # the settings of a run: no preset's
+        elif shown is not None:  # these are the settings of a run, and no preset's
             updates = {panel.preset: None, panel.about: {"about": ""}}
-        return updates | (self._filled(shown) if shown is not None else {})
+        if shown is not None:
+            updates |= self._filled(shown)
+        return updates or {panel.about: gr.skip()}  # Gradio takes no empty answer
 
     def _starting(
         self, begin: Callable[[TrainConfig], str]
     ) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
+        """Returns the answer of a Start button that begins a run with `begin`."""
+
         def start(values: dict[Any, Any]) -> dict[Any, Any]:
             try:
                 run_id = begin(read_config(self._shown_in(values)))
@@ -207,7 +218,9 @@ class TrainEvents:
         return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
 
     def _shown_in(self, values: dict[Any, Any]) -> dict[str, Any]:
-        return {dotted: values[component] for dotted, component in self._panel.fields.items()}
+        """Returns component values by dotted name, of those by component as Gradio sends them."""
+        return {name: values[component] for name, component in self._panel.fields.items()}
 
     def _filled(self, shown: dict[str, Any]) -> dict[Any, Any]:
-        return {component: shown[dotted] for dotted, component in self._panel.fields.items()}
+        """Returns component values by component, as Gradio takes them, of those by dotted name."""
+        return {component: shown[name] for name, component in self._panel.fields.items()}

@@ -4,7 +4,7 @@ seconds, and the page must not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,7 +75,7 @@ class Talker(Protocol):
     voice: Any
     held_bytes: int
 
-    def answer(self, messages: list[Message], sampling: Sampling) -> Iterator[int]: ...
+    def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]: ...
 
     def close(self) -> None: ...
 

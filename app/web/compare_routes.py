@@ -1,6 +1,7 @@
-"""Runs side by side.
+"""These routes show several runs side by side.
 
-GET /api/compare?runs=A,B&axis=step|time   curves, key figures and differing settings of 2 to 6 runs
+GET /api/compare?runs=A,B&axis=step|time
+    The curves, key figures and differing settings of 2 to 6 runs.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from engine.runs.folder import RunFolder, open_run
 
 
 def compare_routes(session: Session) -> list[Route]:
+    """Returns the route that compares runs of `session`."""
     records = Records()
-
-    def compared(names: list[str], axis: str) -> dict[str, Any]:
-        folders = [open_run(session.runs_dir, name) for name in names]
-        return records.compare(folders, "time" if axis == "time" else "step", is_running)
 
     def is_running(folder: RunFolder) -> bool:
         return folder.is_running() or session.is_about_to_run(folder)
 
+    def comparison_of(names: list[str], axis: str) -> dict[str, Any]:
+        folders = [open_run(session.runs_dir, name) for name in names]
+        return records.compare(folders, "time" if axis == "time" else "step", is_running)
+
     async def compare(request: Request) -> Response:
         asked = request.query_params.get("runs", "").split(",")
         names = list(dict.fromkeys(name for name in asked if name))
-        return JSONResponse(
-            await asyncio.to_thread(compared, names, request.query_params.get("axis", ""))
-        )
+        axis = request.query_params.get("axis", "")
+        return JSONResponse(await asyncio.to_thread(comparison_of, names, axis))
 
     return [Route("/api/compare", answering_errors(compare), methods=["GET"])]

@@ -1,5 +1,7 @@
-"""How uvicorn serves the app: it waits for ever for the head of a request, takes any number of
-connections, and with another parser than this one reads heads of any length.
+"""Uvicorn serves the app here under limits that it does not have by itself.
+
+It would wait for ever for the head of a request and take any number of connections. With another
+parser than the one chosen here, it would read heads of any length.
 """
 
 from __future__ import annotations
@@ -12,14 +14,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SHUTDOWN_SECONDS = 2
 HEAD_SECONDS = 15.0
-"""In which the head of a request arrives, or what is left of a body that was answered already."""
+"""The head of a request must arrive within this time; so must the rest of a body whose request was
+answered already.
+"""
 MOST_CONNECTIONS = 256
-"""At once; those beyond are answered 503. A page has up to 6."""
+"""So many connections are served at once, and further ones are answered 503. A page opens up to 6.
+"""
 
 
 class Connection(H11Protocol):
-    """One that is closed when it is slow to ask. Heads end after 64 KiB (400); bodies are the
-    guard's.
+    """A connection closes itself when its client is slow to ask.
+
+    h11 refuses heads of more than 64 KiB (400). The guard limits bodies.
     """
 
     head_seconds = HEAD_SECONDS
@@ -38,8 +44,13 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """The time runs from the first byte on that belongs to no request being answered."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        """Starts the deadline with the first byte that belongs to no request being answered.
+
+        Later bytes of the same head do not move it: a client that sends one byte now and then would
+        otherwise hold its connection for ever.
+        """
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering:
             self._forget()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(self.head_seconds, self._give_up)
@@ -57,8 +68,9 @@ class Connection(H11Protocol):
 def server_config(
     app: Any, host: str, port: int, protocol: type[Connection] = Connection, **options: Any
 ) -> uvicorn.Config:
-    """What `uvicorn.Server` is started with; `options` are more of uvicorn's, such as the files of
-    a certificate.
+    """Returns the configuration for `uvicorn.Server`.
+
+    `options` are further arguments of `uvicorn.Config`, such as the files of a certificate.
     """
     return uvicorn.Config(
         app,

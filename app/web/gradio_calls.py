@@ -1,5 +1,6 @@
-"""Calls of the page's functions, which Gradio takes: checked before it sees them, since it answers
-a wrong one with a list of validation errors or a fault of its own.
+"""Calls of the page's functions, which Gradio takes, are checked here before it sees them.
+
+Gradio itself answers a wrong call with a list of validation errors, or with a fault of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _FAULT = (
 
 
 class CheckedCalls:
-    """ASGI middleware. A call that no page of this program makes is answered by 409 and a sentence.
-    Of those that are answered at once, so is one that a component refuses, such as a choice that is
-    none, and what fails in a function by 500; those that are queued tell both in their stream.
+    """A call that no page of this program makes is answered by 409 and a sentence.
+
+    The class is ASGI middleware. Other calls go on to Gradio. Where Gradio answers a call at once,
+    two failures get a sentence as well: what a component refuses, such as a choice that is none
+    (409), and what fails in a function (500). Calls that Gradio queues tell both in their stream.
     """
 
     def __init__(self, app: App, page: gr.Blocks):
@@ -37,7 +40,7 @@ class CheckedCalls:
             for number, function in page.fns.items()
             if function.fn is not None
         }
-        """How many values each function of the page that runs here takes."""
+        """Each function of the page that runs on the server takes this many values."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in CALLS:
@@ -54,31 +57,34 @@ class CheckedCalls:
         await self.app(scope, replayed(known, receive), _Failure(scope, receive, send))
 
     def _check(self, call: dict[str, Any]) -> None:
-        """Raises RunError."""
-        inputs = self.inputs.get(call["fn_index"]) if type(call.get("fn_index")) is int else None
+        """Raises RunError unless a page of this program can make `call`."""
+        # `type(…) is int`: True and False are ints to isinstance.
+        function = call.get("fn_index")
+        inputs = self.inputs.get(function) if type(function) is int else None
         if inputs is None:
             raise RunError("fn_index is no function of this page; reload the page.")
-        values = call.get("data")
-        if not isinstance(values, list) or len(values) != inputs or not all(map(_is_plain, values)):
+        if not _are_plain(call.get("data"), inputs):
             raise RunError(
                 f"data is not the {inputs} texts and switches that this function takes; reload the "
                 "page."
             )
-        if not isinstance(call.get("session_hash"), str) or not _SESSION.fullmatch(
-            call["session_hash"]
-        ):
+        session = call.get("session_hash")
+        if not isinstance(session, str) or not _SESSION.fullmatch(session):
             raise RunError("session_hash is no name of a session; reload the page.")
         trigger = call.get("trigger_id")
         if trigger is not None and type(trigger) is not int:
             raise RunError("trigger_id is no component of this page; reload the page.")
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, bool))
+def _are_plain(values: Any, count: int) -> bool:
+    """Returns whether `values` is a list of `count` texts, switches and nulls."""
+    if not isinstance(values, list) or len(values) != count:
+        return False
+    return all(value is None or isinstance(value, (str, bool)) for value in values)
 
 
 class _Failure:
-    """Sends an answer on; one that tells of a failure says it in a sentence."""
+    """Sends an answer on; an answer that tells of a failure is replaced by one with a sentence."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.scope, self.receive, self.send = scope, receive, send
@@ -96,14 +102,22 @@ class _Failure:
                 await self._tell()
 
     async def _tell(self) -> None:
+        sentence = self._sentence()
+        status = self.status
+        if sentence is None:
+            sentence = _FAULT
+        elif status == 500:
+            status = 409  # a component's refusal is no fault of the program
+        answer = JSONResponse({"error": sentence[:LONGEST_SENTENCE]}, status)
+        await answer(self.scope, self.receive, self.send)
+
+    def _sentence(self) -> str | None:
+        """Returns what Gradio's answer says is wrong, None where it says nothing."""
         try:
             said = json.loads(self.said)
         except ValueError:
-            said = None
-        sentence = (said.get("error") or said.get("detail")) if isinstance(said, dict) else None
-        is_told = isinstance(sentence, str)
-        status = (
-            409 if is_told and self.status == 500 else self.status
-        )  # a component's refusal is no fault of the program
-        answer = JSONResponse({"error": sentence[:LONGEST_SENTENCE] if is_told else _FAULT}, status)
-        await answer(self.scope, self.receive, self.send)
+            return None
+        if not isinstance(said, dict):
+            return None
+        sentence = said.get("error") or said.get("detail")
+        return sentence if isinstance(sentence, str) else None

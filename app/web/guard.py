@@ -1,10 +1,17 @@
-"""The guard in front of every route: any web page can post to a local port, and Gradio's own routes
-answer anyone.
+"""The guard stands in front of every route: any web page can post to a local port, and Gradio's own
+routes answer anyone.
 
-Pure ASGI, outermost. A request passes when its Host is one of ours (400), it was not sent by a page
-of another origin (403), its body is JSON, or that of the login form (415), it is small (413, 431;
-408 when it does not arrive), and, where a login is set, it carries our cookie (401, or the login
-form for a page). No web socket is served.
+It is pure ASGI and the outermost layer. A request passes when all of this holds (else the status in
+brackets is answered):
+
+- Its head is small (431).
+- Its Host is one of ours (400).
+- It was not sent by a page of another origin (403).
+- Its body is JSON, or that of the login form (415).
+- Where a login is set, it carries our cookie (401, or the login form for a page).
+- Its body is small (413) and arrives in time (408).
+
+No web socket is served.
 """
 
 from __future__ import annotations
@@ -29,16 +36,16 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0
 MOST_HEADERS, LARGEST_HEAD = 100, 32 << 10
-"""Headers of a request, and their bytes; a browser sends some 20."""
+"""A request has at most so many headers, of so many bytes together; a browser sends some 20."""
 LONGEST_LENGTH = 20
-"""Digits of a Content-Length."""
+"""A Content-Length has at most so many digits."""
 FORM = "application/x-www-form-urlencoded"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# Nothing is loaded from, or sent to, another machine; Gradio builds its templates with eval and
-# inline styles.
+# Nothing is loaded from, or sent to, another machine. Gradio builds its templates with eval and
+# inline styles, so these are allowed.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' "
     "'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
@@ -56,12 +63,14 @@ SECURITY_HEADERS = [
 
 @dataclass(frozen=True)
 class GuardPolicy:
+    """A policy says who may pass the guard, and how much they may send."""
+
     hosts: frozenset[str]
-    """Names and addresses that the Host header may carry, without port, lower case."""
+    """The Host header may carry these names and addresses, here without port and in lower case."""
 
     any_address: bool = False
-    """Also any literal IP address: right for a wildcard bind, since a rebinding attack needs a
-    name.
+    """The Host header may carry any literal IP address too. This is right for a server that listens
+    on all addresses, since a DNS rebinding attack needs a name.
     """
 
     login: Login | None = None
@@ -70,7 +79,7 @@ class GuardPolicy:
 
     @classmethod
     def for_bind(cls, host: str, login: Login | None) -> GuardPolicy:
-        """The policy of a server bound to `host`."""
+        """Returns the policy of a server bound to `host`."""
         names = set(LOOPBACK_HOSTS)
         if host in WILDCARD_HOSTS:
             names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -80,7 +89,7 @@ class GuardPolicy:
 
 
 class Guard:
-    """ASGI middleware; `policy` says who may pass."""
+    """The guard lets the requests pass that its policy allows, and refuses the others."""
 
     def __init__(self, app: App, policy: GuardPolicy):
         self.app = app
@@ -94,85 +103,41 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = _Headers(scope)
-        if headers.are_too_many():
-            await _respond(send, 431, "The head of the request is too large.")
-            return
-        refusal = self._refusal(scope, headers) or self._by_link(scope)
-        if refusal is not None:
-            await _respond(send, *refusal)
-            return
-        if scope["method"] not in READ_METHODS:
+        refusal = self._refusal(scope, headers)
+        if refusal is None and scope["method"] not in READ_METHODS:
             body = await self._read_body(receive, headers)
-            if isinstance(body, int):
-                await _respond(
-                    send,
-                    body,
-                    "The request is too large." if body == 413 else "The request never arrived.",
-                )
-                return
-            receive = replayed(body, receive)
+            if isinstance(body, _Refusal):
+                refusal = body
+            else:
+                receive = replayed(body, receive)
+        if refusal is not None:
+            await refusal.send(send)
+            return
         await self.app(scope, receive, _with_security_headers(send))
 
-    def _by_link(self, scope: Scope) -> tuple[int, str, str, str] | None:
-        """Who is logged in already and opens the link goes on without the token in the address."""
-        token = _link_token(scope)
-        return None if token is None or self.policy.login is None else (303, "Logged in.", "/", "")
-
-    def _refusal(self, scope: Scope, headers: _Headers) -> tuple | None:
-        """Status and sentence (and the place to go instead, and a cookie) of a request that may not
-        pass as it is.
-        """
-        hosts = headers.all("host")
-        if len(hosts) != 1 or not self._is_our_host(hosts[0]):
-            return (
-                400,
-                "Unknown Host: open the app under the address that it printed when it started.",
-            )
-        origin = headers.get("origin")
-        if origin is not None and _netloc(origin) != hosts[0].lower():
-            return 403, "Refused: this request was sent by a page of another origin."
-        site, mode = headers.get("sec-fetch-site"), headers.get("sec-fetch-mode")
-        reads = scope["method"] in READ_METHODS
-        if site == "cross-site" and not (reads and mode == "navigate"):
-            return 403, "Refused: this request was sent by a page of another site."
-        path = scope["path"]
-        if not reads:
-            kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
-            if kind != (FORM if self._is_login_post(scope) else "application/json"):
-                return 415, "Refused: only JSON is accepted here."
-        login = self.policy.login
-        if (
-            login is not None
-            and path != LOGIN_PATH
-            and not login.accepts_cookie(headers.get("cookie"))
-        ):
-            token = _link_token(scope)
-            if token is not None:
-                if login.redeem(token):
-                    return 303, "Logged in.", "/", login.set_cookie(scope.get("scheme") == "https")
-                return 303, "Log in first.", f"{LOGIN_PATH}?{LINK_USED}=1"
-            wants_page = scope["method"] == "GET" and "text/html" in (headers.get("accept") or "")
-            if wants_page and path == "/":
-                query = scope.get("query_string", b"").decode("latin-1")
-                return (
-                    303,
-                    "Log in first.",
-                    f"{LOGIN_PATH}?next={quote('/?' + query if query else '/')}",
-                )
-            return 401, "Log in first."
-        return None
-
-    def _is_login_post(self, scope: Scope) -> bool:
+    def _refusal(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Returns the refusal of a request that may not pass as it is, None where it may."""
+        if headers.are_too_many():
+            return _Refusal(431, "The head of the request is too large.")
         return (
-            self.policy.login is not None
-            and scope["path"] == LOGIN_PATH
-            and scope["method"] == "POST"
+            self._refusal_of_host(headers)
+            or self._refusal_of_origin(scope, headers)
+            or self._refusal_of_type(scope, headers)
+            or self._refusal_of_stranger(scope, headers)
+        )
+
+    def _refusal_of_host(self, headers: _Headers) -> _Refusal | None:
+        hosts = headers.all("host")
+        if len(hosts) == 1 and self._is_our_host(hosts[0]):
+            return None
+        return _Refusal(
+            400, "Unknown Host: open the app under the address that it printed when it started."
         )
 
     def _is_our_host(self, header: str) -> bool:
         try:
             parts = urlsplit(f"//{header}")
-            name, _ = parts.hostname, parts.port
+            name, _ = parts.hostname, parts.port  # a wrong port raises here
         except ValueError:
             return False
         if not name or parts.path or parts.query or parts.fragment or parts.username is not None:
@@ -181,14 +146,68 @@ class Guard:
             return True
         return self.policy.any_address and _is_address(name)
 
-    async def _read_body(self, receive: Receive, headers: _Headers) -> bytes | int:
-        """The whole body, or the status of its refusal. Bodies are small here, so that counting is
-        reading.
+    def _refusal_of_origin(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Refuses what a page of another origin or site sent. A link from such a page passes."""
+        origin = headers.get("origin")
+        if origin is not None and _netloc(origin) != headers.all("host")[0].lower():
+            return _Refusal(403, "Refused: this request was sent by a page of another origin.")
+        is_link = _reads(scope) and headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site") == "cross-site" and not is_link:
+            return _Refusal(403, "Refused: this request was sent by a page of another site.")
+        return None
+
+    def _refusal_of_type(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Refuses a body of another type than ours.
+
+        A form on a page of another site can be sent without asking us first, but not as JSON.
+        """
+        if _reads(scope):
+            return None
+        sent = (headers.get("content-type") or "").partition(";")[0].strip().lower()
+        expected = FORM if self._is_login_post(scope) else "application/json"
+        return None if sent == expected else _Refusal(415, "Refused: only JSON is accepted here.")
+
+    def _is_login_post(self, scope: Scope) -> bool:
+        return (
+            self.policy.login is not None
+            and scope["path"] == LOGIN_PATH
+            and scope["method"] == "POST"
+        )
+
+    def _refusal_of_stranger(self, scope: Scope, headers: _Headers) -> _Refusal | None:
+        """Refuses whoever is not logged in, where a login is set.
+
+        The link that logs in once leads to the page without its token in the address, also for who
+        is logged in already.
+        """
+        login = self.policy.login
+        if login is None:
+            return None
+        token = _link_token(scope)
+        if scope["path"] == LOGIN_PATH or login.accepts_cookie(headers.get("cookie")):
+            return None if token is None else _Refusal(303, "Logged in.", "/")
+        if token is not None:
+            if login.redeem(token):
+                cookie = login.set_cookie(scope.get("scheme") == "https")
+                return _Refusal(303, "Logged in.", "/", cookie)
+            return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?{LINK_USED}=1")
+        if _asks_for_page(scope, headers):
+            query = scope.get("query_string", b"").decode("latin-1")
+            wanted = "/?" + query if query else "/"
+            return _Refusal(303, "Log in first.", f"{LOGIN_PATH}?next={quote(wanted)}")
+        return _Refusal(401, "Log in first.")
+
+    async def _read_body(self, receive: Receive, headers: _Headers) -> bytes | _Refusal:
+        """Returns the whole body, or the refusal of one that is too large or does not arrive.
+
+        Bodies are small here, so the guard reads them to count their bytes.
         """
         limit = self.policy.max_body_bytes
+        too_large = _Refusal(413, "The request is too large.")
+        never_arrived = _Refusal(408, "The request never arrived.")
         declared = headers.get("content-length") or "0"
         if not declared.isdecimal() or len(declared) > LONGEST_LENGTH or int(declared) > limit:
-            return 413
+            return too_large
         chunks: list[bytes] = []
         size = 0
         try:
@@ -196,19 +215,54 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return 408
+                        return never_arrived
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > limit:
-                        return 413
+                        return too_large
                     if not message.get("more_body", False):
                         return b"".join(chunks)
         except TimeoutError:
-            return 408
+            return never_arrived
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A refusal is answered instead of the request, and may lead to another place."""
+
+    status: int
+    sentence: str
+    location: str | None = None
+    cookie: str = ""
+
+    async def send(self, send: Send) -> None:
+        """Sends this answer."""
+        body = json.dumps({"error": self.sentence}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+            *SECURITY_HEADERS,
+        ]
+        if self.location is not None:
+            headers.append((b"location", self.location.encode("latin-1")))
+        if self.cookie:
+            headers.append((b"set-cookie", self.cookie.encode("latin-1")))
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def _reads(scope: Scope) -> bool:
+    return scope["method"] in READ_METHODS
+
+
+def _asks_for_page(scope: Scope, headers: _Headers) -> bool:
+    accepts_page = "text/html" in (headers.get("accept") or "")
+    return scope["method"] == "GET" and scope["path"] == "/" and accepts_page
 
 
 def _netloc(origin: str) -> str | None:
-    """Host and port of an Origin header, None for what is none."""
+    """Returns host and port of an Origin header, None for what is none."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -216,21 +270,22 @@ def _netloc(origin: str) -> str | None:
 
 
 def _link_token(scope: Scope) -> str | None:
-    """The token of the link that logs in once, where that was opened."""
+    """Returns the token of the link that logs in once, None where another address was opened."""
     if scope["method"] != "GET" or scope["path"] != "/":
         return None
-    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [None])[0]
+    query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+    return query.get("token", [None])[0]
 
 
 class _Headers:
+    """The headers of a request, by lower-case name; a name may come more than once."""
+
     def __init__(self, scope: Scope):
         self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
 
     def are_too_many(self) -> bool:
-        return (
-            len(self._pairs) > MOST_HEADERS
-            or sum(len(name) + len(value) for name, value in self._pairs) > LARGEST_HEAD
-        )
+        size = sum(len(name) + len(value) for name, value in self._pairs)
+        return len(self._pairs) > MOST_HEADERS or size > LARGEST_HEAD
 
     def all(self, name: str) -> list[str]:
         return [value.decode("latin-1") for key, value in self._pairs if key == name.encode()]
@@ -249,14 +304,14 @@ def _is_address(name: str) -> bool:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """What an application receives when the body of its request was read already."""
-    sent = False
+    """Returns a `receive` that gives `body` first, for a request whose body was read already."""
+    is_sent = False
 
     async def again() -> Message:
-        nonlocal sent
-        if sent:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        sent = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
@@ -269,21 +324,3 @@ def _with_security_headers(send: Send) -> Send:
         await send(message)
 
     return guarded
-
-
-async def _respond(
-    send: Send, status: int, sentence: str, location: str | None = None, cookie: str = ""
-) -> None:
-    body = json.dumps({"error": sentence}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-        *SECURITY_HEADERS,
-    ]
-    if location is not None:
-        headers.append((b"location", location.encode("latin-1")))
-    if cookie:
-        headers.append((b"set-cookie", cookie.encode("latin-1")))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

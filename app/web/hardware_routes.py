@@ -1,11 +1,19 @@
-"""Routes of the Hardware tab.
+"""These routes answer the Hardware tab.
 
-GET  /api/hardware[/choices]                                             this machine; what the tab
-offers POST /api/hardware/column                   {machine, timed, settings}   one machine of the
-table of models POST /api/hardware/csv                      {machines, models, settings} rows of
-that table as a file POST /api/hardware/largest, /api/hardware/offers {[model,] settings}     the
-largest model; the machines for a model POST /api/hardware/measure {}
-starts a job
+GET  /api/hardware
+    This machine as it is now.
+GET  /api/hardware/choices
+    What the tab offers to choose.
+POST /api/hardware/column {machine, timed, settings}
+    One machine of the table of models.
+POST /api/hardware/csv {machines, models, settings}
+    Rows of that table as a file.
+POST /api/hardware/largest {settings}
+    The largest model that this machine can train.
+POST /api/hardware/offers {model, settings}
+    The known machines that would train a model.
+POST /api/hardware/measure {}
+    Starts the job that measures this machine.
 """
 
 from __future__ import annotations
@@ -21,43 +29,42 @@ from starlette.routing import Route
 from app.pages.hardware import Hardware, choices
 from app.web.requests import answering_errors, json_body, object_of, text_of, texts_of
 
+Body = dict[str, Any]
+
 
 def hardware_routes(hardware: Hardware) -> list[Route]:
-    def answered(method: str, path: str, work: Callable[[dict[str, Any]], dict[str, Any]]) -> Route:
-        """A route that computes in a thread: what it does takes up to seconds."""
+    """Returns the routes through which `hardware` is asked."""
 
-        async def route(request: Request) -> Response:
-            body = {} if method == "GET" else await json_body(request)
-            return JSONResponse(await asyncio.to_thread(work, body))
+    def column(body: Body) -> dict[str, Any]:
+        is_timed = body.get("timed") is True
+        return hardware.column(object_of(body, "settings"), text_of(body, "machine"), is_timed)
 
-        return Route(f"/api/hardware{path}", answering_errors(route), methods=[method])
+    def csv(body: Body) -> dict[str, Any]:
+        settings = object_of(body, "settings")
+        return {"csv": hardware.csv(settings, texts_of(body, "machines"), texts_of(body, "models"))}
+
+    def largest(body: Body) -> dict[str, Any]:
+        return hardware.largest(object_of(body, "settings"))
+
+    def offers(body: Body) -> dict[str, Any]:
+        return hardware.offers(object_of(body, "settings"), text_of(body, "model"))
 
     return [
-        answered("GET", "", lambda _: hardware.about()),
-        answered("GET", "/choices", lambda _: choices()),
-        answered(
-            "POST",
-            "/column",
-            lambda body: hardware.column(
-                object_of(body, "settings"), text_of(body, "machine"), body.get("timed") is True
-            ),
-        ),
-        answered(
-            "POST",
-            "/csv",
-            lambda body: {
-                "csv": hardware.csv(
-                    object_of(body, "settings"),
-                    texts_of(body, "machines"),
-                    texts_of(body, "models"),
-                )
-            },
-        ),
-        answered("POST", "/largest", lambda body: hardware.largest(object_of(body, "settings"))),
-        answered(
-            "POST",
-            "/offers",
-            lambda body: hardware.offers(object_of(body, "settings"), text_of(body, "model")),
-        ),
-        answered("POST", "/measure", lambda _: hardware.measure().to_dict()),
+        _answered("GET", "", lambda _: hardware.about()),
+        _answered("GET", "/choices", lambda _: choices()),
+        _answered("POST", "/column", column),
+        _answered("POST", "/csv", csv),
+        _answered("POST", "/largest", largest),
+        _answered("POST", "/offers", offers),
+        _answered("POST", "/measure", lambda _: hardware.measure().to_dict()),
     ]
+
+
+def _answered(method: str, path: str, work: Callable[[Body], dict[str, Any]]) -> Route:
+    """Returns a route that calls `work` in a thread, since it takes up to seconds."""
+
+    async def route(request: Request) -> Response:
+        body = {} if method == "GET" else await json_body(request)
+        return JSONResponse(await asyncio.to_thread(work, body))
+
+    return Route(f"/api/hardware{path}", answering_errors(route), methods=[method])

@@ -1,8 +1,11 @@
-"""Routes of long work.
+"""These routes show long work and end it.
 
-GET  /api/jobs                the jobs under way GET  /api/jobs/N              one job, also when it
-is over POST /api/jobs/N/cancel {}    asks it to end; it does so where it next looks, and leaves
-nothing half done
+GET  /api/jobs
+    The jobs under way.
+GET  /api/jobs/N
+    One job, also when it is over.
+POST /api/jobs/N/cancel {}
+    Asks the job to end. It ends where it next looks, and leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ from engine.errors import RunError
 
 
 def job_routes(jobs: Jobs) -> list[Route]:
-    def asked_for(request: Request) -> Job:
+    """Returns the routes that list `jobs`, show one of them and cancel it."""
+
+    def job_of(request: Request) -> Job:
         number = count_of(request.path_params["number"])
         found = jobs.find(number) if number is not None else None
         if found is None:
@@ -26,20 +31,20 @@ def job_routes(jobs: Jobs) -> list[Route]:
             )
         return found
 
-    async def listed(_: Request) -> Response:
+    async def list_working(_: Request) -> Response:
         return JSONResponse({"jobs": [job.to_dict() for job in jobs.working()]})
 
-    async def one(request: Request) -> Response:
-        return JSONResponse(asked_for(request).to_dict())
+    async def show(request: Request) -> Response:
+        return JSONResponse(job_of(request).to_dict())
 
     async def cancel(request: Request) -> Response:
         await json_body(request)
-        job = asked_for(request)
+        job = job_of(request)
         job.cancel()
         return JSONResponse(job.to_dict())
 
     return [
-        Route("/api/jobs", answering_errors(listed), methods=["GET"]),
-        Route("/api/jobs/{number}", answering_errors(one), methods=["GET"]),
+        Route("/api/jobs", answering_errors(list_working), methods=["GET"]),
+        Route("/api/jobs/{number}", answering_errors(show), methods=["GET"]),
         Route("/api/jobs/{number}/cancel", answering_errors(cancel), methods=["POST"]),
     ]

@@ -1,5 +1,7 @@
-"""One user and password for the whole app: asked for at the start, kept in a signed cookie, shown
-by a small form; and a link that logs one page in without them, once.
+"""The whole app is protected by one user and password.
+
+They are asked for at the start, entered into a small form, and remembered by a signed cookie. A
+link that works once logs a page in without them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import time
 from collections import deque
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.requests import Request
@@ -33,17 +36,17 @@ LINK_USED = "link_used"
 COOKIE_SECONDS = 14 * 24 * 3600
 WRONG_PASSWORD_SECONDS = 0.5
 FORGOTTEN_SECONDS = 60
-"""After so long, a wrong password counts no more."""
+"""A wrong password counts for this long."""
 WRONG_OF_ONE, WRONG_OF_ALL = 10, 100
-"""Wrong passwords of one address, and of all together, after which none is looked at any more."""
+"""After so many wrong passwords of one address, or of all together, none is looked at any more."""
 
 
 class Login:
     """Checks a user and password, and issues and verifies the cookie that stands for them.
 
-    The signing key lies in `key_path` (created on first use, readable by the owner only), so that a
-    restart logs nobody out; it is mixed with the password, so that a new password logs everybody
-    out.
+    The signing key lies in `key_path`, which is created on first use and readable by its owner
+    only. So a restart logs nobody out. The key is mixed with the password, so that a new password
+    logs everybody out.
     """
 
     def __init__(self, user: str, password: str, key_path: Path):
@@ -51,38 +54,45 @@ class Login:
         salt = f"{user}:{password}".encode()
         self._key = hmac.new(_read_or_create_key(key_path), salt, hashlib.sha256).digest()
         self.link_token = secrets.token_urlsafe(24)
-        """Of the link that logs in once; new with each server."""
+        """The link that logs in once carries this token, which is new with each server."""
         self._link_used = threading.Lock()
+        """The first page that opens the link takes this lock, which is never given back: of two
+        pages that open it at the same moment, one gets in.
+        """
 
     def redeem(self, token: str) -> bool:
-        """Whether `token` is that of the link, and this its first use."""
-        right = hmac.compare_digest(token.encode(), self.link_token.encode())
-        return right and self._link_used.acquire(blocking=False)
+        """Uses the link's token up; says whether it was right and this its first use."""
+        is_right = hmac.compare_digest(token.encode(), self.link_token.encode())
+        return is_right and self._link_used.acquire(blocking=False)
 
     def set_cookie(self, secure: bool) -> str:
-        """A Set-Cookie header that logs in. secure: the page came by https."""
-        return (
+        """Returns a Set-Cookie header that logs in; `secure` says that the page came by https."""
+        header = (
             f"{COOKIE_NAME}={self.new_cookie()}; Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; "
-            "SameSite=lax" + ("; Secure" if secure else "")
+            "SameSite=lax"
         )
+        return f"{header}; Secure" if secure else header
 
     def accepts(self, user: str, password: str) -> bool:
+        # Both are compared in constant time, so that the time of an answer tells nothing of either.
         same_user = hmac.compare_digest(user.encode(), self._user.encode())
         same_password = hmac.compare_digest(password.encode(), self._password.encode())
         return same_user and same_password
 
     def new_cookie(self, now: float | None = None) -> str:
-        """The cookie's value: when it expires, and the signature of that."""
-        expires = str(int((time.time() if now is None else now) + COOKIE_SECONDS))
+        """Returns the cookie's value: when it expires, and the signature of that."""
+        now = time.time() if now is None else now
+        expires = str(int(now + COOKIE_SECONDS))
         return f"{expires}.{self._sign(expires)}"
 
     def accepts_cookie(self, header: str | None, now: float | None = None) -> bool:
-        """Whether the request's Cookie header carries a valid, unexpired cookie of ours."""
+        """Says whether a request's Cookie header carries a valid cookie of ours."""
         try:
             morsel = SimpleCookie(header or "").get(COOKIE_NAME)
         except CookieError:
             return False
-        expires, _, signature = (morsel.value if morsel else "").partition(".")
+        value = morsel.value if morsel else ""
+        expires, _, signature = value.partition(".")
         if not expires.isdecimal() or not signature.isascii():
             return False
         if not hmac.compare_digest(signature, self._sign(expires)):
@@ -94,7 +104,7 @@ class Login:
 
 
 class Attempts:
-    """Wrong passwords of the last minute, so that nobody gets to guess many."""
+    """Remembers the wrong passwords of the last minute, so that nobody gets to guess many."""
 
     def __init__(self) -> None:
         self._wrong: deque[tuple[float, str]] = deque()
@@ -102,27 +112,23 @@ class Attempts:
     def are_too_many(self, address: str, now: float) -> bool:
         while self._wrong and self._wrong[0][0] <= now - FORGOTTEN_SECONDS:
             self._wrong.popleft()
-        own = sum(other == address for _, other in self._wrong)
-        return own >= WRONG_OF_ONE or len(self._wrong) >= WRONG_OF_ALL
+        of_this_one = sum(other == address for _, other in self._wrong)
+        return of_this_one >= WRONG_OF_ONE or len(self._wrong) >= WRONG_OF_ALL
 
     def note(self, address: str, now: float) -> None:
         self._wrong.append((now, address))
 
 
 def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login | None:
-    """The login that was asked for: `login` is "user:password", True (ask in the terminal) or
-    False/None (none, unless the environment has RAMSTREAM_LOGIN). Raises RamstreamError when `host`
-    can be reached by others and none is set.
+    """Returns the login that was asked for, None where none was.
+
+    `login` is "user:password", True (ask in the terminal), or False or None (none, unless the
+    environment has RAMSTREAM_LOGIN). Raises RamstreamError when others can reach `host` and no
+    login is set.
     """
     text = login if isinstance(login, str) else os.environ.get(LOGIN_VARIABLE, "")
     if not text and login is True:
-        try:
-            text = f"{input('User: ').strip()}:{getpass.getpass('Password: ')}"
-        except EOFError:
-            raise RamstreamError(
-                "--login: there is no terminal to ask for a user and password; set the environment "
-                f"variable {LOGIN_VARIABLE} to user:password."
-            ) from None
+        text = _ask_in_terminal()
     if text:
         user, colon, password = text.partition(":")
         if not colon or not user or not password:
@@ -136,19 +142,31 @@ def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login 
     return None
 
 
-def tls_options(certificate: Path, key: Path) -> dict[str, str]:
-    """Uvicorn's arguments for https. Raises RamstreamError where the files are no certificate and
-    its key.
+def _ask_in_terminal() -> str:
+    """Returns user:password as it was typed. Raises RamstreamError without a terminal."""
+    try:
+        return f"{input('User: ').strip()}:{getpass.getpass('Password: ')}"
+    except EOFError:
+        raise RamstreamError(
+            "--login: there is no terminal to ask for a user and password; set the environment "
+            f"variable {LOGIN_VARIABLE} to user:password."
+        ) from None
+
+
+def tls_options(certificate: Path, key: Path) -> dict[str, Any]:
+    """Returns uvicorn's arguments for https.
+
+    Raises RamstreamError where the files are no certificate and its key.
     """
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
         if not path.is_file():
             raise RamstreamError(
                 f"{option} {path}: there is no such file; give the path of a PEM file."
             )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            certificate, key, password=""
-        )
+        # The empty password keeps OpenSSL from asking for one in the terminal.
+        context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError) as error:
         raise RamstreamError(
             f"--tls-cert {certificate}: this is no PEM certificate that belongs to the unencrypted "
@@ -158,7 +176,7 @@ def tls_options(certificate: Path, key: Path) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
+    """Says whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -168,25 +186,22 @@ def is_loopback(host: str) -> bool:
 
 
 def login_routes(login: Login) -> list[Route]:
-    """GET and POST of the form."""
+    """Returns GET and POST of the form."""
     attempts = Attempts()
 
     async def form(request: Request) -> Response:
-        used = (
-            "That link has been used, or is of an earlier start: log in."
-            if LINK_USED in request.query_params
-            else ""
-        )
-        return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), used))
+        problem = ""
+        if LINK_USED in request.query_params:
+            problem = "That link has been used, or is of an earlier start: log in."
+        return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), problem))
 
     async def submit(request: Request) -> Response:
         fields = parse_qs((await request.body()).decode("utf-8", "replace"), keep_blank_values=True)
         user, password = fields.get("user", [""])[0], fields.get("password", [""])[0]
         target = _own_path(fields.get("next", ["/"])[0])
         address = request.client.host if request.client is not None else ""
-        if attempts.are_too_many(
-            address, time.monotonic()
-        ):  # a right one is not looked at either: guesses come in parallel
+        # After too many, a right password is not looked at either: guesses come in parallel.
+        if attempts.are_too_many(address, time.monotonic()):
             return HTMLResponse(
                 _page(target, "Too many wrong passwords: wait a minute, then try again."),
                 429,
@@ -196,19 +211,23 @@ def login_routes(login: Login) -> list[Route]:
             attempts.note(address, time.monotonic())
             await asyncio.sleep(WRONG_PASSWORD_SECONDS)
             return HTMLResponse(_page(target, "That user or password is wrong."), status_code=401)
-        return RedirectResponse(
-            target, 303, {"set-cookie": login.set_cookie(request.url.scheme == "https")}
-        )
+        cookie = login.set_cookie(request.url.scheme == "https")
+        return RedirectResponse(target, 303, {"set-cookie": cookie})
 
     return [Route(LOGIN_PATH, form, methods=["GET"]), Route(LOGIN_PATH, submit, methods=["POST"])]
 
 
 def _own_path(text: str) -> str:
-    """`text` when it is a path on this server, else the first page: a login never leads elsewhere."""
-    return text if text.startswith("/") and not text.startswith(("//", "/\\")) else "/"
+    r"""Returns `text` when it is a path on this server, else the first page.
+
+    A login never leads elsewhere: browsers read // and /\ at the front as another server.
+    """
+    is_own = text.startswith("/") and not text.startswith(("//", "/\\"))
+    return text if is_own else "/"
 
 
 def _read_or_create_key(path: Path) -> bytes:
+    """Returns the key that signs logins. A key file that is cut off gets a new key."""
     try:
         key = path.read_bytes()
         if len(key) >= 32:
@@ -221,7 +240,9 @@ def _read_or_create_key(path: Path) -> bytes:
         ) from None
     key = secrets.token_bytes(32)
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # Created with its mode, so that nobody else can read it for a moment.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(key)
     except OSError as error:
         raise RamstreamError(
@@ -230,24 +251,37 @@ def _read_or_create_key(path: Path) -> bytes:
     return key
 
 
+# A backslash at the end of a line joins it to the next one.
+_STYLE = """\
+:root { color-scheme: light dark; --page: #f5f6f8; --card: #fff; --text: #1c2330; \
+--line: #7b8494; --bad: #b3261e }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #11151c; --card: #1a202a; --text: #e8ebf0; --line: #7b8698; --bad: #ff9c94 } }
+body { margin: 0; min-height: 100vh; display: grid; place-items: center; \
+background: var(--page); color: var(--text);
+  font: 15px/1.5 system-ui, sans-serif }
+form { background: var(--card); padding: 28px 32px; border-radius: 12px; width: min(300px, 80vw) }
+h1 { font-size: 20px; margin: 0 0 16px } label { display: block; margin: 12px 0 4px } \
+p { color: var(--bad) }
+input { width: 100%; box-sizing: border-box; padding: 9px 10px; font: inherit; \
+border: 1px solid var(--line);
+  border-radius: 8px; background: var(--page); color: inherit }
+button { margin-top: 20px; width: 100%; padding: 10px; font: inherit; font-weight: 600; \
+border: 0; border-radius: 8px;
+  background: #2257c9; color: #fff; cursor: pointer }
+"""
+
+
 def _page(target: str, problem: str) -> str:
+    """Returns the form, which leads to `target`, with `problem` above it where there is one."""
     note = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Log in – Ramstream</title>
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">\
+<title>Log in – Ramstream</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root {{ color-scheme: light dark; --page: #f5f6f8; --card: #fff; --text: #1c2330; --line: #7b8494; --bad: #b3261e }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --page: #11151c; --card: #1a202a; --text: #e8ebf0; --line: #7b8698; --bad: #ff9c94 }} }}
-body {{ margin: 0; min-height: 100vh; display: grid; place-items: center; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, sans-serif }}
-form {{ background: var(--card); padding: 28px 32px; border-radius: 12px; width: min(300px, 80vw) }}
-h1 {{ font-size: 20px; margin: 0 0 16px }} label {{ display: block; margin: 12px 0 4px }} p {{ color: var(--bad) }}
-input {{ width: 100%; box-sizing: border-box; padding: 9px 10px; font: inherit; border: 1px solid var(--line);
-  border-radius: 8px; background: var(--page); color: inherit }}
-button {{ margin-top: 20px; width: 100%; padding: 10px; font: inherit; font-weight: 600; border: 0; border-radius: 8px;
-  background: #2257c9; color: #fff; cursor: pointer }}
-</style></head><body><form method="post" action="{LOGIN_PATH}"><h1>Ramstream</h1>{note}
+{_STYLE}</style></head><body><form method="post" action="{LOGIN_PATH}"><h1>Ramstream</h1>{note}
 <input type="hidden" name="next" value="{html.escape(target, quote=True)}">
-<label for="user">User</label><input id="user" name="user" autocomplete="username" required autofocus>
+<label for="user">User</label>\
+<input id="user" name="user" autocomplete="username" required autofocus>
 <label for="password">Password</label>
 <input id="password" name="password" type="password" autocomplete="current-password" required>
 <button>Log in</button></form></body></html>"""

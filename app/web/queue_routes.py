@@ -1,9 +1,13 @@
-"""Routes of the queue, which `GET /api/runs` lists beside the runs.
+"""These routes change the queue, which `GET /api/runs` lists beside the runs.
 
-POST /api/queue/continue         {}          what was queued before a restart goes on
-POST /api/queue/QUEUED/remove    {}
-POST /api/queue/QUEUED/up        {}          moves it before the one before it
-POST /api/queue/QUEUED/detached  {detached}  whether it is to be run in a process of its own
+POST /api/queue/continue {}
+    Continues what was queued before a restart.
+POST /api/queue/QUEUED/remove {}
+    Takes the run out of the queue.
+POST /api/queue/QUEUED/up {}
+    Moves the run before the one before it.
+POST /api/queue/QUEUED/detached {detached}
+    Sets whether the run is to run in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,31 +26,32 @@ from app.web.requests import answering_errors, json_body, switch_of
 
 
 def queue_routes(session: Session) -> list[Route]:
-    def changing(change: Callable[[str, dict[str, Any]], None]) -> Any:
+    """Returns the routes that change the queue of `session`; each answers the new queue."""
+    queue = session.queue
+
+    def changing(path: str, change: Callable[[str, dict[str, Any]], None]) -> Route:
+        """Returns a route that calls `change` with the queued run and the body of the request."""
+
         async def route(request: Request) -> Response:
             body = await json_body(request)
             await asyncio.to_thread(change, request.path_params.get("queued", ""), body)
-            return JSONResponse({"queue": await asyncio.to_thread(queue_rows, session.queue)})
+            return JSONResponse({"queue": await asyncio.to_thread(queue_rows, queue)})
 
-        return answering_errors(route)
+        return Route(f"/api/queue/{path}", answering_errors(route), methods=["POST"])
 
-    queue = session.queue
+    def set_detached(queued: str, body: dict[str, Any]) -> None:
+        queue.set_detached(queued, switch_of(body, "detached"))
+
     return [
-        Route(f"/api/queue/{path}", changing(change), methods=["POST"])
-        for path, change in (
-            ("continue", lambda queued, body: queue.go_on()),
-            ("{queued}/remove", lambda queued, body: queue.remove(queued)),
-            ("{queued}/up", lambda queued, body: queue.move_up(queued)),
-            (
-                "{queued}/detached",
-                lambda queued, body: queue.set_detached(queued, switch_of(body, "detached")),
-            ),
-        )
+        changing("continue", lambda _queued, _body: queue.go_on()),
+        changing("{queued}/remove", lambda queued, _body: queue.remove(queued)),
+        changing("{queued}/up", lambda queued, _body: queue.move_up(queued)),
+        changing("{queued}/detached", set_detached),
     ]
 
 
 def queue_rows(queue: RunQueue) -> dict[str, Any]:
-    """The queue as the Runs tab shows it."""
+    """Returns the queue as the Runs tab shows it."""
     rows = [
         {
             "id": queued.id,

@@ -1,5 +1,6 @@
-"""What our own routes are asked, and how they answer: JSON objects in, JSON out, and one sentence
-for what is wrong.
+"""These functions read the requests of our own routes, and answer their errors.
+
+Requests are JSON objects, answers are JSON, and one sentence says what is wrong.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from starlette.responses import JSONResponse, Response
 from engine.errors import RamstreamError, RunError
 
 LONGEST_SENTENCE = 2000
-"""Characters of an answer that says what is wrong: what is quoted in it may be as long as the
-request.
+"""A sentence that says what is wrong has at most this many characters: what it quotes may be as
+long as the request.
 """
 DEEPEST = 16
-"""Objects and lists inside one another, of which our requests have 3."""
+"""Objects and lists may stand inside one another this deep. Those of our pages are 3 deep."""
 _COUNT = re.compile(r"[0-9]{1,15}")
-_NO_TEXT = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
-def answering_errors(
-    route: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """The route, whose errors are answered by `{"error": sentence}`: 404 or 409 for what was asked
-    wrongly, 500 for a fault of the program, which is also printed.
+def answering_errors(route: Handler) -> Handler:
+    """Returns `route` with its errors answered by `{"error": sentence}`.
+
+    The status is 404 or 409 for what was asked wrongly, and 500 for a fault of the program. Such a
+    fault is also printed.
     """
 
     async def answer(request: Request) -> Response:
@@ -38,7 +41,7 @@ def answering_errors(
             response = await route(request)
         except RamstreamError as error:
             response = _refusal(404 if request.method in ("GET", "HEAD") else 409, str(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the page is told of any fault of the program
             traceback.print_exc(file=sys.stderr)
             response = _refusal(
                 500,
@@ -52,21 +55,25 @@ def answering_errors(
 
 
 def _refusal(status: int, sentence: str) -> JSONResponse:
-    """A sentence that quotes what UTF-8 cannot carry, such as a name of a file, says so by U+FFFD."""
-    shown = (
-        sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[: LONGEST_SENTENCE - 1]}…"
-    )
-    return JSONResponse({"error": _NO_TEXT.sub("\ufffd", shown)}, status)
+    """Returns an answer that says what is wrong.
+
+    The sentence may quote what UTF-8 cannot carry, such as the name of a file. U+FFFD then stands
+    for it.
+    """
+    if len(sentence) > LONGEST_SENTENCE:
+        sentence = f"{sentence[: LONGEST_SENTENCE - 1]}…"
+    return JSONResponse({"error": _SURROGATES.sub("\ufffd", sentence)}, status)
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """The body of a request, see `json_object`."""
+    """Returns the body of a request; see `json_object`."""
     return json_object(await request.body())
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """What a body says. Raises RunError unless it is a JSON object whose texts can be written to a
-    file.
+    """Returns the object that a body says.
+
+    Raises RunError unless the body is a JSON object whose texts can be written to a file.
     """
     try:
         body = json.loads(raw)
@@ -81,28 +88,32 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Whether lists and objects stand inside one another more than `limit` times."""
+    """Says whether lists and objects stand inside one another more than `limit` times.
+
+    It goes level by level instead of calling itself, which a deep value would make fail.
+    """
     level = [value]
     for _ in range(limit):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
+        below: list[Any] = []
+        for parent in level:
+            children = parent.values() if isinstance(parent, dict) else parent
+            below += [child for child in children if isinstance(child, (dict, list))]
+        if not below:
             return False
+        level = below
     return True
 
 
 def count_of(text: str) -> int | None:
-    """A number of an address, such as a step; None for what is none. Its digits are bounded: `int`
-    refuses thousands.
+    """Returns a number in an address, such as a step, or None where `text` is none.
+
+    It has at most 15 digits: `int` refuses thousands of them.
     """
     return int(text) if _COUNT.fullmatch(text) else None
 
 
 def text_of(body: dict[str, Any], name: str) -> str:
+    """Returns the text `name` of a body. Raises RunError where it is none."""
     value = body.get(name)
     if not isinstance(value, str):
         raise RunError(f"{name} is missing; it is a text.")
@@ -110,6 +121,7 @@ def text_of(body: dict[str, Any], name: str) -> str:
 
 
 def texts_of(body: dict[str, Any], name: str) -> list[str]:
+    """Returns the list of texts `name` of a body. Raises RunError where it is none."""
     values = body.get(name)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise RunError(f"{name} is missing; it is a list of texts.")
@@ -117,6 +129,10 @@ def texts_of(body: dict[str, Any], name: str) -> list[str]:
 
 
 def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
+    """Returns the object `name` of a body, empty where it is left out.
+
+    Raises RunError for anything else.
+    """
     value = body.get(name, {})
     if not isinstance(value, dict):
         raise RunError(f"{name}: {repr(value)[:60]} is not an object of settings.")
@@ -124,6 +140,7 @@ def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def switch_of(body: dict[str, Any], name: str) -> bool:
+    """Returns the switch `name` of a body. Raises RunError where it is none."""
     value = body.get(name)
     if not isinstance(value, bool):
         raise RunError(f"{name} is missing; it is true or false.")
@@ -131,7 +148,13 @@ def switch_of(body: dict[str, Any], name: str) -> bool:
 
 
 def number_of(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
+    """Returns the number `name` of a body, `default` where it is left out.
+
+    Raises RunError where it is none or outside of `low` to `high`.
+    """
     value = body.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+    # To Python, True and False are numbers too.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise RunError(f"{name}: {repr(value)[:60]} is not a number from {low:g} to {high:g}.")
     return float(value)

@@ -1,15 +1,23 @@
-"""Routes of runs.
+"""These routes show runs and control them.
 
-GET  /api/live[/RUN]?since=SEQ&axis=AXIS        what the page draws (over step, time or tokens);
-without RUN, which
-                                                run to open
-GET  /api/runs                                  every run, and the queue GET  /api/runs/RUN/details
-its name and note, its settings, and command lines for them POST /api/runs/RUN/control   {command,
-seen}    stop, discard, pause, resume or save; the state in which it was asked POST
-/api/runs/RUN/describe  {name, note}       what it is called, and what there is to say of it POST
-/api/runs/RUN/change    {values}           another learning rate or number of steps POST
-/api/runs/RUN/delete    {}                 deletes its folder POST /api/runs/RUN/export    {folder}
-starts a job
+GET  /api/live
+    Which run to open.
+GET  /api/live/RUN?since=SEQ&axis=AXIS
+    What the page draws of a run, over steps, time or tokens.
+GET  /api/runs
+    Every run, and the queue.
+GET  /api/runs/RUN/details
+    Its name and note, its settings, and command lines for them.
+POST /api/runs/RUN/control {command, seen}
+    Stops, discards, pauses, resumes or saves; `seen` is the state in which it was asked.
+POST /api/runs/RUN/describe {name, note}
+    Sets what the run is called, and what there is to say of it.
+POST /api/runs/RUN/change {values}
+    Sets another learning rate or number of steps.
+POST /api/runs/RUN/delete {}
+    Deletes the run's folder.
+POST /api/runs/RUN/export {folder}
+    Starts the job that exports the model.
 """
 
 from __future__ import annotations
@@ -33,82 +41,93 @@ from engine.runs.folder import open_run
 
 
 def run_routes(session: Session) -> list[Route]:
-    async def which_run(request: Request) -> Response:
-        run_id = await asyncio.to_thread(session.run_to_open)
-        return JSONResponse(
-            {"server_id": session.server_id, "active": session.busy_id, "run_id": run_id}
-        )
+    """Returns the routes for the runs of `session`."""
+    answers = _RunAnswers(session)
+    reading = {
+        "/api/live": answers.which_run,
+        "/api/live/{run_id}": answers.live,
+        "/api/runs": answers.runs,
+        "/api/runs/{run_id}/details": answers.details,
+    }
+    acting = {
+        "/api/runs/{run_id}/describe": answers.describe,
+        "/api/runs/{run_id}/control": answers.control,
+        "/api/runs/{run_id}/change": answers.change,
+        "/api/runs/{run_id}/delete": answers.delete,
+        "/api/runs/{run_id}/export": answers.export,
+    }
+    return [
+        *(Route(path, answering_errors(work), methods=["GET"]) for path, work in reading.items()),
+        *(Route(path, answering_errors(work), methods=["POST"]) for path, work in acting.items()),
+    ]
 
-    async def live(request: Request) -> Response:
-        since = count_of(request.query_params.get("since", "")) or 0
-        axis = request.query_params.get("axis")
-        watch = session.watch(request.path_params["run_id"])
-        body = await watch.answer(since, axis if axis in AXES else "step")
-        busy = await asyncio.to_thread(lambda: session.busy_id)
-        server = json.dumps({"server_id": session.server_id, "active": busy}).encode()
-        return Response(server[:-1] + b"," + body + b"}", media_type="application/json")
 
-    async def runs(request: Request) -> Response:
-        def rows() -> list[dict[str, Any]]:
-            return [run_row(run, can_talk) for run, can_talk in session.runs_to_show()]
+class _RunAnswers:
+    """Answers requests for the runs of one session. Whatever reads files does so in a thread."""
 
-        queue = await asyncio.to_thread(queue_rows, session.queue)
-        return JSONResponse({"runs": await asyncio.to_thread(rows), "queue": queue})
+    def __init__(self, session: Session):
+        self._session = session
 
-    async def details(request: Request) -> Response:
-        folder = open_run(session.runs_dir, request.path_params["run_id"])
-        return JSONResponse(await asyncio.to_thread(run_details, folder))
-
-    async def describe(request: Request) -> Response:
-        body = await json_body(request)
-        about = await asyncio.to_thread(
-            session.describe,
-            request.path_params["run_id"],
-            text_of(body, "name"),
-            text_of(body, "note"),
-        )
-        return JSONResponse({"name": about.name, "note": about.note})
-
-    async def control(request: Request) -> Response:
-        body = await json_body(request)
-        seen = text_of(body, "seen") if "seen" in body else ""
-        run_id = await asyncio.to_thread(
-            session.request, request.path_params["run_id"], text_of(body, "command"), seen
-        )
-        return JSONResponse({"run_id": run_id})
-
-    async def change(request: Request) -> Response:
-        asked = Change.from_dict((await json_body(request)).get("values"))
+    async def which_run(self, _: Request) -> Response:
+        run_id = await asyncio.to_thread(self._session.run_to_open)
         return JSONResponse(
             {
-                "run_id": await asyncio.to_thread(
-                    session.change, request.path_params["run_id"], asked
-                )
+                "server_id": self._session.server_id,
+                "active": self._session.busy_id,
+                "run_id": run_id,
             }
         )
 
-    async def delete(request: Request) -> Response:
+    async def live(self, request: Request) -> Response:
+        since = count_of(request.query_params.get("since", "")) or 0
+        axis = request.query_params.get("axis")
+        watch = self._session.watch(_run_id(request))
+        body = await watch.answer(since, axis if axis in AXES else "step")
+        busy = await asyncio.to_thread(lambda: self._session.busy_id)
+        server = json.dumps({"server_id": self._session.server_id, "active": busy}).encode()
+        # The watch answers the members of an object as bytes, which are many: they are put behind
+        # those of the server as they are.
+        return Response(server[:-1] + b"," + body + b"}", media_type="application/json")
+
+    async def runs(self, _: Request) -> Response:
+        queue = await asyncio.to_thread(queue_rows, self._session.queue)
+        return JSONResponse({"runs": await asyncio.to_thread(self._rows), "queue": queue})
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [run_row(run, can_talk) for run, can_talk in self._session.runs_to_show()]
+
+    async def details(self, request: Request) -> Response:
+        folder = open_run(self._session.runs_dir, _run_id(request))
+        return JSONResponse(await asyncio.to_thread(run_details, folder))
+
+    async def describe(self, request: Request) -> Response:
+        body = await json_body(request)
+        name, note = text_of(body, "name"), text_of(body, "note")
+        about = await asyncio.to_thread(self._session.describe, _run_id(request), name, note)
+        return JSONResponse({"name": about.name, "note": about.note})
+
+    async def control(self, request: Request) -> Response:
+        body = await json_body(request)
+        seen = text_of(body, "seen") if "seen" in body else ""
+        command = text_of(body, "command")
+        run_id = await asyncio.to_thread(self._session.request, _run_id(request), command, seen)
+        return JSONResponse({"run_id": run_id})
+
+    async def change(self, request: Request) -> Response:
+        asked = Change.from_dict((await json_body(request)).get("values"))
+        run_id = await asyncio.to_thread(self._session.change, _run_id(request), asked)
+        return JSONResponse({"run_id": run_id})
+
+    async def delete(self, request: Request) -> Response:
         await json_body(request)
-        await asyncio.to_thread(session.delete, request.path_params["run_id"])
+        await asyncio.to_thread(self._session.delete, _run_id(request))
         return JSONResponse({})
 
-    async def export(request: Request) -> Response:
+    async def export(self, request: Request) -> Response:
         body = await json_body(request)
-        job = session.export(request.path_params["run_id"], text_of(body, "folder"))
+        job = self._session.export(_run_id(request), text_of(body, "folder"))
         return JSONResponse(job.to_dict())
 
-    get, post = ["GET"], ["POST"]
-    return [
-        Route(path, answering_errors(route), methods=methods)
-        for path, route, methods in (
-            ("/api/live", which_run, get),
-            ("/api/live/{run_id}", live, get),
-            ("/api/runs", runs, get),
-            ("/api/runs/{run_id}/details", details, get),
-            ("/api/runs/{run_id}/describe", describe, post),
-            ("/api/runs/{run_id}/control", control, post),
-            ("/api/runs/{run_id}/change", change, post),
-            ("/api/runs/{run_id}/delete", delete, post),
-            ("/api/runs/{run_id}/export", export, post),
-        )
-    ]
+
+def _run_id(request: Request) -> str:
+    return request.path_params["run_id"]

@@ -1,7 +1,7 @@
-"""The web server: our own routes, then Gradio's pages, all behind the guard.
+"""The web server answers our own routes, then Gradio's pages, all behind the guard.
 
 Routes about runs, the form and the hardware answer 200 with JSON, or 4xx with `{"error":
-sentence}`; each module of routes lists its own.
+sentence}`. Each module of routes lists its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from app.form.settings_form import settings
 from app.pages.checker import Checker
@@ -49,28 +49,19 @@ FOREVER = "public, max-age=31536000, immutable"
 def build_app(
     session: Session, checker: Checker, page: gr.Blocks, policy: GuardPolicy, **mount: Any
 ) -> FastAPI:
-    """The whole ASGI application. `mount` is passed to Gradio (theme and css)."""
-    routes = (
-        _file_routes() + run_routes(session) + job_routes(session.jobs) + _check_routes(checker)
-    )
-    routes += hardware_routes(Hardware(session)) + talk_routes(Talk(session))
-    routes += draft_routes(session, checker) + compare_routes(session) + queue_routes(session)
-    routes += timeline_routes(session)
-    if policy.login is not None:
-        routes += login_routes(policy.login)
-    routes += _nothing_routes()
-    modules, styles = (
-        [f"/ramstream/{name}" for name in page_files() if name.endswith(end)]
-        for end in (".js", ".css")
-    )
+    """Returns the whole ASGI application. `mount` goes to Gradio: its theme and style sheet."""
     opening = Middleware(
-        Opening, session=session, scripts=[plotly_address()], styles=styles, modules=modules
+        Opening,
+        session=session,
+        scripts=[plotly_address()],
+        styles=_addresses(".css"),
+        modules=_addresses(".js"),
     )
     app = FastAPI(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        routes=routes,
+        routes=_routes(session, checker, policy),
         middleware=[
             Middleware(Guard, policy=policy),
             Middleware(OnlyNeeded),
@@ -99,51 +90,70 @@ def build_app(
     return app
 
 
+def _routes(session: Session, checker: Checker, policy: GuardPolicy) -> list[BaseRoute]:
+    """Returns our own routes. The first one that fits a request answers it."""
+    routes: list[BaseRoute] = [
+        *_file_routes(),
+        *run_routes(session),
+        *job_routes(session.jobs),
+        *_check_routes(checker),
+        *hardware_routes(Hardware(session)),
+        *talk_routes(Talk(session)),
+        *draft_routes(session, checker),
+        *compare_routes(session),
+        *queue_routes(session),
+        *timeline_routes(session),
+    ]
+    if policy.login is not None:
+        routes += login_routes(policy.login)
+    return [*routes, *_nothing_routes()]
+
+
 # ------------------------------------------------------------------ files of the page
+
+
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
 @functools.cache
 def page_files() -> dict[str, str]:
-    """Style sheets and scripts of the page by their path in `app/browser`, each with its type."""
-    return {
-        path.relative_to(BROWSER_FILES).as_posix(): "text/css"
-        if path.suffix == ".css"
-        else "text/javascript"
-        for path in sorted(BROWSER_FILES.rglob("*"))
-        if path.suffix in (".css", ".js")
-    }
+    """Returns the media type of each style sheet and script, by its path in `app/browser`."""
+    files = sorted(path for path in BROWSER_FILES.rglob("*") if path.suffix in _TYPES)
+    return {path.relative_to(BROWSER_FILES).as_posix(): _TYPES[path.suffix] for path in files}
+
+
+def _addresses(ending: str) -> list[str]:
+    """Returns the addresses of the page's files whose names end so."""
+    return [f"/ramstream/{name}" for name in page_files() if name.endswith(ending)]
 
 
 def _head() -> str:
-    styles = "".join(
-        f'<link rel="stylesheet" href="/ramstream/{name}">'
-        for name in page_files()
-        if name.endswith(".css")
-    )
+    styles = [f'<link rel="stylesheet" href="{address}">' for address in _addresses(".css")]
     return (
-        f'{styles}<meta name="ramstream-plotly" content="{plotly_address()}">'
+        f'{"".join(styles)}<meta name="ramstream-plotly" content="{plotly_address()}">'
         '<script type="module" src="/ramstream/main.js"></script>'
     )
 
 
 @functools.cache
 def _plotly() -> tuple[bytes, str]:
-    """plotly.js of the installed package, and a name for this version of it.
+    """Returns plotly.js of the installed package, compressed, and a name for this version of it.
 
-    The comment before it is Chromium's explicit compile hint: nearly all of its functions are
-    called as it loads, and so the browser compiles them on another thread while the file arrives.
-    The page then stands still for a seventh of the time.
+    The comment before it is Chromium's explicit compile hint. Nearly all functions of plotly.js are
+    called as it loads, so the browser compiles them on another thread while the file arrives. The
+    page then stands still for a seventh of the time.
     """
     text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
     return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
 
 
 def plotly_address() -> str:
+    """Returns the address of plotly.js, which is another one for each version of it."""
     return f"/ramstream/plotly-{_plotly()[1]}.js"
 
 
 def _file_routes() -> list[Route]:
-    async def plotly(request: Request) -> Response:
+    async def plotly(_: Request) -> Response:
         return Response(
             _plotly()[0],
             media_type="text/javascript",
@@ -154,8 +164,8 @@ def _file_routes() -> list[Route]:
         name = request.path_params["name"]
         if name not in page_files():
             return JSONResponse({"error": "There is no such file."}, 404)
-        # Checked with the server at each load: a new version of the program must not meet old
-        # scripts.
+        # The browser asks at each load whether its copy is still right: a new version of the
+        # program must not meet old scripts.
         return FileResponse(
             BROWSER_FILES / name,
             media_type=page_files()[name],
@@ -166,9 +176,9 @@ def _file_routes() -> list[Route]:
 
 
 def _nothing_routes() -> list[Route]:
-    """What is not there under our own paths is answered by us, not by Gradio."""
+    """Returns routes for what is not there under our own paths, so that Gradio answers none."""
 
-    async def nothing(request: Request) -> Response:
+    async def nothing(_: Request) -> Response:
         return JSONResponse({"error": "There is no such page."}, 404)
 
     methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -182,33 +192,36 @@ def _nothing_routes() -> list[Route]:
 
 
 def _check_routes(checker: Checker) -> list[Route]:
-    """POST /api/check {preset, shown, keep}: the verdict of the form, which is kept as the draft
-    unless `keep` is false.
+    """Returns POST /api/check {preset, shown, keep}, which answers the verdict of the form.
 
-    Beside Gradio's events: its queue, and the copies that its page makes of an answer, took longer
-    than the estimate.
+    The form is kept as the draft unless `keep` is false. This route does not go through Gradio's
+    events: their queue, and the copies that Gradio's page makes of an answer, took longer than the
+    estimate.
     """
 
     async def check(request: Request) -> Response:
         body = await json_body(request)
         preset = text_of(body, "preset") if body.get("preset") is not None else None
         keep = switch_of(body, "keep") if "keep" in body else True
-        return JSONResponse(await asyncio.to_thread(checker.check, preset, _shown(body), keep))
+        shown = _shown(body)
+        return JSONResponse(await asyncio.to_thread(checker.check, preset, shown, keep))
 
     return [Route("/api/check", answering_errors(check), methods=["POST"])]
 
 
 def _shown(body: dict[str, Any]) -> dict[str, Any]:
-    """The value of every component of the form, by dotted name."""
-    shown, known = object_of(body, "shown"), {setting.dotted: setting for setting in settings()}
+    """Returns the value of every component of the form, by dotted name.
+
+    Raises RunError where one is missing, unknown, or of another type.
+    """
+    shown = object_of(body, "shown")
+    known = {setting.dotted: setting for setting in settings()}
     for name in [*known, *shown]:
         if name not in shown:
             raise RunError(f"shown: {name} is missing.")
         if name not in known:
             raise RunError(f"shown: {name!r} is not a setting.")
         if not known[name].holds(shown[name]):
-            raise RunError(
-                f"shown: {name} is not "
-                f"{'true or false' if known[name].kind == 'switch' else 'a text'}."
-            )
+            expected = "true or false" if known[name].kind == "switch" else "a text"
+            raise RunError(f"shown: {name} is not {expected}.")
     return shown

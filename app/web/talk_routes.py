@@ -1,10 +1,15 @@
-"""Routes of the Talk tab.
+"""These routes answer the Talk tab.
 
-    GET  /api/talk?since=VERSION     the chat; its version alone where the page has seen it GET
-    /api/talk/choices           runs, and the weights of each that can be talked to POST
-    /api/talk/about  {choice}   how these weights are spoken to POST /api/talk/say    {choice,
-    message, compare, system, max_new_tokens, temperature, top_p, seed} POST /api/talk/stop,
-    /api/talk/new, /api/talk/unload {}
+GET  /api/talk?since=VERSION
+    The chat; only its version where the page has seen that one.
+GET  /api/talk/choices
+    The runs, and the weights of each that can be talked to.
+POST /api/talk/about {choice}
+    How these weights are spoken to.
+POST /api/talk/say {choice, message, compare, system, max_new_tokens, temperature, top_p, seed}
+    Says a message and has it answered.
+POST /api/talk/stop {}, /api/talk/new {}, /api/talk/unload {}
+    Ends the answer under way, begins a new chat, gives the memory of the weights back.
 
 A choice is {run_id, weights} or {folder}.
 """
@@ -30,30 +35,33 @@ LARGEST_SEED = 2**32 - 1
 
 
 def talk_routes(talk: Talk) -> list[Route]:
+    """Returns the routes through which pages use the one chat, `talk`."""
+
     async def state(request: Request) -> Response:
         return JSONResponse(talk.state(count_of(request.query_params.get("since", "")) or 0))
 
-    async def choices(request: Request) -> Response:
+    async def choices(_: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(talk.choices))
-
-    def posted(path: str, work: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Route:
-        """A route whose work is done in a thread: it may read files, or wait."""
-
-        async def route(request: Request) -> Response:
-            body = await json_body(request)
-            return JSONResponse(await asyncio.to_thread(work, body) or {})
-
-        return Route(f"/api/talk/{path}", answering_errors(route), methods=["POST"])
 
     return [
         Route("/api/talk", answering_errors(state), methods=["GET"]),
         Route("/api/talk/choices", answering_errors(choices), methods=["GET"]),
-        posted("about", lambda body: talk.about(_choice(body))),
-        posted("say", lambda body: _say(talk, body)),
-        posted("stop", lambda _: talk.stop()),
-        posted("new", lambda _: talk.new_chat()),
-        posted("unload", lambda _: talk.release()),
+        _posted("about", lambda body: talk.about(_choice(body))),
+        _posted("say", lambda body: _say(talk, body)),
+        _posted("stop", lambda _: talk.stop()),
+        _posted("new", lambda _: talk.new_chat()),
+        _posted("unload", lambda _: talk.release()),
     ]
+
+
+def _posted(path: str, work: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Route:
+    """Returns a route that calls `work` in a thread, since it may read files or wait."""
+
+    async def route(request: Request) -> Response:
+        body = await json_body(request)
+        return JSONResponse(await asyncio.to_thread(work, body) or {})
+
+    return Route(f"/api/talk/{path}", answering_errors(route), methods=["POST"])
 
 
 def _say(talk: Talk, body: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
-"""Routes of the timelines of a run.
+"""These routes show the timelines of a run.
 
-GET /api/runs/RUN/timeline[?step=N]   the figure of a step that has a timeline (the latest), as the
-page draws it GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
-                                      its figure again, of these microseconds of the step alone, so
-                                      in more detail
-GET /api/runs/RUN/trace[?step=N]      the same step as a file for ui.perfetto.dev and
-chrome://tracing
+GET /api/runs/RUN/timeline[?step=N]
+    The figure of a step that has a timeline, as the page draws it; without N, of the latest.
+GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
+    The figure of these microseconds of the step alone, and so in more detail.
+GET /api/runs/RUN/trace[?step=N]
+    The same step as a file for ui.perfetto.dev and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -26,63 +26,75 @@ from engine.runs.trace import trace_name, trace_of
 
 
 def timeline_routes(session: Session) -> list[Route]:
+    """Returns the routes that show sampled steps of the runs of `session`."""
+
     async def timeline(request: Request) -> Response:
-        timelines, step = session.watch(request.path_params["run_id"]).timelines, _step_of(request)
+        timelines = session.watch(request.path_params["run_id"]).timelines
+        step = _step_of(request)
         return JSONResponse(await asyncio.to_thread(lambda: timeline_part(*timelines.read(step))))
 
-    async def part(request: Request) -> Response:
-        timelines, step, window = (
-            session.watch(request.path_params["run_id"]).timelines,
-            _step_of(request),
-            _window_of(request),
-        )
+    async def stretch(request: Request) -> Response:
+        timelines = session.watch(request.path_params["run_id"]).timelines
+        step = _step_of(request)
+        window = _window_of(request)
         return JSONResponse(
             await asyncio.to_thread(lambda: timeline_figure(*timelines.read(step), window))
         )
 
     async def trace(request: Request) -> Response:
-        run_id, step = request.path_params["run_id"], _step_of(request)
+        run_id = request.path_params["run_id"]
+        step = _step_of(request)
         timelines = session.watch(run_id).timelines
 
-        def work() -> tuple[str, bytes]:
+        def name_and_content() -> tuple[str, bytes]:
             found, simulated = timelines.read(step)
             text = json.dumps(trace_of(run_id, found, simulated), separators=(",", ":"))
             return trace_name(run_id, found.step), text.encode()
 
-        name, body = await asyncio.to_thread(work)
+        name, content = await asyncio.to_thread(name_and_content)
         return Response(
-            body,
+            content,
             media_type="application/json",
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
 
     return [
         Route("/api/runs/{run_id}/timeline", answering_errors(timeline)),
-        Route("/api/runs/{run_id}/stretch", answering_errors(part)),
+        Route("/api/runs/{run_id}/stretch", answering_errors(stretch)),
         Route("/api/runs/{run_id}/trace", answering_errors(trace)),
     ]
 
 
 def _step_of(request: Request) -> int | None:
-    """None for the latest. Raises RunError for what is no step."""
+    """Returns the step that is asked for, None for the latest.
+
+    Raises RunError for what is no step.
+    """
     asked = request.query_params.get("step")
-    step = None if asked is None else count_of(asked)
-    if asked is not None and step is None:
+    if asked is None:
+        return None
+    step = count_of(asked)
+    if step is None:
         raise RunError(f"step: {asked[:40]!r} is not the number of a step.")
     return step
 
 
 def _window_of(request: Request) -> Window:
-    """Seconds. Raises RunError for what is no stretch of time. One that begins before the step's
-    first op is below 0.
+    """Returns the ends of the stretch that is asked for, in seconds.
+
+    A stretch that begins before the step's first op begins below 0. Raises RunError for what is no
+    stretch of time.
     """
-    ends = []
-    for name in ("from", "to"):
-        asked = request.query_params.get(name, "")
-        microseconds = count_of(asked.removeprefix("-"))
-        if microseconds is None:
-            raise RunError(f"{name}: {asked[:40]!r} is not a number of microseconds.")
-        ends.append(1e-6 * (-microseconds if asked.startswith("-") else microseconds))
-    if ends[0] >= ends[1]:
+    start, end = _seconds_of(request, "from"), _seconds_of(request, "to")
+    if start >= end:
         raise RunError("The stretch of the step ends before it begins; from must be below to.")
-    return ends[0], ends[1]
+    return start, end
+
+
+def _seconds_of(request: Request, name: str) -> float:
+    """Returns the microseconds of parameter `name` in seconds. Raises RunError for what is none."""
+    asked = request.query_params.get(name, "")
+    microseconds = count_of(asked.removeprefix("-"))
+    if microseconds is None:
+        raise RunError(f"{name}: {asked[:40]!r} is not a number of microseconds.")
+    return 1e-6 * (-microseconds if asked.startswith("-") else microseconds)

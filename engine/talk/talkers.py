@@ -5,7 +5,7 @@ paused run, which are neither copied nor disturbed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ class Talker:
     """Of RAM, by the weights that it has loaded."""
     _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
-    def answer(self, messages: list[Message], sampling: Sampling) -> Iterator[int]:
+    def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
         """Token ids of the next answer as they are drawn; closing the iterator ends it and frees
         its cache. Raises DataError for a conversation that cannot be asked, FitError where memory
         runs out, and RunError once a paused run goes on.

@@ -1,9 +1,10 @@
-// Drawing in turn: each chart is drawn in a task of its own, so that clicks and scrolling never
-// wait for more than one; pages of one browser take turns, since charts that are drawn at once on
-// few processors all take as long as all of them.
+// Has charts drawn one after the other. Each is drawn in a task of its own, so that clicks and
+// scrolling never wait for more than one. Pages of one browser take turns too: where processors are
+// few, charts that are drawn at once all take as long as all of them.
 
 const TURN = "ramstream-drawing";
-const PATIENCE = 500; // ms until a page draws anyway: another one may stand still, in a debugger say
+// After so many ms a page draws anyway: another one may stand still, say in a debugger.
+const PATIENCE = 500;
 
 const waiting = new Set();
 let isDrawing = false;
@@ -12,7 +13,7 @@ const asTask = window.scheduler?.postTask
     ? (work) => scheduler.postTask(work, { priority: "user-visible" })
     : (work) => setTimeout(work, 0);
 
-// Calls `draw` soon; once, however often it is asked for until then.
+// Calls `draw` soon: once, however often it is asked for until then.
 export function drawLater(draw) {
     waiting.add(draw);
     if (isDrawing) return;
@@ -33,7 +34,11 @@ async function drawNext() {
 }
 
 async function inTurn(draw) {
-    if (!navigator.locks) return draw(); // which a page has that is secure, or of this machine
+    // Only pages of this machine, or by https, have locks.
+    if (!navigator.locks) {
+        await draw();
+        return;
+    }
     let isGranted = false;
     try {
         await navigator.locks.request(TURN, { signal: AbortSignal.timeout(PATIENCE) }, () => {

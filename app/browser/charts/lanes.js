@@ -1,23 +1,30 @@
-// The bars of a timeline. They come as traces of a Plotly figure, whose axes Plotly draws; the bars
-// themselves are painted on a canvas behind those: as elements of the page, a thousand of them took
-// longer to draw than all the curves together.
+// Paints the bars of a timeline. They come as traces of a Plotly figure, whose axes Plotly draws.
+// The bars themselves are painted on a canvas behind the axes: as elements of the page, a thousand
+// of them took longer to draw than all the curves together.
+//
+// A bar is told by its lane, which is a trace, and its index in the lane.
 
 import { el } from "../common/dom.js";
 
 export const MARGIN = { left: 74, right: 10, top: 2, bottom: 38 }; // as in the figure's layout
 const NEAR = 3; // px beside a bar at which it is still meant
 const LEAST = 0.5; // px of a bar that can be seen
-const OUTLINE = 0.75,
-    CHOSEN = 2;
+const OUTLINE = 0.75; // px of the line around a predicted bar
+const CHOSEN = 2; // px of the line around the chosen one
+// The y axis of the figure goes from -BELOW to half a row above its last row, and so is AROUND
+// longer than its rows.
+const BELOW = 0.52;
+const AROUND = 0.02;
 
 export class LaneBars {
-    // `node`: where Plotly draws the axes.
+    // node: where Plotly draws the axes.
     constructor(node) {
         this.node = node;
         this.canvas = el("canvas", { "aria-hidden": "true" });
         this.tip = el("div", { class: "rs-tip", hidden: "" });
         this.said = el("p", { class: "rs-unseen", role: "status" });
-        this.chosen = null; // the bar that the keyboard has come to: its row, and the time in its middle
+        // The bar that the keyboard has come to, by its row and the time in its middle.
+        this.chosen = null;
         const frame = el("div", { class: "rs-lanes" });
         node.replaceWith(frame);
         frame.append(this.canvas, node, this.tip, this.said);
@@ -30,6 +37,7 @@ export class LaneBars {
             });
     }
 
+    // Takes over the bars of a figure; they are painted by `paint`.
     take({ data, layout }) {
         const rows = layout.yaxis.categoryarray;
         this.rows = rows.length;
@@ -44,43 +52,51 @@ export class LaneBars {
 
     // Paints what lies between two places of the x axis, in ms.
     paint(from, to, showsPredicted) {
-        const { canvas, node } = this,
-            density = window.devicePixelRatio || 1;
-        const width = node.clientWidth - MARGIN.left - MARGIN.right,
-            height = node.clientHeight - MARGIN.top - MARGIN.bottom;
-        Object.assign(this, { from, to, width, height });
+        const { canvas, node } = this;
+        const density = window.devicePixelRatio || 1;
+        const width = node.clientWidth - MARGIN.left - MARGIN.right;
+        const height = node.clientHeight - MARGIN.top - MARGIN.bottom;
+        this.from = from;
+        this.to = to;
+        this.width = width;
+        this.height = height;
         if (width <= 0 || height <= 0) return;
-        for (const [side, size] of [
-            ["width", width],
-            ["height", height],
-        ]) {
-            const pixels = Math.round(size * density);
-            if (canvas[side] !== pixels)
-                Object.assign(canvas, { [side]: pixels }).style[side] = `${size}px`;
-        }
+        this.resize("width", width * density, `${width}px`);
+        this.resize("height", height * density, `${height}px`);
         const pen = canvas.getContext("2d");
         pen.setTransform(density, 0, 0, density, 0, 0);
         pen.clearRect(0, 0, width, height);
         let bars = 0;
         for (const lane of this.lanes) bars += this.paintLane(pen, lane);
-        if (showsPredicted) for (const ghost of this.ghosts) this.paintGhost(pen, ghost);
+        const ghosts = showsPredicted ? this.ghosts : [];
+        for (const ghost of ghosts) this.paintGhost(pen, ghost);
         pen.globalAlpha = 1;
         this.paintChosen(pen);
-        Object.assign(canvas.dataset, { bars, predicted: showsPredicted ? this.ghosts.length : 0 });
+        canvas.dataset.bars = bars;
+        canvas.dataset.predicted = ghosts.length;
     }
 
+    // A canvas that is given its own size again is cleared, which costs as much as another size.
+    resize(side, size, style) {
+        const pixels = Math.round(size);
+        if (this.canvas[side] === pixels) return;
+        this.canvas[side] = pixels;
+        this.canvas.style[side] = style;
+    }
+
+    // Paints the bars of a lane that are in sight, and returns how many these are.
     paintLane(pen, { base, x, marker, width: share, row }) {
-        const scale = this.width / (this.to - this.from),
-            tall = this.y(0) - this.y(share);
+        const scale = this.width / (this.to - this.from);
+        const tall = this.y(0) - this.y(share);
         const top = this.y(row + share / 2);
         let bars = 0;
-        for (let k = 0; k < base.length; k += 1) {
-            const left = (base[k] - this.from) * scale,
-                wide = Math.max(x[k] * scale, LEAST);
+        for (let index = 0; index < base.length; index += 1) {
+            const left = (base[index] - this.from) * scale;
+            const wide = Math.max(x[index] * scale, LEAST);
             if (left > this.width || left + wide < 0) continue;
             bars += 1;
-            pen.fillStyle = Array.isArray(marker.color) ? marker.color[k] : marker.color;
-            pen.globalAlpha = marker.opacity?.[k] ?? 1;
+            pen.fillStyle = Array.isArray(marker.color) ? marker.color[index] : marker.color;
+            pen.globalAlpha = marker.opacity?.[index] ?? 1;
             pen.fillRect(left, top, wide, tall);
             if (!marker.pattern) continue;
             pen.fillStyle = this.hatch(pen, marker.pattern.fgcolor);
@@ -90,9 +106,9 @@ export class LaneBars {
     }
 
     paintGhost(pen, { path, fillcolor, line }) {
-        const scale = this.width / (this.to - this.from),
-            placed = new Path2D(),
-            tall = this.y(1) - this.y(0);
+        const scale = this.width / (this.to - this.from);
+        const placed = new Path2D();
+        const tall = this.y(1) - this.y(0);
         placed.addPath(path, new DOMMatrix([scale, 0, 0, tall, -this.from * scale, this.y(0)]));
         pen.globalAlpha = 1;
         pen.fillStyle = fillcolor;
@@ -105,48 +121,41 @@ export class LaneBars {
     paintChosen(pen) {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
-        const scale = this.width / (this.to - this.from),
-            { lane, k } = bar,
-            top = this.y(lane.row + lane.width / 2);
+        const scale = this.width / (this.to - this.from);
+        const { lane, index } = bar;
+        const left = (lane.base[index] - this.from) * scale;
+        const top = this.y(lane.row + lane.width / 2);
+        const wide = Math.max(lane.x[index] * scale, LEAST);
+        const tall = this.y(0) - this.y(lane.width);
         pen.strokeStyle = getComputedStyle(this.node).color;
         pen.lineWidth = CHOSEN;
-        pen.strokeRect(
-            (lane.base[k] - this.from) * scale,
-            top,
-            Math.max(lane.x[k] * scale, LEAST),
-            this.y(0) - this.y(lane.width),
-        );
+        pen.strokeRect(left, top, wide, tall);
     }
 
     hatch(pen, colour) {
-        if (!this.patterns.has(colour)) {
-            const tile = el("canvas", { width: 6, height: 6 }),
-                small = tile.getContext("2d");
-            small.strokeStyle = colour;
-            small.lineWidth = 2;
-            for (const shift of [-6, 0, 6]) {
-                small.moveTo(shift - 1, 7);
-                small.lineTo(shift + 7, -1);
-            }
-            small.stroke();
-            this.patterns.set(colour, pen.createPattern(tile, "repeat"));
-        }
+        if (!this.patterns.has(colour))
+            this.patterns.set(colour, pen.createPattern(hatchTile(colour), "repeat"));
         return this.patterns.get(colour);
     }
 
-    // Of a height on the y axis, which has one row at each whole number.
+    // The pixel of a value on the y axis, which has one row at each whole number.
     y(value) {
-        return this.height * (1 - (value + 0.52) / (this.rows + 0.02));
+        return this.height * (1 - (value + BELOW) / (this.rows + AROUND));
+    }
+
+    // The value of a pixel on the y axis.
+    value(top) {
+        return (1 - top / this.height) * (this.rows + AROUND) - BELOW;
     }
 
     // -------------------------------------------------------------- what a bar is
 
     point({ clientX, clientY, buttons }) {
+        const isDragged = Boolean(buttons);
         const box = this.node.getBoundingClientRect();
-        const words =
-            buttons || !this.width
-                ? null
-                : this.at(clientX - box.left - MARGIN.left, clientY - box.top - MARGIN.top);
+        const left = clientX - box.left - MARGIN.left;
+        const top = clientY - box.top - MARGIN.top;
+        const words = isDragged || !this.width ? null : this.at(left, top);
         if (words) this.show(words, clientX, clientY);
         else this.tip.hidden = true;
     }
@@ -155,7 +164,8 @@ export class LaneBars {
         this.tip.hidden = false;
         this.tip.replaceChildren(first, ...others.map((line) => el("span", {}, line)));
         this.tip.style.top = `${clientY + 16}px`;
-        this.tip.style.left = `${Math.max(8, Math.min(clientX + 14, window.innerWidth - this.tip.offsetWidth - 8))}px`;
+        const rightmost = window.innerWidth - this.tip.offsetWidth - 8;
+        this.tip.style.left = `${Math.max(8, Math.min(clientX + 14, rightmost))}px`;
     }
 
     // -------------------------------------------------------------- bar by bar
@@ -164,12 +174,13 @@ export class LaneBars {
     inRow(row) {
         const bars = this.lanes
             .filter((lane) => lane.row === row)
-            .flatMap((lane) => lane.base.map((_, k) => ({ lane, k })));
-        return bars.sort((one, other) => one.lane.base[one.k] - other.lane.base[other.k]);
+            .flatMap((lane) => lane.base.map((_, index) => ({ lane, index })));
+        return bars.sort((one, other) => start(one) - start(other));
     }
 
+    // The bar of a row whose middle is nearest to `time`, null in an empty row.
     nearest(row, time) {
-        const apart = ({ lane, k }) => Math.abs(middle(lane, k) - time);
+        const apart = (bar) => Math.abs(middle(bar) - time);
         return this.inRow(row).reduce(
             (best, bar) => (best && apart(best) <= apart(bar) ? best : bar),
             null,
@@ -180,32 +191,38 @@ export class LaneBars {
     // or above; the first one that is seen where none is chosen. Returns where it begins and ends,
     // null where there is none.
     choose(bars, rows) {
-        const from = this.chosen;
-        let bar = null;
-        if (!from) {
-            for (let row = this.rows - 1; row >= 0 && !bar; row -= 1)
-                bar = this.nearest(row, this.from);
-        } else if (rows) {
-            for (let row = from.row + rows; row >= 0 && row < this.rows && !bar; row += rows)
-                bar = this.nearest(row, from.time);
-        } else {
-            const all = this.inRow(from.row),
-                at = all.findIndex(({ lane, k }) => middle(lane, k) === from.time);
-            bar = all[at + bars] ?? null;
-        }
+        const bar = this.next(bars, rows);
         if (!bar) return null;
-        const { lane, k } = bar;
-        this.chosen = { row: lane.row, time: middle(lane, k) };
-        return [lane.base[k], lane.base[k] + lane.x[k]];
+        const { lane, index } = bar;
+        this.chosen = { row: lane.row, time: middle(bar) };
+        return [lane.base[index], lane.base[index] + lane.x[index]];
+    }
+
+    next(bars, rows) {
+        const { chosen } = this;
+        if (!chosen) return this.beyond(this.rows, -1, this.from);
+        if (rows) return this.beyond(chosen.row, rows, chosen.time);
+        const all = this.inRow(chosen.row);
+        const at = all.findIndex((bar) => middle(bar) === chosen.time);
+        return all[at + bars] ?? null;
+    }
+
+    // The bar near `time` in the first row beyond `row` that has one, by steps of `rows`.
+    beyond(row, rows, time) {
+        for (let at = row + rows; at >= 0 && at < this.rows; at += rows) {
+            const bar = this.nearest(at, time);
+            if (bar) return bar;
+        }
+        return null;
     }
 
     // What the chosen bar is, beside it and for who hears the page.
     tell() {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
-        const words = linesOf(bar.lane, bar.k),
-            box = this.node.getBoundingClientRect();
-        const x = ((middle(bar.lane, bar.k) - this.from) * this.width) / (this.to - this.from);
+        const words = linesOf(bar);
+        const box = this.node.getBoundingClientRect();
+        const x = ((middle(bar) - this.from) * this.width) / (this.to - this.from);
         this.show(words, box.left + MARGIN.left + x, box.top + MARGIN.top + this.y(bar.lane.row));
         this.said.textContent = words.join(", ");
     }
@@ -219,40 +236,59 @@ export class LaneBars {
     // The lines that say what is at a place of the canvas, in px; null where nothing is.
     at(left, top) {
         if (left < 0 || left > this.width) return null;
-        const scale = this.width / (this.to - this.from),
-            time = this.from + left / scale;
-        const value = (1 - top / this.height) * (this.rows + 0.02) - 0.52;
-        let best = null,
-            distance = NEAR / scale;
+        const scale = this.width / (this.to - this.from);
+        const time = this.from + left / scale;
+        const value = this.value(top);
+        let best = null;
+        let distance = NEAR / scale;
         for (const lane of this.lanes) {
             if (Math.abs(value - lane.row) > lane.width / 2) continue;
-            for (let k = 0; k < lane.base.length; k += 1) {
-                const apart = Math.max(lane.base[k] - time, time - lane.base[k] - lane.x[k], 0);
+            for (let index = 0; index < lane.base.length; index += 1) {
+                const left = lane.base[index];
+                const apart = Math.max(left - time, time - left - lane.x[index], 0);
                 if (apart > distance || (apart === distance && best)) continue;
-                [best, distance] = [{ lane, k }, apart];
+                best = { lane, index };
+                distance = apart;
             }
         }
-        return best && linesOf(best.lane, best.k);
+        return best && linesOf(best);
     }
 }
 
-const middle = (lane, k) => lane.base[k] + lane.x[k] / 2;
+const start = ({ lane, index }) => lane.base[index];
+const middle = ({ lane, index }) => lane.base[index] + lane.x[index] / 2;
 export const isPredicted = (shape) => shape.name === "predicted";
 
 // What Plotly would write into a hover label: names in it are text whose <, > and & were written as
 // entities.
-function linesOf(lane, k) {
-    const values = { customdata: lane.customdata?.[k], x: lane.x[k], base: lane.base[k] };
+function linesOf({ lane, index }) {
+    const values = {
+        customdata: lane.customdata?.[index],
+        x: lane.x[index],
+        base: lane.base[index],
+    };
     const said = lane.hovertemplate
         .replace("<extra></extra>", "")
-        .replace(/%\{(\w+)(:[^}]*)?\}/g, (_, name) =>
-            typeof values[name] === "number"
-                ? String(Number(values[name].toPrecision(4)))
-                : values[name],
-        );
-    return said
-        .split("<br>")
-        .map((line) =>
-            line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&"),
-        );
+        .replace(/%\{(\w+)(:[^}]*)?\}/g, (_, name) => written(values[name]));
+    return said.split("<br>").map(withoutEntities);
+}
+
+const written = (value) =>
+    typeof value === "number" ? String(Number(value.toPrecision(4))) : value;
+
+const withoutEntities = (line) =>
+    line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
+
+// Two slanted lines, which go on from tile to tile.
+function hatchTile(colour) {
+    const tile = el("canvas", { width: 6, height: 6 });
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = colour;
+    pen.lineWidth = 2;
+    for (const shift of [-6, 0, 6]) {
+        pen.moveTo(shift - 1, 7);
+        pen.lineTo(shift + 7, -1);
+    }
+    pen.stroke();
+    return tile;
 }

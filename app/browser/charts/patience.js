@@ -1,30 +1,23 @@
-// How long a newer figure may wait to be drawn since nobody could see the difference: with
+// Says how long a newer figure may wait to be drawn since nobody could see the difference: with
 // thousands of steps, one more moves a curve by less than a pixel.
 
-const SAME = 2000; // ms at most that such a figure waits
-const BEYOND = 5000; // where all that is new lies beyond the end of a zoom
-const UNSEEN = 1 / 200,
-    CLOSE = 0.01; // of the height of a curve, and of its ends on a logarithmic axis: less than a pixel
+const SAME = 2000; // such a figure waits so many ms at most
+const BEYOND = 5000; // the same, where all that is new lies beyond the end of a zoom
+const UNSEEN = 1 / 200; // this share of the height of a curve is less than a pixel
+const CLOSE = 0.01; // so is this share of a value at its ends, on a logarithmic axis
 
-// `drawn`, `newer`: figures as the server made them; `shown`: the ends of the x axis as numbers;
-// `width`: its pixels.
+// drawn, newer: figures as the server made them; shown: the ends of the x axis as numbers; width:
+// the pixels of the axis. Returns ms, 0 where the figure must be drawn at once.
 export function patience(drawn, newer, shown, width) {
-    if (
-        drawn.data.length !== newer.data.length ||
-        JSON.stringify(drawn.layout) !== JSON.stringify(newer.layout)
-    )
-        return 0;
+    if (drawn.data.length !== newer.data.length) return 0;
+    if (JSON.stringify(drawn.layout) !== JSON.stringify(newer.layout)) return 0;
     const [from, to] = shown;
     let waits = BEYOND;
     for (const [index, trace] of newer.data.entries()) {
         const before = drawn.data[index];
-        if (
-            trace.type !== "scatter" ||
-            trace.name !== before.name ||
-            !areAlike(ends(before.y), ends(trace.y))
-        )
-            return 0;
-        const [was, is] = [before, trace].map(({ x }) => x.at(-1));
+        if (!isSameCurve(before, trace)) return 0;
+        const was = before.x.at(-1);
+        const is = trace.x.at(-1);
         if (was > to && is > to) continue;
         if (Math.abs(is - was) * width >= to - from) return 0;
         waits = SAME;
@@ -32,25 +25,29 @@ export function patience(drawn, newer, shown, width) {
     return waits;
 }
 
+// Whether both are the same curve, at the same height as far as one can see.
+function isSameCurve(before, trace) {
+    if (trace.type !== "scatter" || trace.name !== before.name) return false;
+    const [low, high] = ends(before.y);
+    const [newLow, newHigh] = ends(trace.y);
+    const height = high - low;
+    return isClose(low, newLow, height) && isClose(high, newHigh, height);
+}
+
+function isClose(was, is, height) {
+    if (was === is) return true;
+    const moved = Math.abs(is - was);
+    return moved <= UNSEEN * height && moved <= CLOSE * Math.abs(was);
+}
+
+// The lowest and the highest value of a curve, which may have gaps.
 function ends(values) {
-    let low = Infinity,
-        high = -Infinity;
+    let low = Infinity;
+    let high = -Infinity;
     for (const value of values) {
         if (value === null) continue;
         if (value < low) low = value;
         if (value > high) high = value;
     }
     return [low, high];
-}
-
-function areAlike([low, high], [newLow, newHigh]) {
-    const height = high - low;
-    return [
-        [low, newLow],
-        [high, newHigh],
-    ].every(
-        ([was, is]) =>
-            was === is ||
-            (Math.abs(is - was) <= UNSEEN * height && Math.abs(is - was) <= CLOSE * Math.abs(was)),
-    );
 }

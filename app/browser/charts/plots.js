@@ -1,5 +1,5 @@
-// Drawing with Plotly in place, and charts that share their x axis: a zoom or a pointer in one is
-// one in all of them.
+// Draws with Plotly in place, and links charts that share their x axis: a zoom or a pointer in one
+// is one in all of them.
 
 import { el, isShown } from "../common/dom.js";
 import { drawLater } from "./drawing.js";
@@ -16,6 +16,8 @@ const NARROW = 480; // px of a chart below which its legend is set smaller
 const BESIDE = 200; // px beside what is seen in which charts are drawn already
 
 let plotly;
+
+// Loads plotly.js when something is drawn first.
 export function loadPlotly() {
     plotly ??= new Promise((resolve, reject) => {
         const address = document.querySelector('meta[name="ramstream-plotly"]').content;
@@ -23,7 +25,7 @@ export function loadPlotly() {
             src: address,
             load: () => resolve(window.Plotly),
             error: () => {
-                plotly = undefined; // lost on its way: whoever draws next asks again
+                plotly = undefined; // whoever draws next asks again
                 script.remove();
                 reject(new Error("The charts could not be loaded: the server does not answer."));
             },
@@ -33,10 +35,11 @@ export function loadPlotly() {
     return plotly;
 }
 
-// The colours of the page for a figure as the server made it, in the size of its place.
+// Returns the layout of a figure, as the server made it, in the colours of the page and the size of
+// its place.
 export function themed(layout, node) {
-    const style = getComputedStyle(document.body),
-        colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
+    const style = getComputedStyle(document.body);
+    const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
     const drawn = {
         ...layout,
         width: node.clientWidth,
@@ -51,28 +54,33 @@ export function themed(layout, node) {
         },
     };
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
-        const muted = colour("muted"),
-            axis = layout[name];
-        drawn[name] = {
-            gridcolor: colour("line"),
-            linecolor: colour("line"),
-            spikecolor: muted,
-            ...axis,
-            tickfont: { color: muted, size: 11 },
-            title: { ...axis.title, font: { color: muted, size: 11 } },
-        };
+        drawn[name] = themedAxis(layout[name], colour("line"), colour("muted"));
         // Plotly would measure every label; beside a chart, none can reach past its edge.
         if (name.startsWith("y")) drawn[name].ticklabeloverflow = "allow";
     }
     return drawn;
 }
 
-// Each chart's drawings, as the browser's performance panel shows them.
+function themedAxis(axis, line, muted) {
+    const font = { color: muted, size: 11 };
+    return {
+        gridcolor: line,
+        linecolor: line,
+        spikecolor: muted,
+        ...axis,
+        tickfont: font,
+        title: { ...axis.title, font: { ...font } },
+    };
+}
+
+// Marks the drawing of a chart for the browser's performance panel. Only the latest mark is kept: a
+// page that is watched for a week draws a million times.
 export function markDrawn(name) {
-    performance.clearMarks(`drawn ${name}`); // the latest alone: a page that is watched for a week draws a million times
+    performance.clearMarks(`drawn ${name}`);
     performance.mark(`drawn ${name}`);
 }
 
+// Whether a node is in sight, or about to be scrolled to.
 export function onScreen(node) {
     if (!isShown(node) || !node.clientWidth) return false;
     const box = node.getBoundingClientRect();
@@ -80,27 +88,32 @@ export function onScreen(node) {
 }
 
 export class LinkedCharts {
-    // nodes: where each is drawn, by name; maps: names of those without a curve that a line through
-    // x could be read at; adapt(layout, figure): the last word on a layout; zoomed(whether
-    // something of them is not shown now); clicked(x).
+    // nodes: where each chart is drawn, by name.
+    // maps: the names of those without a curve that could be read at a line through x.
+    // adapt(layout, figure): has the last word on a layout.
+    // zoomed(isZoomed): is told whether something of the charts is not shown now.
+    // clicked(x): is told of clicks on a point.
     constructor(
         nodes,
         { maps = [], adapt = () => {}, zoomed = () => {}, clicked = () => {} } = {},
     ) {
-        Object.assign(this, {
-            maps,
-            adapt,
-            zoomed,
-            clicked,
-            range: null,
-            hasOwnZoom: false,
-            zooms: 0,
-            resets: 0,
-            pointed: null,
-        });
+        this.maps = maps;
+        this.adapt = adapt;
+        this.zoomed = zoomed;
+        this.clicked = clicked;
+        this.range = null; // the stretch of x that is shown, null for everything
+        this.hasOwnZoom = false; // the y axis of a chart was zoomed
+        this.zooms = 0; // counted, so that Plotly keeps a zoom until the next one
+        this.resets = 0;
+        this.pointed = null; // the chart with the pointer, and its x
         this.plots = new Map(
             Object.entries(nodes).map(([name, node]) => [name, this.plot(name, node)]),
         );
+        this.watch();
+    }
+
+    // Draws anew in another size or theme, and when a chart comes into sight.
+    watch() {
         const byNode = new Map([...this.plots.values()].map((plot) => [plot.node, plot]));
         const sizes = new ResizeObserver((entries) => {
             for (const { target } of entries) byNode.get(target).dirty = true;
@@ -125,16 +138,16 @@ export class LinkedCharts {
         return this.plots.get(name).node;
     }
 
-    // Drawn soon, unless it is what is there already; later, where nobody would see the difference.
+    // Has a figure drawn: soon, unless it is there already, or later, where nobody would see the
+    // difference.
     set(name, figure) {
-        const plot = this.plots.get(name),
-            text = JSON.stringify([figure.data, figure.layout]);
+        const plot = this.plots.get(name);
+        const text = JSON.stringify([figure.data, figure.layout]);
         if (plot.figure && text === plot.text) return;
-        const waits =
-            plot.figure && plot.drawn && !plot.dirty
-                ? patience(plot.drawn, figure, ...seen(plot.node))
-                : 0;
-        Object.assign(plot, { figure, text });
+        const isDrawn = plot.figure && plot.drawn && !plot.dirty;
+        const waits = isDrawn ? patience(plot.drawn, figure, ...seen(plot.node)) : 0;
+        plot.figure = figure;
+        plot.text = text;
         if (!waits) this.spoil(plot);
         else plot.timer ??= setTimeout(() => this.spoil(plot), waits);
     }
@@ -161,8 +174,8 @@ export class LinkedCharts {
     }
 
     async draw(plot) {
-        const Plotly = await loadPlotly(),
-            { node, figure } = plot;
+        const Plotly = await loadPlotly();
+        const { node, figure } = plot;
         if (!plot.dirty || !figure || !onScreen(node)) return;
         plot.dirty = false;
         clearTimeout(plot.timer);
@@ -177,31 +190,23 @@ export class LinkedCharts {
         const drawn = themed(figure.layout, node);
         if (drawn.width < NARROW) drawn.legend = { ...drawn.legend, font: { size: 10 } };
         for (const name of Object.keys(drawn).filter((key) => key.startsWith("yaxis"))) {
-            drawn[name].uirevision = `reset ${this.resets}`; // its own zoom is kept until everything is shown again
+            // Its own zoom is kept until everything is shown again.
+            drawn[name].uirevision = `reset ${this.resets}`;
         }
-        Object.assign(
-            drawn.xaxis,
-            this.range ? { range: [...this.range], autorange: false } : { autorange: true },
-            { uirevision: `zoom ${this.zooms}` },
-        );
+        if (this.range) drawn.xaxis.range = [...this.range];
+        drawn.xaxis.autorange = !this.range;
+        drawn.xaxis.uirevision = `zoom ${this.zooms}`;
         this.adapt(drawn, figure);
         return drawn;
     }
 
+    // Plotly's own events; a node has them from its first drawing on.
     link(plot) {
-        const { node } = plot,
-            isMap = this.maps.includes(plot.name);
-        node.on("plotly_relayout", (change) => {
-            if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
-                this.hasOwnZoom = true;
-                this.zoomed(true);
-            }
-            if (change["xaxis.range[0]"] !== undefined)
-                this.zoom([change["xaxis.range[0]"], change["xaxis.range[1]"]]);
-            else if (change["xaxis.range"]) this.zoom(change["xaxis.range"]);
-        });
+        const { node } = plot;
+        const isMap = this.maps.includes(plot.name);
+        node.on("plotly_relayout", (change) => this.takeZoom(change));
         node.on("plotly_doubleclick", () => this.zoom(null));
-        // Only of a pointer: where the others follow it, they say so too.
+        // Only a pointer has an `Event`: the charts that follow it fire `plotly_hover` too.
         node.on("plotly_hover", ({ event, xvals, points }) => {
             if (event instanceof Event) this.point(plot, isMap ? place(points[0]) : xvals?.[0]);
         });
@@ -213,7 +218,18 @@ export class LinkedCharts {
         });
     }
 
-    // Shows a stretch of x in all of them, everything for null.
+    // What a person zoomed in one chart.
+    takeZoom(change) {
+        if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
+            this.hasOwnZoom = true;
+            this.zoomed(true);
+        }
+        const from = change["xaxis.range[0]"];
+        if (from !== undefined) this.zoom([from, change["xaxis.range[1]"]]);
+        else if (change["xaxis.range"]) this.zoom(change["xaxis.range"]);
+    }
+
+    // Shows a stretch of x in all charts, everything for null.
     zoom(range) {
         if (!range && !this.range && !this.hasOwnZoom) return;
         this.range = range;
@@ -229,13 +245,8 @@ export class LinkedCharts {
     point(plot, x) {
         this.pointed = { plot, x };
         for (const other of this.plots.values()) {
-            if (
-                other !== plot &&
-                other.drawn &&
-                !this.maps.includes(other.name) &&
-                onScreen(other.node)
-            )
-                drawLater(other.follow);
+            const follows = other !== plot && other.drawn && !this.maps.includes(other.name);
+            if (follows && onScreen(other.node)) drawLater(other.follow);
         }
     }
 
@@ -252,7 +263,7 @@ function seen(node) {
     return [xaxis.range.map((end) => xaxis.d2c(end)), xaxis._length];
 }
 
-// Of a point on its x axis, as a number: on a time axis its x is text.
+// The place of a point on its x axis, as a number: on a time axis its x is text.
 function place({ x, xaxis }) {
     return xaxis.type === "date" ? xaxis.d2c(x) : x;
 }

@@ -1,9 +1,9 @@
-// A small figure that stands alone: as wide as its place, in the colours of the theme.
+// Draws a small figure that stands alone, as wide as its place and in the colours of the theme.
 
 import { CONFIG, loadPlotly, themed } from "./plots.js";
 
+// Draws into `node`, and again when that has another width or the page another theme.
 export class SmallFigure {
-    // Drawn into `node`, and again when that has another width or the page another theme.
     constructor(node) {
         this.node = node;
         new ResizeObserver(() => {
@@ -14,7 +14,7 @@ export class SmallFigure {
         });
     }
 
-    // `said` is what it shows, in words.
+    // said: what the figure shows, in words.
     show(figure, said) {
         this.figure = figure;
         this.node.setAttribute("aria-label", said);
@@ -22,27 +22,26 @@ export class SmallFigure {
     }
 
     async draw() {
-        const Plotly = await loadPlotly(),
-            { node } = this;
+        const Plotly = await loadPlotly();
+        const { node } = this;
         this.width = node.clientWidth;
         if (!this.width || !this.figure) return;
         const { data, layout } = coloured(this.figure);
         const drawn = JSON.stringify([this.width, data, layout, document.body.className]);
-        if (drawn === this.drawn) return; // a bar takes longer to draw than all the text beside it
+        // A bar takes longer to draw than all the text beside it.
+        if (drawn === this.drawn) return;
         this.drawn = drawn;
         await Plotly.react(node, data, themed(layout, node), CONFIG);
     }
 }
 
-// Colours that are named as variables of the style sheet become what they are in this theme.
+// Returns a figure in which colours that are variables of the style sheet are those of this theme.
 function coloured(value) {
-    if (typeof value === "string") {
-        return value.startsWith("--rs-")
-            ? getComputedStyle(document.body).getPropertyValue(value).trim()
-            : value;
-    }
+    if (typeof value === "string") return value.startsWith("--rs-") ? variable(value) : value;
     if (Array.isArray(value)) return value.map(coloured);
-    return value && typeof value === "object"
-        ? Object.fromEntries(Object.entries(value).map(([name, item]) => [name, coloured(item)]))
-        : value;
+    if (!value || typeof value !== "object") return value;
+    const pairs = Object.entries(value).map(([name, item]) => [name, coloured(item)]);
+    return Object.fromEntries(pairs);
 }
+
+const variable = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();

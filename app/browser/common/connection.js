@@ -1,8 +1,7 @@
-// Whether the server answers: what the page says while it does not, and what happened once it does
-// again.
+// Knows whether the server answers, and says what happened once it answers again.
 
-const WORTH_TELLING = 3000;
-const AGAIN = ["preparing", "running", "pausing", "paused", "stopping", "saving"];
+const WORTH_TELLING = 3000; // ms without the server below which nothing is said
+const GOING_ON = ["preparing", "running", "pausing", "paused", "stopping", "saving"];
 
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -13,16 +12,14 @@ export function inTime(milliseconds) {
 }
 
 export class Connection {
-    // changed(isLost): it was lost, or is there again.
+    // changed(isLost) is called when the connection was lost, and when it is there again.
     constructor(changed) {
-        Object.assign(this, {
-            changed,
-            isLost: false,
-            slept: false,
-            seen: null,
-            last: Date.now(),
-            waiting: [],
-        });
+        this.changed = changed;
+        this.isLost = false;
+        this.slept = false;
+        this.seen = null; // the server, the run and its step in the last answer
+        this.last = Date.now(); // when the last answer came
+        this.waiting = []; // whoever waits for the server
     }
 
     get age() {
@@ -31,9 +28,8 @@ export class Connection {
 
     // Resolves once the server answers: at once while nothing is known to be wrong.
     answering() {
-        return this.isLost
-            ? new Promise((resolve) => this.waiting.push(resolve))
-            : Promise.resolve();
+        if (!this.isLost) return Promise.resolve();
+        return new Promise((resolve) => this.waiting.push(resolve));
     }
 
     // A request did not reach the server, or its answer did not reach us.
@@ -48,17 +44,15 @@ export class Connection {
         this.slept = true;
     }
 
-    // The server `server` answered with the run bar `bar`, null where there is no run. A sentence
-    // if there is something to tell.
+    // The server `server` answered with the run bar `bar`, null where there is no run. Returns a
+    // sentence if there is something to tell, else "".
     answered(server, bar) {
-        const told = this.isLost || this.slept ? this.whatHappened(server, bar) : "",
-            wasLost = this.isLost;
-        Object.assign(this, {
-            isLost: false,
-            slept: false,
-            last: Date.now(),
-            seen: { server, run: bar?.run_id, step: bar?.settings?.done },
-        });
+        const wasLost = this.isLost;
+        const told = wasLost || this.slept ? this.whatHappened(server, bar) : "";
+        this.isLost = false;
+        this.slept = false;
+        this.last = Date.now();
+        this.seen = { server, run: bar?.run_id, step: bar?.settings?.done };
         if (wasLost) {
             this.changed(false);
             for (const resolve of this.waiting.splice(0)) resolve();
@@ -67,23 +61,28 @@ export class Connection {
     }
 
     whatHappened(server, bar) {
-        const { seen, age } = this,
-            restarted = seen !== null && server !== seen.server;
-        if (!restarted && age < WORTH_TELLING) return "";
-        if (restarted)
-            return `The server was started again after ${inTime(age)}.${this.whatTheRunDid(bar, " The run")}`;
+        const { seen, age } = this;
+        const isAnother = seen !== null && server !== seen.server;
+        if (isAnother) {
+            const run = this.whatTheRunDid(bar, " The run");
+            return `The server was started again after ${inTime(age)}.${run}`;
+        }
+        if (age < WORTH_TELLING) return "";
         const then = this.isLost
             ? `Connected again after ${inTime(age)}`
             : `This page was asleep for ${inTime(age)}`;
         return `${then}${this.whatTheRunDid(bar, "; the run") || "."}`;
     }
 
+    // Returns what the run has done meanwhile in words after `begin`, "" where that is not known.
     whatTheRunDid(bar, begin) {
         const done = bar?.settings?.done - this.seen?.step;
         if (!bar || bar.run_id !== this.seen?.run || !(done >= 0)) return "";
-        if (bar.state === "interrupted")
-            return `${begin.startsWith(";") ? "." : ""} ${bar.sentence}`;
+        if (bar.state === "interrupted") {
+            const stop = begin.startsWith(";") ? "." : ""; // a sentence of its own follows
+            return `${stop} ${bar.sentence}`;
+        }
         if (done) return `${begin} went on: ${counted(done, "more step")}.`;
-        return AGAIN.includes(bar.state) ? `${begin} stands at the same step.` : "";
+        return GOING_ON.includes(bar.state) ? `${begin} stands at the same step.` : "";
     }
 }

@@ -1,24 +1,24 @@
-// Making nodes, finding them, and talking to the server.
+// Makes nodes, finds them, and talks to the server.
 
-const TIMEOUT = 4000,
-    LONG_TIMEOUT = 60000,
-    COPIED_SHOWN = 1500;
+const TIMEOUT = 4000;
+const LONG_TIMEOUT = 60000;
+const COPIED_SHOWN = 1500;
 const AWAY = [502, 503, 504]; // a proxy in front of the server answers for it
 
+// Makes a node. Attributes that are functions listen to the event of their name; those that are
+// undefined, null or false are left out, and so are children that are nothing.
 export function el(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
         if (typeof value === "function") node.addEventListener(name, value);
-        else if (value !== undefined && value !== null && value !== false)
-            node.setAttribute(name, value);
+        else if ((value ?? false) !== false) node.setAttribute(name, value);
     }
-    node.append(
-        ...children.filter((child) => child !== null && child !== undefined && child !== ""),
-    );
+    node.append(...children.filter((child) => (child ?? "") !== ""));
     return node;
 }
 
 export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
+
 // Text that is there already is left: what somebody has marked in it stays marked, and a live
 // region says it once.
 export function setText(node, text) {
@@ -27,30 +27,32 @@ export function setText(node, text) {
 
 export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 
+// Asks the server and returns its answer: GET without a body, POST with one. `given` is a signal
+// that gives the request up. Throws an error whose message is a sentence for the page; it is
+// `unreachable` where no server has answered, and has the `status` of the answer otherwise.
 export async function send(path, body, given) {
-    const options =
-        body === undefined
-            ? {}
-            : {
-                  method: "POST",
-                  headers: { "content-type": "application/json" },
-                  body: JSON.stringify(body),
-              };
     const timeout = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
     const signal = given ? AbortSignal.any([given, timeout]) : timeout;
-    const answer = await fetch(path, { ...options, signal }).catch((error) => {
-        throw Object.assign(new Error("The server does not answer."), {
-            unreachable: true,
-            cause: error,
-        });
-    });
+    let answer;
+    try {
+        answer = await fetch(path, { ...optionsFor(body), signal });
+    } catch (cause) {
+        const error = new Error("The server does not answer.", { cause });
+        throw Object.assign(error, { unreachable: true });
+    }
     const value = await answer.json().catch(() => ({}));
-    if (!answer.ok)
-        throw Object.assign(new Error(value.error || `The server answered ${answer.status}.`), {
-            status: answer.status,
-            unreachable: AWAY.includes(answer.status),
-        });
-    return value;
+    if (answer.ok) return value;
+    const error = new Error(value.error || `The server answered ${answer.status}.`);
+    throw Object.assign(error, {
+        status: answer.status,
+        unreachable: AWAY.includes(answer.status),
+    });
+}
+
+function optionsFor(body) {
+    if (body === undefined) return {};
+    const headers = { "content-type": "application/json" };
+    return { method: "POST", headers, body: JSON.stringify(body) };
 }
 
 // Copies the text of `node`; the button that asked for it, which reads Copy, says for a moment what
@@ -60,7 +62,7 @@ export async function copyText(button, node) {
     try {
         await navigator.clipboard.writeText(node.textContent);
     } catch {
-        // only pages of this machine, or by https, may write to the clipboard themselves
+        // Only pages of this machine, or by https, may write to the clipboard themselves.
         getSelection().selectAllChildren(node);
         copied = document.execCommand("copy");
     }

@@ -1,125 +1,169 @@
-// Gradio's requests over a connection that may be lost. By itself, its page is dead from the first
-// event that the server does not answer until it reloads, which loses what was typed meanwhile.
-// Here events wait for the server, those under way are asked for anew, and what starts something is
-// refused with a sentence. No event of ours does harm when it comes twice.
+// Carries Gradio's requests over a connection that may be lost. Without this, Gradio's page is dead
+// from the first event that the server does not answer until it is loaded anew, which loses what
+// was typed meanwhile. Here
+//
+// - events wait for the server,
+// - events under way when the connection breaks are asked for anew, and
+// - what starts something is refused with a sentence.
+//
+// No event of ours does harm when it comes twice.
 
-const JOIN = "/queue/join",
-    EVENTS = "/queue/data",
-    ACT = "/run/";
+const JOIN = "/queue/join";
+const EVENTS = "/queue/data";
+const ACT = "/run/";
 const TRIES = 5;
 const REFUSED =
     "The server does not answer, so nothing was started; look at the run bar, then try again.";
 
+// Takes the place of `fetch` for the requests of Gradio's page.
 export function carryGradio(connection) {
-    const plain = window.fetch.bind(window),
-        asked = new Map();
-    window.fetch = (input, init = {}) => {
+    const carrier = new Carrier(connection, window.fetch.bind(window));
+    window.fetch = (input, init = {}) => carrier.fetch(input, init);
+}
+
+class Carrier {
+    // plain: the browser's own `fetch`.
+    constructor(connection, plain) {
+        this.connection = connection;
+        this.plain = plain;
+        this.asked = new Map(); // the requests of events without an answer so far, by event id
+    }
+
+    fetch(input, init) {
         const { pathname } = new URL(input.url ?? input, location.href);
-        if (!pathname.startsWith("/gradio_api/")) return plain(input, init);
-        if (pathname.endsWith(JOIN)) return join(input, init);
-        if (pathname.endsWith(EVENTS)) return events(input, init);
-        if (pathname.includes(ACT)) return act(input, init);
-        return plain(input, init);
-    };
+        if (!pathname.startsWith("/gradio_api/")) return this.plain(input, init);
+        if (pathname.endsWith(JOIN)) return this.join(input, init);
+        if (pathname.endsWith(EVENTS)) return this.events(input, init);
+        if (pathname.includes(ACT)) return this.act(input, init);
+        return this.plain(input, init);
+    }
 
     // Waits for the server for as long as it takes.
-    async function patiently(input, init) {
+    async patiently(input, init) {
         for (let left = TRIES; ; left -= 1) {
-            await connection.answering();
+            await this.connection.answering();
             try {
-                return await plain(input, init);
+                return await this.plain(input, init);
             } catch (error) {
                 if (isGivenUp(input, init) || left <= 1) throw error;
-                connection.lose();
+                this.connection.lose();
             }
         }
     }
 
-    async function join(input, init) {
-        const answer = await patiently(input, init);
-        const { event_id: id } = await answer
-            .clone()
-            .json()
-            .catch(() => ({}));
-        if (id) asked.set(id, { input, init });
+    // Asks for an event, and remembers it until its answer has come.
+    async join(input, init) {
+        const answer = await this.patiently(input, init);
+        const id = await eventId(answer.clone());
+        if (id) this.asked.set(id, { input, init });
         return answer;
     }
 
-    function act(input, init) {
-        return plain(input, init).catch(() => {
-            connection.lose();
+    // Starts something, which is not tried twice.
+    async act(input, init) {
+        try {
+            return await this.plain(input, init);
+        } catch {
+            this.connection.lose();
             return new Response(JSON.stringify({ error: REFUSED }), {
                 status: 503,
                 headers: { "content-type": "application/json" },
             });
-        });
+        }
     }
 
-    // The stream of answers. When it breaks, every event without its answer is asked for again and
-    // goes by its first name.
-    async function events(input, init) {
-        const names = new Map(),
-            encoder = new TextEncoder();
-        let lines = read(await patiently(input, init)),
-            isClosed = false;
-
-        async function again() {
-            connection.lose();
-            for (const [id, request] of [...asked]) {
-                const { event_id: next } = await (await patiently(request.input, request.init))
-                    .json()
-                    .catch(() => ({}));
-                if (next) names.set(next, id);
-                else asked.delete(id);
-            }
-            lines = read(await patiently(input, init));
-        }
-
-        function passed(message) {
-            const id = names.get(message.event_id) ?? message.event_id;
-            if (message.msg === "process_completed") asked.delete(id);
-            isClosed ||= message.msg === "close_stream";
-            return encoder.encode(
-                `data: ${JSON.stringify(id === undefined ? message : { ...message, event_id: id })}\n\n`,
-            );
-        }
-
+    async events(input, init) {
+        const answers = new Answers(this, input, init);
+        await answers.open();
         const body = new ReadableStream({
-            async pull(stream) {
-                for (let left = TRIES; ; left -= 1) {
-                    try {
-                        const message = await lines.next();
-                        // A server that ends says so, or just stops: both are a broken stream to
-                        // those who wait for an answer.
-                        const isBroken =
-                            message.done ||
-                            (message.value.msg === "unexpected_error" && !message.value.event_id);
-                        if (isBroken && asked.size && left > 0) await again();
-                        else if (message.done) {
-                            if (!isClosed) stream.enqueue(passed({ msg: "close_stream" })); // or Gradio would wait on this stream for ever
-                            stream.close();
-                            return;
-                        } else {
-                            stream.enqueue(passed(message.value));
-                            return;
-                        }
-                    } catch (error) {
-                        // Gradio gives a stream up once it was told that it ends, which it may be
-                        // before it has ended.
-                        if (isGivenUp(input, init) || left <= 0) {
-                            stream.error(error);
-                            return;
-                        }
-                        await again();
-                    }
-                }
-            },
-            cancel() {
-                lines.return();
-            },
+            pull: (stream) => answers.pull(stream),
+            cancel: () => answers.cancel(),
         });
         return new Response(body, { headers: { "content-type": "text/event-stream" } });
     }
+}
+
+// The stream of answers. When it breaks, every event without its answer is asked for again. The
+// page knows an event by its first id, so messages about it are passed on with that one.
+class Answers {
+    constructor(carrier, input, init) {
+        this.carrier = carrier;
+        this.input = input;
+        this.init = init;
+        this.names = new Map(); // the first id of an event that was asked for again, by its new id
+        this.encoder = new TextEncoder();
+        this.isClosed = false;
+    }
+
+    async open() {
+        this.messages = read(await this.carrier.patiently(this.input, this.init));
+    }
+
+    async again() {
+        const { asked, connection } = this.carrier;
+        connection.lose();
+        for (const [id, request] of [...asked]) {
+            const next = await eventId(await this.carrier.patiently(request.input, request.init));
+            if (next) this.names.set(next, id);
+            else asked.delete(id);
+        }
+        await this.open();
+    }
+
+    // Hands the next message to Gradio, after as many tries as it takes.
+    async pull(stream) {
+        for (let left = TRIES; ; left -= 1) {
+            try {
+                const message = await this.messages.next();
+                if (isBroken(message) && this.carrier.asked.size && left > 0) await this.again();
+                else {
+                    this.pass(stream, message);
+                    return;
+                }
+            } catch (error) {
+                // Gradio gives a stream up once it was told that the stream ends, which may be
+                // before it has ended.
+                if (isGivenUp(this.input, this.init) || left <= 0) {
+                    stream.error(error);
+                    return;
+                }
+                await this.again();
+            }
+        }
+    }
+
+    pass(stream, { done, value }) {
+        if (!done) {
+            stream.enqueue(this.encoded(value));
+            return;
+        }
+        // Without this message, Gradio would wait on this stream for ever.
+        if (!this.isClosed) stream.enqueue(this.encoded({ msg: "close_stream" }));
+        stream.close();
+    }
+
+    encoded(message) {
+        const id = this.names.get(message.event_id) ?? message.event_id;
+        if (message.msg === "process_completed") this.carrier.asked.delete(id);
+        if (message.msg === "close_stream") this.isClosed = true;
+        const known = id === undefined ? message : { ...message, event_id: id };
+        return this.encoder.encode(`data: ${JSON.stringify(known)}\n\n`);
+    }
+
+    cancel() {
+        this.messages.return();
+    }
+}
+
+async function eventId(answer) {
+    const said = await answer.json().catch(() => ({}));
+    return said.event_id;
+}
+
+// A server that ends says so, or just stops: both are a broken stream to those who wait for an
+// answer.
+function isBroken({ done, value }) {
+    return done || (value.msg === "unexpected_error" && !value.event_id);
 }
 
 const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborted);
@@ -128,8 +172,8 @@ const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborte
 async function* read(answer) {
     if (!answer.ok || !answer.body) throw new Error(`The server answered ${answer.status}.`);
     // Read here: a pipe drops what has come when the stream breaks behind it.
-    const reader = answer.body.getReader(),
-        decoder = new TextDecoder();
+    const reader = answer.body.getReader();
+    const decoder = new TextDecoder();
     let text = "";
     try {
         for (;;) {

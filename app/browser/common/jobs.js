@@ -1,15 +1,15 @@
-// Long work of the server: how far it is, how long it will take, and a way to end it. It goes on
-// without any page.
+// Shows long work of the server: how far it is, how long it will take, and a button to end it. The
+// work itself goes on without any page.
 
 import { el, isShown, send, setText } from "./dom.js";
 
-const FOLLOW_WAIT = 400,
-    LOOK_WAIT = 5000,
-    SHOWN_AFTER = 15000;
+const FOLLOW_WAIT = 400;
+const LOOK_WAIT = 5000;
+const SHOWN_AFTER = 15000;
 const strips = new Set();
 
+// Draws one job into `root`, which is hidden while there is none.
 export class JobView {
-    // Draws one job into `root`, which it hides while there is none.
     constructor(root) {
         this.root = root;
         this.title = el("strong");
@@ -39,31 +39,38 @@ export class JobView {
             delete this.root.dataset.job;
             return;
         }
-        const works = job.state === "working",
-            share = job.total ? Math.min(1, job.done / job.total) : null;
+        const isWorking = job.state === "working";
         this.root.dataset.job = job.id;
         this.root.dataset.state = job.state;
-        this.root.classList.toggle("rs-job-unknown", works && share === null);
         setText(this.title, job.title);
         const said = job.cancelling ? ["Cancelling", job.words] : [job.text, job.words, job.left];
-        setText(this.said, works ? said.filter(Boolean).join(" · ") : "");
-        this.bar.hidden = this.button.hidden = !works;
+        setText(this.said, isWorking ? said.filter(Boolean).join(" · ") : "");
+        this.button.hidden = !isWorking;
         this.button.disabled = job.cancelling;
         this.button.setAttribute("aria-label", `Cancel: ${job.title}`);
-        this.bar.setAttribute("aria-label", `Progress: ${job.title}`);
-        this.bar.setAttribute("aria-valuetext", this.said.textContent || "under way");
-        if (share === null) this.bar.removeAttribute("aria-valuenow");
-        else this.bar.setAttribute("aria-valuenow", Math.round(100 * share));
-        this.fill.style.width = share === null ? "" : `${100 * share}%`;
+        this.bar.hidden = !isWorking;
+        this.showShare(job, isWorking);
         this.over.classList.toggle("rs-error", job.state === "failed");
         setText(this.over, job.error || job.result);
+    }
+
+    // How far the job is, where that is known.
+    showShare(job, isWorking) {
+        const isKnown = Boolean(job.total);
+        const share = isKnown ? Math.min(1, job.done / job.total) : 0;
+        this.root.classList.toggle("rs-job-unknown", isWorking && !isKnown);
+        this.bar.setAttribute("aria-label", `Progress: ${job.title}`);
+        this.bar.setAttribute("aria-valuetext", this.said.textContent || "under way");
+        if (isKnown) this.bar.setAttribute("aria-valuenow", Math.round(100 * share));
+        else this.bar.removeAttribute("aria-valuenow");
+        this.fill.style.width = isKnown ? `${100 * share}%` : "";
     }
 
     async cancel() {
         if (!this.job) return;
         this.button.disabled = true;
         try {
-            this.show({ ...(await send(`/api/jobs/${this.job.id}/cancel`, {})) });
+            this.show(await send(`/api/jobs/${this.job.id}/cancel`, {}));
         } catch (error) {
             setText(this.over, error.message);
             this.button.disabled = false;
@@ -90,9 +97,9 @@ export class JobView {
     }
 }
 
+// Shows above all tabs the jobs under way that have no place of their own in sight. A page that is
+// opened later shows them too.
 export class JobStrip {
-    // Above all tabs: what is under way and has no place of its own in sight. A page that is opened
-    // later shows it too.
     constructor(root) {
         this.list = root.querySelector(".rs-jobs");
         this.views = new Map();
@@ -104,18 +111,22 @@ export class JobStrip {
     async look() {
         clearTimeout(this.timer);
         try {
-            if (!document.hidden) for (const job of (await send("/api/jobs")).jobs) this.take(job);
+            if (!document.hidden) {
+                const { jobs } = await send("/api/jobs");
+                for (const job of jobs) this.take(job);
+            }
         } catch {
-            /* the run bar says that the server does not answer */
+            // The run bar says that the server does not answer.
         }
         clearTimeout(this.timer);
         this.timer = setTimeout(() => this.look(), LOOK_WAIT);
     }
 
+    // Shows a job until it is over and, where it says something then, for a while longer.
     async take(job) {
         if (this.views.has(job.id)) return;
-        const node = el("li"),
-            view = new JobView(node);
+        const node = el("li");
+        const view = new JobView(node);
         this.views.set(job.id, view);
         this.list.append(node);
         const watched = setInterval(() => this.place(job.id, node), FOLLOW_WAIT);
@@ -124,17 +135,22 @@ export class JobStrip {
         try {
             over = await view.follow(job);
         } catch {
-            /* the server was restarted and knows nothing of it */
+            // The server was restarted and knows nothing of the job.
         }
-        // Who saw it end elsewhere on the page knows; a failure stays until it is read.
-        const seen = this.isElsewhere(job.id);
+        const wasSeenElsewhere = this.isElsewhere(job.id);
         clearInterval(watched);
         node.classList.remove("rs-job-elsewhere");
+        this.end(job.id, node, wasSeenElsewhere ? null : over);
+    }
+
+    // over: the job as it ended, or null where nobody needs to be told. A failure stays until it is
+    // read.
+    end(id, node, over) {
         const leave = () => {
             node.remove();
-            this.views.delete(job.id);
+            this.views.delete(id);
         };
-        if (!over || seen || !(over.error || over.result)) leave();
+        if (!over?.error && !over?.result) leave();
         else if (over.state === "failed")
             node.append(
                 el("button", { type: "button", class: "rs-job-close", click: leave }, "Close"),
@@ -146,6 +162,7 @@ export class JobStrip {
         node.classList.toggle("rs-job-elsewhere", this.isElsewhere(id));
     }
 
+    // Whether a tab that is in sight shows this job in a place of its own.
     isElsewhere(id) {
         return [...document.querySelectorAll(`[data-job="${id}"]`)].some(
             (node) => !this.list.contains(node) && isShown(node),
@@ -153,13 +170,13 @@ export class JobStrip {
     }
 }
 
-// Something was just started: it is shown at once.
+// Is called when something was just started, so that it is shown at once.
 export function noticeJobs() {
     for (const strip of strips) strip.look();
 }
 
-// Ends early when the page is shown or hidden: who comes back to it sees at once how far the job
-// is.
+// Waits, and ends early when the page is shown or hidden: who comes back to it sees at once how far
+// the job is.
 function pause(milliseconds) {
     return new Promise((resolve) => {
         const end = () => {

@@ -1,11 +1,11 @@
-// A notification of the browser when a run that this page watches ends, or waits for room on the
+// Notifies by way of the browser when a run that this page watches ends, or waits for room on the
 // disk, while nobody looks at the page.
 
 const KEPT = "ramstream-notify";
 
-let before = null;
+let before = null; // the run of the last run bar, and its tone
 
-// Where the browser keeps nothing for a page, it is asked anew each time.
+// What was chosen on this page. A browser that keeps nothing for a page asks anew each time.
 let chosen = null;
 
 function wanted() {
@@ -21,17 +21,17 @@ function choose(how) {
     try {
         localStorage.setItem(KEPT, how);
     } catch {
-        /* for as long as the page is open */
+        // `chosen` holds for as long as the page is open.
     }
 }
 
-// Called with every run bar that arrives.
+// Is called with every run bar that arrives.
 export function announce(bar) {
     const rests = before?.run_id === bar.run_id && before.tone === "busy" && bar.tone !== "busy";
     before = { run_id: bar.run_id, tone: bar.tone };
-    const isTold = rests && (bar.state !== "paused" || bar.waits);
-    if (!isTold || !wanted() || !document.hidden || window.Notification?.permission !== "granted")
-        return;
+    const isWorthTelling = rests && (bar.state !== "paused" || bar.waits);
+    const isAllowed = window.Notification?.permission === "granted";
+    if (!isWorthTelling || !wanted() || !document.hidden || !isAllowed) return;
     const shown = new Notification(`${bar.name}: ${bar.word.toLowerCase()}`, {
         body: bar.sentence,
         tag: bar.run_id,
@@ -42,7 +42,8 @@ export function announce(bar) {
     });
 }
 
-// Asks for the permission when it is switched on; not there where the browser has no notifications.
+// The switch asks for the browser's permission when it is switched on. It is hidden where the
+// browser has no notifications.
 export class NotifySwitch {
     constructor(button) {
         this.button = button;

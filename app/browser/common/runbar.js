@@ -15,26 +15,33 @@ const TONES = {
     calm: "#8a93a3",
 };
 
+// The page's title says how far the run is, and its icon is a ring that fills.
 export function showProgress(bar) {
     document.title = bar.title;
-    const share = bar.tone === "good" ? 1 : bar.progress,
-        length = 2 * Math.PI * 12;
+    const share = bar.tone === "good" ? 1 : bar.progress;
+    const length = 2 * Math.PI * 12;
     const ring =
-        `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><g fill="none" stroke-width="7">` +
-        `<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/><circle cx="16" cy="16" r="12" ` +
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32">' +
+        '<g fill="none" stroke-width="7">' +
+        '<circle cx="16" cy="16" r="12" stroke="#8a93a3" stroke-opacity=".35"/>' +
+        `<circle cx="16" cy="16" r="12" ` +
         `stroke="${TONES[bar.tone]}" stroke-dasharray="${(share * length).toFixed(1)} 99" ` +
         `transform="rotate(-90 16 16)"/></g></svg>`;
     const address = `data:image/svg+xml,${encodeURIComponent(ring)}`;
     let icon = document.querySelector('link[rel~="icon"]');
-    if (!icon) document.head.append((icon = el("link", { rel: "icon" })));
+    if (!icon) {
+        icon = el("link", { rel: "icon" });
+        document.head.append(icon);
+    }
     if (icon.href !== address) icon.href = address;
 }
 
 // ---------------------------------------------------------------- the bar
 
 export class RunBar {
-    // wake: read the run anew at once; open: show the run that is under way here; opened: Start
-    // answered with its run.
+    // wake(): reads the run anew at once.
+    // open(): shows the run that is under way here.
+    // opened(run): is called when Start has answered with its run.
     constructor({ element, props, trigger, watch }, { wake, open, opened }) {
         this.wake = wake;
         this.root = element.querySelector(".rs-bar");
@@ -66,8 +73,8 @@ export class RunBar {
         for (const name of ["word", "name", "sentence", "step", "left", "rate"])
             setText(field(this.root, name), bar[name]);
         field(this.root, "about").textContent = bar.note ?? "";
-        const progress = this.root.querySelector(".rs-progress"),
-            percent = Math.round(100 * bar.progress);
+        const progress = this.root.querySelector(".rs-progress");
+        const percent = Math.round(100 * bar.progress);
         progress.setAttribute("aria-valuenow", percent);
         progress.firstElementChild.style.width = `${100 * bar.progress}%`;
         for (const button of this.buttons) button.disabled = false;
@@ -81,8 +88,8 @@ export class RunBar {
             this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
     }
 
-    // A button that goes while it has the focus leaves it to its counterpart, or to the group until
-    // it is there again.
+    // Shows the buttons of these names. One that goes while it has the focus leaves the focus to
+    // its counterpart, or to the group until that is there again.
     showActions(names) {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
@@ -104,15 +111,15 @@ export class RunBar {
         for (const button of this.buttons) button.disabled = true;
     }
 
-    // Read aloud: another state of the run, and neither each step nor each share of it.
+    // Another state of the run is read aloud, but neither each step nor each share of it.
     announce({ run_id, state, name, word, tone, sentence }) {
-        const now = `${run_id} ${state}`,
-            isFirst = this.announced === undefined;
+        const now = `${run_id} ${state}`;
+        const isFirst = this.announced === undefined;
         if (now === this.announced) return;
         this.announced = now;
-        if (!isFirst && run_id)
-            field(this.root, "announced").textContent =
-                tone === "busy" ? `${name}: ${word}.` : `${name}: ${word}. ${sentence}`;
+        if (isFirst || !run_id) return;
+        const more = tone === "busy" ? "" : ` ${sentence}`;
+        field(this.root, "announced").textContent = `${name}: ${word}.${more}`;
     }
 
     clear() {
@@ -134,7 +141,8 @@ export class RunBar {
         document.title = "Ramstream";
     }
 
-    // `aside` changes all the time and is not read aloud.
+    // Shows a note under the bar; "" takes it away. `aside` changes all the time and is not read
+    // aloud.
     note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
         const node = field(this.root, "note");
         if (!text && Date.now() < this.toldUntil) return;
@@ -148,7 +156,7 @@ export class RunBar {
             node.append(" ", el("a", { href: "/login" }, "Log in again"));
     }
 
-    // What happened, for as long as it takes to read.
+    // Says what happened, for as long as it takes to read.
     tell(text, tone = "good") {
         this.toldUntil = Date.now() + SHOWN;
         this.note(text, { tone });
@@ -188,10 +196,11 @@ export class RunBar {
 // next step.
 class ChangeDialog {
     constructor(dialog, post, wake) {
-        const [rate, steps] = ["rate", "steps"].map((name) =>
-            dialog.querySelector(`[name=${name}]`),
-        );
-        Object.assign(this, { dialog, post, wake, rate, steps });
+        this.dialog = dialog;
+        this.post = post;
+        this.wake = wake;
+        this.rate = dialog.querySelector("[name=rate]");
+        this.steps = dialog.querySelector("[name=steps]");
         this.problem = field(dialog, "problem");
         dialog.querySelector("form").addEventListener("submit", (event) => {
             event.preventDefault();

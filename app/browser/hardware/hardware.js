@@ -1,11 +1,14 @@
-// The Hardware tab: this machine, what it and others can train, and the machines for a model.
+// The Hardware tab: this machine, its measurement, and what the table of models and machines asks
+// the server.
 
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
+import { ModelTable, TableData } from "./model_table.js";
+import { Offers } from "./offers.js";
 
-const BOX_WAIT = 100,
-    BOX_TRIES = 40;
-const RANKS = { good: 0, warn: 0, bad: -1 };
+const BOX_WAIT = 100; // ms until Gradio's box is looked at again
+const BOX_TRIES = 40;
+const BOX_RIGHT = 4; // looks in a row at which the box must show the model
 
 export class Hardware {
     constructor(element, openTrain) {
@@ -13,14 +16,17 @@ export class Hardware {
         this.openTrain = openTrain;
         this.stale = true;
         this.reading = false;
-        this.choices = this.settings = this.at = null;
-        this.shown = [];
-        this.columns = new Map();
-        this.counts = {};
-        this.sort = { by: "parameters", down: false };
-        this.filter = "";
-        this.only = "all";
-        this.turn = 0;
+        this.settings = null;
+        this.following = false; // a measurement is under way
+        this.result = "";
+        this.turn = 0; // counts requests for the whole table: the newest one counts
+        this.data = new TableData();
+        this.table = new ModelTable(element, this.data, {
+            open: (id) => this.open(id),
+            offer: (id) => this.offer(id),
+        });
+        this.offers = new Offers(element);
+        this.measuring = new JobView(this.part("measuring"));
         this.listen();
     }
 
@@ -32,39 +38,22 @@ export class Hardware {
         const on = (name, event, act) => this.part(name).addEventListener(event, act);
         on("again", "click", () => this.outdated(true));
         on("measure", "click", () => this.measure());
-        this.measuring = new JobView(this.part("measuring"));
-        on("add", "click", () => this.show([...this.shown, this.part("known").value]));
+        on("add", "click", () => this.show([...this.data.shown, this.part("known").value]));
         on("csv", "click", () => this.download());
         on("settings", "submit", (event) => event.preventDefault());
         on("settings", "change", ({ target }) => {
-            if (target.name !== "filter" && this.choices) this.ask();
+            if (target.name !== "filter" && this.data.choices) this.ask();
         });
         on("settings", "input", ({ target }) => {
-            if (target.name !== "filter") return;
-            this.filter = target.value;
-            if (this.choices) this.draw();
+            if (target.name === "filter") this.table.filterBy(target.value);
         });
-        for (const button of this.root.querySelectorAll("[data-only]")) {
-            button.addEventListener("click", () => {
-                this.only = button.dataset.only;
-                for (const other of this.root.querySelectorAll("[data-only]"))
-                    other.setAttribute("aria-pressed", other === button);
-                if (this.choices) this.draw();
-            });
-        }
         on("ask", "submit", (event) => {
             event.preventDefault();
             this.offer();
         });
-        const body = this.root.querySelector(".rs-grid tbody");
-        body.addEventListener("keydown", (event) => this.move(event));
-        body.addEventListener("focusin", ({ target }) => this.point(target.closest("td, th")));
-        body.addEventListener("focusout", () => this.point(null));
-        body.addEventListener("mouseover", ({ target }) => this.point(target.closest("td, th")));
-        body.addEventListener("mouseleave", () => this.point(null));
-        document.addEventListener("scroll", () => this.place(), { capture: true, passive: true });
     }
 
+    // Does `work`; the tab says what went wrong with it.
     async tried(work) {
         const said = field(this.root, "error");
         try {
@@ -76,7 +65,7 @@ export class Hardware {
         }
     }
 
-    // ------------------------------------------------------------ this machine
+    // -------------------------------------------------------------- this machine
 
     outdated(now = false) {
         this.stale = true;
@@ -87,57 +76,44 @@ export class Hardware {
         if (!this.stale || this.reading) return;
         this.reading = true;
         this.stale = false;
-        let read = false;
+        let isRead = false;
         await this.tried(async () => {
-            if (!this.choices) this.choose(await send("/api/hardware/choices"));
+            if (!this.data.choices) this.choose(await send("/api/hardware/choices"));
             const about = await send("/api/hardware");
-            this.columns.delete(this.choices.here);
+            this.data.columns.delete(this.data.choices.here);
             this.drawMachine(about);
             if (about.job && !this.following) this.follow(about.job);
             this.load();
-            read = true;
+            isRead = true;
         });
-        this.stale ||= !read;
+        if (!isRead) this.stale = true;
         this.reading = false;
     }
 
     choose(choices) {
-        this.choices = choices;
-        this.shown = choices.shown;
+        this.data.choices = choices;
+        this.data.shown = choices.shown;
         this.settings = { ...choices.defaults };
-        const form = this.part("settings");
-        for (const [name, value] of Object.entries(choices.defaults))
-            form.elements[name].value = value;
-        form.elements.rows.max = choices.most_rows;
-        this.root
-            .querySelector("datalist")
-            .replaceChildren(
-                ...choices.models.flatMap((model) =>
-                    [model.id, ...model.also].map((id) => el("option", { value: id }, model.title)),
-                ),
-            );
+        const boxes = this.part("settings").elements;
+        for (const [name, value] of Object.entries(choices.defaults)) boxes[name].value = value;
+        boxes.rows.max = choices.most_rows;
+        const names = choices.models.flatMap((model) =>
+            [model.id, ...model.also].map((id) => el("option", { value: id }, model.title)),
+        );
+        this.root.querySelector("datalist").replaceChildren(...names);
         this.drawChips();
     }
 
-    drawMachine(about) {
-        const listed = (pairs) =>
-            pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
-        this.part("facts").replaceChildren(...listed(about.machine.pairs));
-        this.part("notes").replaceChildren(
-            ...about.machine.notes.map((note) => el("li", {}, note)),
-        );
-        this.part("rates").replaceChildren(...listed(about.rates.pairs));
-        const on = about.rates.at
-            ? ` Kept since ${new Date(1000 * about.rates.at).toLocaleString([], {
-                  dateStyle: "medium",
-                  timeStyle: "short",
-              })}.`
-            : "";
-        field(this.root, "origin").textContent = about.rates.said + on;
-        this.part("measure").disabled = Boolean(about.why_not_measure || about.job);
-        if (about.why_not_measure) field(this.root, "measured").textContent = about.why_not_measure;
-        else if (!this.following && !this.result)
-            field(this.root, "measured").textContent = "Takes about ten seconds.";
+    drawMachine({ machine, rates, why_not_measure: whyNot, job }) {
+        this.part("facts").replaceChildren(...facts(machine.pairs));
+        this.part("notes").replaceChildren(...machine.notes.map((note) => el("li", {}, note)));
+        this.part("rates").replaceChildren(...facts(rates.pairs));
+        const kept = rates.at ? ` Kept since ${inWords(rates.at)}.` : "";
+        field(this.root, "origin").textContent = rates.said + kept;
+        this.part("measure").disabled = Boolean(whyNot || job);
+        const measured = field(this.root, "measured");
+        if (whyNot) measured.textContent = whyNot;
+        else if (!this.following && !this.result) measured.textContent = "Takes about ten seconds.";
     }
 
     async measure() {
@@ -153,8 +129,8 @@ export class Hardware {
         this.measuring.show(job);
         noticeJobs();
         try {
-            job = await this.measuring.follow(job);
-            this.result = job.result || job.error;
+            const over = await this.measuring.follow(job);
+            this.result = over.result || over.error;
         } catch (error) {
             this.result = error.message;
         }
@@ -164,451 +140,166 @@ export class Hardware {
         this.outdated(true);
     }
 
-    // ------------------------------------------------------------ columns
+    // -------------------------------------------------------------- columns
 
+    // The settings have changed, so everything is asked anew.
     ask() {
-        const form = this.part("settings").elements;
+        const boxes = this.part("settings").elements;
         this.settings = {
-            rows: form.rows.valueAsNumber,
-            tokens: form.tokens.valueAsNumber,
-            dtype: form.dtype.value,
+            rows: boxes.rows.valueAsNumber,
+            tokens: boxes.tokens.valueAsNumber,
+            dtype: boxes.dtype.value,
         };
-        this.columns.clear();
+        this.data.columns.clear();
         this.load();
-        if (this.asked) this.offer();
+        if (this.offers.asked) this.offer();
     }
 
     show(names) {
-        if (!this.choices) return;
-        this.shown = [...new Set(names.filter(Boolean))];
+        if (!this.data.choices) return;
+        this.data.shown = [...new Set(names.filter(Boolean))];
         this.drawChips();
         this.load();
     }
 
+    // Asks for the columns that are missing, a machine at a time: first whether models fit, which
+    // takes no time, then their speeds.
     async load() {
-        // Fits first, which take no time, then speeds, a machine at a time.
-        const turn = ++this.turn,
-            said = field(this.root, "settings-error"),
-            { settings, choices } = this;
-        const names = [choices.here, ...this.shown];
-        const get = async (machine, timed) => {
-            const known = this.columns.get(machine);
-            if (known && (known.timed || !timed)) return;
-            const column = await send("/api/hardware/column", { machine, timed, settings });
-            if (turn !== this.turn) return;
-            this.columns.set(machine, { ...column, timed });
-            this.counts = column.counts;
-        };
+        this.turn += 1;
+        const { turn } = this;
+        const said = field(this.root, "settings-error");
+        const names = this.data.machines();
         said.textContent = "";
-        this.failed = false;
-        this.draw();
+        this.data.failed = false;
+        this.table.draw();
         try {
             for (const timed of [false, true]) {
                 for (const name of names) {
-                    await get(name, timed);
+                    await this.loadColumn(name, timed, turn);
                     if (turn !== this.turn) return;
-                    this.draw();
+                    this.table.draw();
                 }
                 if (!timed) this.drawLargest(turn);
             }
         } catch (error) {
             if (turn !== this.turn) return;
             said.textContent = error.message;
-            this.failed = true;
-            this.draw();
+            this.data.failed = true;
+            this.table.draw();
         }
+    }
+
+    async loadColumn(machine, timed, turn) {
+        const known = this.data.columns.get(machine);
+        if (known && (known.timed || !timed)) return;
+        const { settings } = this;
+        const column = await send("/api/hardware/column", { machine, timed, settings });
+        if (turn === this.turn) this.data.take(machine, { ...column, timed });
     }
 
     async drawLargest(turn) {
-        const said = field(this.root, "largest");
-        const found = await send("/api/hardware/largest", { settings: this.settings }).catch(
-            (error) => ({ sentence: error.message }),
-        );
-        if (turn === this.turn) said.textContent = found.sentence;
+        let sentence;
+        try {
+            ({ sentence } = await send("/api/hardware/largest", { settings: this.settings }));
+        } catch (error) {
+            sentence = error.message;
+        }
+        if (turn === this.turn) field(this.root, "largest").textContent = sentence;
     }
 
     drawChips() {
-        const { shown, choices } = this,
-            full = shown.length >= choices.most_machines;
-        const remove = (name) => {
-            this.show(shown.filter((other) => other !== name));
-            (this.part("chips").querySelector("button") ?? this.part("known")).focus();
-        };
-        this.part("chips").replaceChildren(
-            ...shown.map((name) =>
-                el(
-                    "button",
-                    {
-                        type: "button",
-                        class: "rs-chip",
-                        "aria-label": `Remove ${name}`,
-                        click: () => remove(name),
-                    },
-                    name,
-                    el("span", { "aria-hidden": "true" }, "×"),
-                ),
-            ),
-        );
-        const known = this.part("known"),
-            left = choices.machines.filter(({ name }) => !shown.includes(name));
+        const { shown, choices } = this.data;
+        this.part("chips").replaceChildren(...shown.map((name) => this.chip(name)));
+        const known = this.part("known");
+        const left = choices.machines.filter(({ name }) => !shown.includes(name));
         known.replaceChildren(
             ...left.map(({ name, memory }) => el("option", { value: name }, `${name}, ${memory}`)),
         );
-        known.disabled = this.part("add").disabled = full || !left.length;
+        const isFull = shown.length >= choices.most_machines;
+        known.disabled = isFull || !left.length;
+        this.part("add").disabled = known.disabled;
     }
 
-    // ------------------------------------------------------------ the table
-
-    rows() {
-        const { here } = this.choices,
-            names = [here, ...this.shown].filter((name) => this.columns.has(name));
-        const words = this.filter.toLowerCase().split(/\s+/).filter(Boolean);
-        const fits = (id, machines) =>
-            machines.some((name) => RANKS[this.cell(name, id)?.words.tone] === 0);
-        const machines = { all: null, here: [here], any: names }[this.only];
-        const rows = this.choices.models.filter(
-            (model) =>
-                this.parameters(model.id) !== undefined &&
-                words.every((word) =>
-                    [model.title, model.family, model.id, ...model.also]
-                        .join(" ")
-                        .toLowerCase()
-                        .includes(word),
-                ) &&
-                (!machines || fits(model.id, machines)),
-        );
-        const { by, down } = this.sort,
-            sign = down ? -1 : 1;
-        const value = ({ id }) => {
-            if (by === "parameters") return this.parameters(id);
-            const cell = this.cell(by, id);
-            return cell ? (cell.tokens_per_second ?? RANKS[cell.words.tone]) : -2;
+    chip(name) {
+        const remove = () => {
+            this.show(this.data.shown.filter((other) => other !== name));
+            // The button that had the focus is gone.
+            (this.part("chips").querySelector("button") ?? this.part("known")).focus();
         };
-        return rows.sort((a, b) =>
-            by === "model"
-                ? sign * a.title.localeCompare(b.title, "en", { numeric: true })
-                : sign * (value(a) - value(b)) || this.parameters(b.id) - this.parameters(a.id),
-        );
-    }
-
-    cell(machine, id) {
-        return this.columns.get(machine)?.cells[id];
-    }
-
-    parameters(id) {
-        return this.counts[id]?.parameters;
-    }
-
-    draw() {
-        this.point(null);
-        const { here } = this.choices,
-            names = [here, ...this.shown],
-            rows = this.rows();
-        const head = (by, label, small) =>
-            el(
-                "th",
-                {
-                    scope: "col",
-                    "data-by": by,
-                    class: by === "model" ? "" : "rs-number",
-                    "aria-sort":
-                        this.sort.by !== by ? "none" : this.sort.down ? "descending" : "ascending",
-                },
-                el("button", { type: "button", click: () => this.sortBy(by) }, label),
-                small ? el("small", {}, small) : null,
-            );
-        const focus = document.activeElement,
-            kept = this.root.contains(focus) && focus.closest("[data-by]")?.dataset.by;
-        const inside = this.root.querySelector(".rs-grid tbody").contains(focus);
-        this.root
-            .querySelector(".rs-grid thead")
-            .replaceChildren(
-                el(
-                    "tr",
-                    {},
-                    head("model", "Model"),
-                    head("parameters", "Parameters"),
-                    ...names.map((name) => head(name, name, this.columns.get(name)?.memory ?? "…")),
-                ),
-            );
-        this.root.querySelector(".rs-grid tbody").replaceChildren(
-            ...rows.map((model) =>
-                el(
-                    "tr",
-                    { "data-model": model.id },
-                    el(
-                        "th",
-                        { scope: "row" },
-                        el(
-                            "button",
-                            {
-                                type: "button",
-                                class: "rs-link",
-                                tabindex: -1,
-                                click: () => this.offer(model.id),
-                            },
-                            model.title,
-                        ),
-                        el("small", {}, model.id),
-                    ),
-                    el(
-                        "td",
-                        { class: "rs-number", tabindex: -1 },
-                        (this.parameters(model.id) / 1e9).toFixed(2),
-                        " B",
-                    ),
-                    ...names.map((name) => this.drawCell(model, name)),
-                ),
-            ),
-        );
-        const nodes = (list) =>
-            list[Math.min(this.at?.row ?? 0, list.length - 1)]?.children[this.at?.column ?? 0];
-        const current = target(nodes([...this.root.querySelectorAll(".rs-grid tbody tr")]));
-        if (current) current.tabIndex = 0;
-        if (inside) current?.focus();
-        else if (kept) this.root.querySelector(`th[data-by="${CSS.escape(kept)}"] button`)?.focus();
-        this.count(rows, names);
-    }
-
-    drawCell(model, name) {
-        const cell = this.cell(name, model.id);
-        if (!cell) return el("td", { class: "rs-cell", tabindex: -1 }, "…");
-        const { word, speed, tone } = cell.words;
-        const waits = !speed && tone !== "bad" && !this.columns.get(name).timed ? "…" : speed;
-        const inner = [el("b", {}, word), waits ? el("span", {}, waits) : null];
-        const opens = name === this.choices.here;
         return el(
-            "td",
+            "button",
             {
-                class: "rs-cell",
-                "data-tone": tone,
-                "data-machine": name,
-                tabindex: opens ? null : -1,
+                type: "button",
+                class: "rs-chip",
+                "aria-label": `Remove ${name}`,
+                click: remove,
             },
-            ...(opens
-                ? [
-                      el(
-                          "button",
-                          {
-                              type: "button",
-                              tabindex: -1,
-                              click: () => this.open(model.id),
-                              "aria-label": `${word}${speed ? `, ${speed}` : ""}: open ${model.title} in Train`,
-                          },
-                          ...inner,
-                      ),
-                  ]
-                : inner),
+            name,
+            el("span", { "aria-hidden": "true" }, "×"),
         );
-    }
-
-    count(rows, names) {
-        const total = this.choices.models.filter(
-            ({ id }) => this.parameters(id) !== undefined,
-        ).length;
-        const waiting = names.some((name) => !this.columns.get(name)?.timed);
-        const none =
-            rows.length || !total
-                ? ""
-                : this.filter
-                  ? ` None matches “${this.filter}”.`
-                  : " None fits.";
-        field(this.root, "counted").textContent =
-            `Shown: ${rows.length} of ${total} models.${none}` +
-            (waiting && !this.failed ? " Speeds are still being computed." : "");
-        this.root
-            .querySelector(".rs-grid table")
-            .setAttribute("aria-busy", waiting && !this.failed);
-        this.part("csv").disabled = waiting || !rows.length;
-    }
-
-    sortBy(by) {
-        this.sort = {
-            by,
-            down: this.sort.by === by ? !this.sort.down : by !== "model" && by !== "parameters",
-        };
-        this.draw();
-    }
-
-    move(event) {
-        const steps = {
-            ArrowUp: [-1, 0],
-            ArrowDown: [1, 0],
-            ArrowLeft: [0, -1],
-            ArrowRight: [0, 1],
-            Home: [0, -99],
-            End: [0, 99],
-        };
-        const step = steps[event.key],
-            cell = event.target.closest("td, th");
-        if (event.key === "Escape") this.point(null);
-        if (!step || !cell) return;
-        event.preventDefault();
-        const rows = [...cell.closest("tbody").children];
-        const clamp = (value, length) => Math.max(0, Math.min(length - 1, value));
-        const row = rows[clamp(rows.indexOf(cell.parentNode) + step[0], rows.length)];
-        target(row.children[clamp(cell.cellIndex + step[1], row.children.length)]).focus();
-    }
-
-    point(cell) {
-        const tip = this.root.querySelector(".rs-tip");
-        const machine = cell?.dataset.machine,
-            model = cell?.parentNode.dataset.model;
-        if (cell?.contains(document.activeElement)) {
-            const last = this.root.querySelector('.rs-grid tbody [tabindex="0"]');
-            if (last) last.tabIndex = -1;
-            target(cell).tabIndex = 0;
-            this.at = { row: cell.parentNode.sectionRowIndex, column: cell.cellIndex };
-        }
-        this.pointed = machine ? cell : null;
-        tip.hidden = !machine;
-        if (!machine) return;
-        const { title } = this.choices.models.find(({ id }) => id === model);
-        tip.replaceChildren(
-            el("strong", {}, `${title} on ${machine}`),
-            el("span", {}, this.cell(machine, model).detail),
-        );
-        target(cell).setAttribute("aria-describedby", tip.id);
-        this.place();
-    }
-
-    place() {
-        if (!this.pointed?.isConnected) return;
-        const tip = this.root.querySelector(".rs-tip");
-        const box = this.pointed.getBoundingClientRect(),
-            below = box.bottom + tip.offsetHeight + 8 < innerHeight;
-        tip.style.top = `${below ? box.bottom + 4 : box.top - tip.offsetHeight - 4}px`;
-        tip.style.left = `${Math.max(8, Math.min(box.left, innerWidth - tip.offsetWidth - 16))}px`;
     }
 
     async download() {
-        const machines = [this.choices.here, ...this.shown],
-            models = this.rows().map(({ id }) => id);
+        const question = {
+            machines: this.data.machines(),
+            models: this.table.rows().map(({ id }) => id),
+            settings: this.settings,
+        };
         await this.tried(async () => {
-            const { csv } = await send("/api/hardware/csv", {
-                machines,
-                models,
-                settings: this.settings,
-            });
+            const { csv } = await send("/api/hardware/csv", question);
             const address = URL.createObjectURL(new Blob([csv], { type: "text/csv" }));
             el("a", { href: address, download: "ramstream-models.csv" }).click();
+            // The browser reads the address a moment after the click.
             setTimeout(() => URL.revokeObjectURL(address), 1000);
         });
     }
 
-    // ------------------------------------------------------------ one model
+    // -------------------------------------------------------------- one model
 
-    async open(id) {
-        // Gradio makes the boxes of a tab when it is opened, and may fill them a moment later.
-        this.point(null);
+    open(id) {
+        this.table.point(null);
         this.openTrain();
-        for (let tries = 0, right = 0; tries < BOX_TRIES && right < 4; tries += 1) {
-            const box = document.querySelector("#field-model-source :is(input, textarea)");
-            right = box?.value === id ? right + 1 : 0;
-            if (box?.offsetParent && !right) {
-                Object.getOwnPropertyDescriptor(Object.getPrototypeOf(box), "value").set.call(
-                    box,
-                    id,
-                );
-                box.focus();
-                box.dispatchEvent(new Event("input", { bubbles: true }));
-                await new Promise((resolve) => setTimeout(resolve, BOX_WAIT));
-                box.dispatchEvent(new FocusEvent("blur"));
-            }
-            await new Promise((resolve) => setTimeout(resolve, BOX_WAIT));
-        }
+        typeModel(id);
     }
 
-    async offer(id) {
-        const box = this.part("ask").elements.model,
-            said = field(this.root, "offered"),
-            table = this.part("offers");
-        if (id) {
-            box.value = id;
-            this.part("ask").scrollIntoView({ block: "nearest" });
+    offer(id) {
+        if (!this.data.choices) return;
+        if (id) this.offers.choose(id);
+        this.offers.ask(this.data.choices.machines, this.settings);
+    }
+}
+
+function facts(pairs) {
+    return pairs.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+}
+
+function inWords(seconds) {
+    const date = new Date(1000 * seconds);
+    return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+}
+
+// Types the name of a model into the Train tab. Gradio makes the boxes of a tab when it is opened,
+// and may fill them a moment later, so the name is typed until it has stayed there for a while.
+async function typeModel(id) {
+    let right = 0;
+    for (let tries = 0; tries < BOX_TRIES && right < BOX_RIGHT; tries += 1) {
+        const box = document.querySelector("#field-model-source :is(input, textarea)");
+        right = box?.value === id ? right + 1 : 0;
+        if (box?.offsetParent && !right) {
+            setValue(box, id);
             box.focus();
+            box.dispatchEvent(new Event("input", { bubbles: true }));
+            await sleep(BOX_WAIT);
+            box.dispatchEvent(new FocusEvent("blur"));
         }
-        const asked = (this.asked = { model: box.value, settings: this.settings });
-        said.className = "rs-hint";
-        said.textContent = "Looking through the machines …";
-        try {
-            const found = await send("/api/hardware/offers", asked);
-            if (asked !== this.asked) return;
-            table.hidden = !found.offers.length;
-            said.textContent = found.offers.length
-                ? `${found.title}, ${found.parameters} parameters: ${found.offers.length} known machines, least RAM first.`
-                : `No known machine holds ${found.title} with these settings. Fewer or shorter rows take less.`;
-            table
-                .querySelector("tbody")
-                .replaceChildren(...found.offers.flatMap((offer) => this.drawOffer(offer)));
-        } catch (error) {
-            if (asked !== this.asked) return;
-            table.hidden = true;
-            said.className = "rs-error";
-            said.textContent = error.message;
-        }
-    }
-
-    drawOffer(offer) {
-        const { figures } = this.choices.machines.find(({ name }) => name === offer.name);
-        return [
-            el(
-                "tr",
-                {},
-                el(
-                    "th",
-                    { scope: "row" },
-                    offer.name,
-                    offer.note ? el("small", {}, offer.note) : null,
-                ),
-                el(
-                    "td",
-                    { class: "rs-number" },
-                    offer.ram,
-                    offer.tight ? el("small", {}, "only just") : null,
-                ),
-                el("td", { class: "rs-number" }, offer.gpu),
-                el("td", { class: "rs-number" }, offer.speed || "not known"),
-            ),
-            el(
-                "tr",
-                {},
-                el(
-                    "td",
-                    { colspan: 4 },
-                    el(
-                        "details",
-                        {},
-                        el("summary", {}, `The figures of the ${offer.name} and their sources`),
-                        el(
-                            "dl",
-                            { class: "rs-facts" },
-                            ...figures.flatMap((figure) => [
-                                el("dt", {}, figure.name),
-                                el(
-                                    "dd",
-                                    {},
-                                    figure.value,
-                                    ...figure.sources.map((source) =>
-                                        el("small", {}, ...sourced(source)),
-                                    ),
-                                ),
-                            ]),
-                        ),
-                    ),
-                ),
-            ),
-        ];
+        await sleep(BOX_WAIT);
     }
 }
 
-const target = (cell) => cell?.querySelector("button") ?? cell;
-
-function sourced(text) {
-    const [address, ...rest] = text.split(" ");
-    if (!address.startsWith("https://")) return [text];
-    return [
-        el("a", { href: address, target: "_blank", rel: "noreferrer" }, address),
-        ` ${rest.join(" ")}`,
-    ];
+// Sets the value of a box by the browser's own setter, whatever property the box itself was given.
+function setValue(box, value) {
+    const { set } = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(box), "value");
+    set.call(box, value);
 }
+
+const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -1,8 +1,9 @@
-// How a run does, in words, with a change of its settings that can be opened in the Train form.
+// Says how a run does, and offers a change of its settings, which can be opened in the Train form.
 
 import { send, setText } from "../common/dom.js";
 
 export class Diagnosis {
+    // part(name) finds a node of the Live tab.
     constructor(part) {
         this.part = part;
         this.run = null;
@@ -11,10 +12,11 @@ export class Diagnosis {
     }
 
     show(diagnosis, run) {
-        const { part } = this,
-            { text, tone, advice, offer } = diagnosis;
+        const { part } = this;
+        const { text, tone, advice, offer } = diagnosis;
         if (run !== this.run) part("offer-error").hidden = true;
-        Object.assign(this, { run, offer });
+        this.run = run;
+        this.offer = offer;
         part("diagnosis").hidden = false;
         part("diagnosis").dataset.tone = tone;
         setText(part("diagnosis-text"), text);
@@ -23,11 +25,11 @@ export class Diagnosis {
         setText(part("offer-label"), offer?.label ?? "");
     }
 
-    // The page is loaded anew, as a new tab would be: the server fills its form with the draft that
-    // it keeps.
+    // Loads the page anew, as a new tab would be: the server fills its form with the draft that it
+    // keeps.
     async open() {
-        const button = this.part("offer-button"),
-            error = this.part("offer-error");
+        const button = this.part("offer-button");
+        const error = this.part("offer-error");
         button.disabled = true;
         error.hidden = true;
         try {

@@ -1,10 +1,12 @@
-// The Live tab: figures that the server has built, drawn with Plotly in place and linked by their x
-// axis.
+// The Live tab: it shows figures that the server has built, drawn with Plotly in place and linked
+// by their x axis, and what else there is to say of a run.
 
-import { Diagnosis } from "./diagnosis.js";
-import { el, isShown, setText } from "../common/dom.js";
 import { LinkedCharts } from "../charts/plots.js";
+import { el, isShown, setText } from "../common/dom.js";
+import { Diagnosis } from "./diagnosis.js";
 import { SamplePrompts } from "./prompts.js";
+
+const AT_END = 30; // px from the end of the log at which it follows what is added
 
 export class Live {
     constructor(element, setAxis, timeline) {
@@ -14,23 +16,25 @@ export class Live {
         this.prompts = new SamplePrompts(this.part("prompts"));
         this.log = false;
         this.diagnosis = new Diagnosis((name) => this.part(name));
-        const nodes = [...element.querySelectorAll('[data-figure]:not([data-figure="timeline"])')];
-        this.charts = new LinkedCharts(
-            Object.fromEntries(nodes.map((node) => [node.dataset.figure, node])),
-            {
-                maps: ["norms"],
-                adapt: (layout, figure) => this.adapt(layout, figure),
-                zoomed: (isZoomed) => {
-                    this.part("reset").hidden = !isZoomed;
-                },
-                clicked: (x) => this.openStep(x),
-            },
-        );
+        this.charts = this.linkedCharts();
         for (const button of element.querySelectorAll("button[data-axis]")) {
             button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
         }
         this.part("reset").addEventListener("click", () => this.charts.zoom(null));
         this.part("log-scale").addEventListener("click", () => this.toggleLog());
+    }
+
+    linkedCharts() {
+        const nodes = this.root.querySelectorAll('[data-figure]:not([data-figure="timeline"])');
+        const pairs = [...nodes].map((node) => [node.dataset.figure, node]);
+        return new LinkedCharts(Object.fromEntries(pairs), {
+            maps: ["norms"],
+            adapt: (layout, figure) => this.adapt(layout, figure),
+            zoomed: (isZoomed) => {
+                this.part("reset").hidden = !isZoomed;
+            },
+            clicked: (x) => this.openStep(x),
+        });
     }
 
     part(name) {
@@ -71,17 +75,19 @@ export class Live {
             if (name === "details") this.showDetails(part);
             else if (name === "timeline") this.timeline.show(part, answer.run_id);
             else if (name === "prompts") this.prompts.show(part);
-            else {
-                const node = this.charts.node(name),
-                    said = this.root.querySelector(`[data-said="${name}"]`);
-                node.closest("figure").hidden = Boolean(part.is_absent);
-                this.charts.set(name, part);
-                if (part.scale) this.showScale(name, part.scale);
-                said.textContent = part.said;
-                said.dataset.tone = part.tone;
-                describe(node, part.said);
-            }
+            else this.showFigure(name, part);
         }
+    }
+
+    showFigure(name, part) {
+        const node = this.charts.node(name);
+        const said = this.root.querySelector(`[data-said="${name}"]`);
+        node.closest("figure").hidden = Boolean(part.is_absent);
+        this.charts.set(name, part);
+        if (part.scale) this.showScale(name, part.scale);
+        said.textContent = part.said;
+        said.dataset.tone = part.tone;
+        describe(node, part.said);
     }
 
     // The colours of a map, as elements of the page: Plotly's own bar takes a third of the drawing.
@@ -97,6 +103,7 @@ export class Live {
         );
     }
 
+    // Makes axes logarithmic, where a person wants it.
     adapt(layout, { log_axes: axes = [] }) {
         for (const name of axes) {
             // A zoom of the linear axis means nothing on the other one.
@@ -105,40 +112,31 @@ export class Live {
         }
     }
 
-    // A point of a curve opens the step that it stands for.
+    // A click on a point of a curve opens the timeline of its step, where x counts steps.
     openStep(x) {
-        if (this.root.querySelector('[data-axis="step"]').ariaPressed === "true")
-            this.timeline.openNear(x);
+        const isBySteps = this.root.querySelector('[data-axis="step"]').ariaPressed === "true";
+        if (isBySteps) this.timeline.openNear(x);
     }
 
     // -------------------------------------------------------------- words
 
     showTiles(tiles) {
         const list = this.part("tiles");
-        if (list.children.length !== tiles.length) {
-            list.replaceChildren(
-                ...tiles.map(() =>
-                    el("div", {}, el("dt"), el("dd"), el("dd", { class: "rs-tile-note" })),
-                ),
-            );
-        }
-        tiles.forEach((tile, index) => {
+        if (list.children.length !== tiles.length) list.replaceChildren(...tiles.map(emptyTile));
+        for (const [index, tile] of tiles.entries()) {
             const [label, value, note] = list.children[index].children;
             label.textContent = tile.label;
             setText(value, tile.value);
             note.textContent = tile.note;
-        });
+        }
     }
 
     showDetails(details) {
-        const pairs = (facts) =>
-            facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
         this.part("facts").replaceChildren(...pairs(details.facts));
         for (const name of ["data", "plan"]) {
-            this.part(name).hidden = !details[name].length;
-            this.part(name)
-                .querySelector("dl")
-                .replaceChildren(...pairs(details[name]));
+            const part = this.part(name);
+            part.hidden = !details[name].length;
+            part.querySelector("dl").replaceChildren(...pairs(details[name]));
         }
         this.part("files").replaceChildren(...details.files.map((file) => el("li", {}, file)));
         this.part("grid").hidden = !details.grid;
@@ -150,36 +148,18 @@ export class Live {
     }
 
     showLog(lines) {
-        const log = this.part("log"),
-            atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 30;
-        log.replaceChildren(
-            ...lines.map((line) =>
-                el(
-                    "li",
-                    { "data-level": line.level },
-                    el("time", {}, new Date(1000 * line.time).toLocaleTimeString()),
-                    line.text,
-                ),
-            ),
-        );
+        const log = this.part("log");
+        const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - AT_END;
+        log.replaceChildren(...lines.map(logLine));
         if (!lines.length) log.replaceChildren(el("li", {}, "Nothing to tell so far."));
-        if (atEnd) log.scrollTop = log.scrollHeight;
+        if (isAtEnd) log.scrollTop = log.scrollHeight;
     }
 
     showForecast(forecast) {
         const card = this.part("forecast");
         card.hidden = !forecast;
         if (!forecast) return;
-        card.querySelector("tbody").replaceChildren(
-            ...forecast.rows.map((row) =>
-                el(
-                    "tr",
-                    { "data-tone": row.tone },
-                    el("th", { scope: "row" }, row.name),
-                    ...["predicted", "measured", "error"].map((name) => el("td", {}, row[name])),
-                ),
-            ),
-        );
+        card.querySelector("tbody").replaceChildren(...forecast.rows.map(forecastRow));
         this.part("forecast-said").textContent = forecast.said;
     }
 
@@ -191,26 +171,38 @@ export class Live {
             ([moment, score]) => `${moment} training ${score}`,
         );
         this.part("scores").textContent = `Answered exactly as expected: ${scores.join(", ")}.`;
-        card.querySelector("tbody").replaceChildren(
-            ...answers.rows.map((row) =>
-                el(
-                    "tr",
-                    {},
-                    ...["prompt", "expected", "before", "after"].map((name) =>
-                        el("td", { class: tone(row, name) }, row[name] ?? "–"),
-                    ),
-                ),
-            ),
-        );
+        card.querySelector("tbody").replaceChildren(...answers.rows.map(answerRow));
     }
 }
 
-function tone(row, name) {
-    if (!["before", "after"].includes(name) || row[name] === undefined) return undefined;
-    return row[name] === row.expected ? "rs-right" : "rs-off";
+const pairs = (facts) =>
+    facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]);
+
+const emptyTile = () => el("div", {}, el("dt"), el("dd"), el("dd", { class: "rs-tile-note" }));
+
+function logLine({ level, time, text }) {
+    const clock = new Date(1000 * time).toLocaleTimeString();
+    return el("li", { "data-level": level }, el("time", {}, clock), text);
 }
 
-// For who hears the page: a drawing is what its caption says of it.
+function forecastRow({ tone, name, predicted, measured, error }) {
+    const cells = [predicted, measured, error].map((text) => el("td", {}, text));
+    return el("tr", { "data-tone": tone }, el("th", { scope: "row" }, name), ...cells);
+}
+
+function answerRow({ prompt, expected, before, after }) {
+    const given = [before, after].map((text) =>
+        el("td", { class: answerTone(text, expected) }, text ?? "–"),
+    );
+    return el("tr", {}, el("td", {}, prompt ?? "–"), el("td", {}, expected ?? "–"), ...given);
+}
+
+function answerTone(text, expected) {
+    if (text === undefined) return undefined;
+    return text === expected ? "rs-right" : "rs-off";
+}
+
+// For who hears the page, a drawing is what its caption says of it.
 function describe(node, said) {
     const title = node.closest("figure").querySelector("h3").textContent;
     node.setAttribute("role", "img");

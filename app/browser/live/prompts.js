@@ -1,5 +1,5 @@
-// The answers to a run's sample prompts in the Live tab: those before the first step beside those
-// at a step of choice.
+// Shows the answers to a run's sample prompts in the Live tab: those before the first step beside
+// those at a step of choice.
 
 import { el, field } from "../common/dom.js";
 
@@ -7,7 +7,7 @@ export class SamplePrompts {
     constructor(card) {
         this.card = card;
         this.value = { steps: [], rows: [] };
-        this.follows = true;
+        this.follows = true; // the newest step, as long as no other is chosen
         this.at = card.querySelector("input");
         this.at.addEventListener("input", () => {
             this.follows = Number(this.at.value) === this.value.steps.length - 1;
@@ -26,31 +26,31 @@ export class SamplePrompts {
     }
 
     draw() {
-        const { steps, rows } = this.value,
-            at = Number(this.at.value),
-            only = steps.length === 1;
+        const { steps, rows } = this.value;
+        const at = Number(this.at.value);
+        const isOnly = steps.length === 1;
+        const chosen = title(steps[at]);
         field(this.card, "first").textContent = title(steps[0]);
-        field(this.card, "chosen").textContent = title(steps[at]);
-        this.at.setAttribute("aria-valuetext", title(steps[at]));
-        field(this.card, "said").textContent = only
-            ? title(steps[0])
-            : `${title(steps[at])}, ${at + 1} of ${steps.length}`;
-        this.at.disabled = only;
-        this.card.querySelector("table").classList.toggle("rs-only-first", only);
-        this.card
-            .querySelector("tbody")
-            .replaceChildren(
-                ...rows.map(({ prompt, answers }) =>
-                    el(
-                        "tr",
-                        {},
-                        el("td", {}, prompt),
-                        el("td", { class: "rs-off" }, answers[0] || "(nothing)"),
-                        el("td", {}, answers[at] || "(nothing)"),
-                    ),
-                ),
-            );
+        field(this.card, "chosen").textContent = chosen;
+        this.at.setAttribute("aria-valuetext", chosen);
+        field(this.card, "said").textContent = isOnly
+            ? chosen
+            : `${chosen}, ${at + 1} of ${steps.length}`;
+        this.at.disabled = isOnly;
+        this.card.querySelector("table").classList.toggle("rs-only-first", isOnly);
+        const body = this.card.querySelector("tbody");
+        body.replaceChildren(...rows.map((row) => answersRow(row, at)));
     }
+}
+
+function answersRow({ prompt, answers }, at) {
+    return el(
+        "tr",
+        {},
+        el("td", {}, prompt),
+        el("td", { class: "rs-off" }, answers[0] || "(nothing)"),
+        el("td", {}, answers[at] || "(nothing)"),
+    );
 }
 
 function title(step) {

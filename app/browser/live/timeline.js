@@ -1,12 +1,15 @@
-// The timeline of one step: which sampled step is looked at, its figure, its legend, its zoom.
+// The timeline of one step: it keeps which sampled step is looked at, and draws its figure, its
+// legend and its zoom.
 
-import { el, send } from "../common/dom.js";
 import { drawLater } from "../charts/drawing.js";
 import { isPredicted, LaneBars, MARGIN } from "../charts/lanes.js";
 import { CONFIG, loadPlotly, markDrawn, onScreen, themed } from "../charts/plots.js";
+import { el, send } from "../common/dom.js";
 
-const ZOOM = 0.6,
-    MOVE = 0.2;
+const ZOOM = 0.6; // a key leaves so much of the stretch
+const MOVE = 0.2; // a key moves by so much of the stretch
+// What each key does, with its numbers: a factor of the zoom, a share of the stretch to move by, or
+// how many bars and rows to go.
 const KEYS = {
     "+": ["zoom", ZOOM],
     "=": ["zoom", ZOOM],
@@ -21,35 +24,39 @@ const KEYS = {
     ArrowDown: ["bar", 0, -1],
     Escape: ["forget"],
 };
-const LEAST_NAMED = 34; // pixels of a phase that hold a word
+const LEAST_NAMED = 34; // px of a phase that hold a word
 const PAUSE = 200; // ms after a zoom until what it shows is asked for
-const BESIDE = 0.25; // of a stretch, that is asked for at either side of it
-const CLOSER = 0.8; // of a stretch, at which it is worth asking for less of it
+const BESIDE = 0.25; // so much of a stretch is asked for at either side of it
+const CLOSER = 0.8; // a new stretch is asked for when it is less than so much of the old one
 
 export class Timeline {
-    // `step`: the one to open first, null for the latest; `onStep` is told whenever another is
+    // step: the step to open first, null for the latest; onStep(step) is called whenever another is
     // chosen.
     constructor(root, step, onStep) {
-        Object.assign(this, {
-            root,
-            onStep,
-            chosen: step,
-            run: null,
-            steps: [],
-            latest: null,
-            taken: null,
-            bands: [],
-            range: null,
-            detail: null,
-            asked: null,
-            dirty: false,
-            drawn: "",
-            predicted: true,
-            loading: false,
-        });
+        this.root = root;
+        this.onStep = onStep;
+        this.chosen = step; // null follows the latest step
+        this.run = null;
+        this.steps = []; // those that have a timeline
+        this.latest = null; // the part of the latest step
+        this.taken = null; // the part that is shown
+        this.bands = []; // the nodes of its phases
+        this.range = null; // what is zoomed into, in ms; null for the whole step
+        this.detail = null; // a finer figure of a stretch: {from, to, figure}
+        this.asked = null; // what gives the request for a detail up
+        this.problem = null; // why there is no detail
+        this.dirty = false;
+        this.drawn = ""; // the layout that Plotly has drawn, as text
+        this.predicted = true;
+        this.loading = false;
         this.node = root.querySelector('[data-figure="timeline"]');
         this.bars = new LaneBars(this.node);
         this.draw = this.draw.bind(this);
+        this.listen();
+        this.watch();
+    }
+
+    listen() {
         this.slider = this.part("step");
         this.slider.addEventListener("input", () =>
             this.choose(this.steps[Number(this.slider.value)]),
@@ -73,6 +80,10 @@ export class Timeline {
             this.node.focus();
         });
         this.node.addEventListener("keydown", (event) => this.press(event));
+    }
+
+    // Draws anew in another size or theme, and when the timeline comes into sight.
+    watch() {
         new ResizeObserver(() => this.redraw()).observe(this.node);
         new MutationObserver(() => this.redraw()).observe(document.body, {
             attributeFilter: ["class"],
@@ -86,21 +97,21 @@ export class Timeline {
     }
 
     clear() {
-        Object.assign(this, {
-            chosen: null,
-            run: null,
-            steps: [],
-            latest: null,
-            taken: null,
-            range: null,
-        });
+        this.chosen = null;
+        this.run = null;
+        this.steps = [];
+        this.latest = null;
+        this.taken = null;
+        this.range = null;
         this.askDetail();
         this.onStep(null);
     }
 
     // The latest timeline of `run`, and the steps that have one.
     show(part, run) {
-        Object.assign(this, { run, steps: part.steps, latest: part });
+        this.run = run;
+        this.steps = part.steps;
+        this.latest = part;
         const isKnown =
             this.chosen === null || !this.steps.length || this.steps.includes(this.chosen);
         if (isKnown) this.follow();
@@ -127,16 +138,15 @@ export class Timeline {
         else this.load();
     }
 
-    // One request at a time: a slider that is dragged asks for where it has come to by then.
+    // Asks for the chosen step. There is one request at a time: a slider that is dragged asks for
+    // where it has come to by then.
     async load() {
         if (this.loading) return;
         this.loading = true;
         try {
             while (this.chosen !== null && this.chosen !== this.taken?.step) {
                 const { run, chosen } = this;
-                const found = await send(
-                    `/api/runs/${encodeURIComponent(run)}/timeline?step=${chosen}`,
-                ).catch((error) => ({ error }));
+                const found = await this.read(run, chosen);
                 if (run !== this.run || chosen !== this.chosen) continue;
                 if (found.error) {
                     this.say(found.error.message);
@@ -149,23 +159,21 @@ export class Timeline {
         }
     }
 
+    async read(run, step) {
+        try {
+            return await send(`/api/runs/${encodeURIComponent(run)}/timeline?step=${step}`);
+        } catch (error) {
+            return { error };
+        }
+    }
+
     take(part) {
         if (part === this.taken) return;
         this.taken = part;
         this.say(part.said);
         this.node.style.setProperty("--rs-rows", part.layout.yaxis.categoryarray.length);
-        this.part("legend").replaceChildren(
-            ...part.legend.map(({ label, colour, kind }) => {
-                const swatch = el("i", { "data-kind": kind });
-                swatch.style.setProperty("--rs-swatch", colour);
-                return el("span", {}, swatch, label);
-            }),
-        );
-        this.bands = part.phases.map(({ label, short, colour }) => {
-            const band = el("span", { role: "listitem", title: label, "aria-label": label }, short);
-            band.style.setProperty("--rs-swatch", colour);
-            return band;
-        });
+        this.part("legend").replaceChildren(...part.legend.map(legendEntry));
+        this.bands = part.phases.map(phaseBand);
         this.part("phases").replaceChildren(...this.bands);
         this.part("predicted").hidden = !part.layout.shapes.some(isPredicted);
         this.detail = null;
@@ -176,7 +184,8 @@ export class Timeline {
         this.redraw();
     }
 
-    // Read aloud where a person chose the step, not with each step that the run samples.
+    // What is said is read aloud where a person chose the step, not with each step that the run
+    // samples.
     say(text) {
         const said = this.root.querySelector('[data-said="timeline"]');
         said.setAttribute("aria-live", this.chosen === null ? "off" : "polite");
@@ -190,16 +199,15 @@ export class Timeline {
     }
 
     showSteps() {
-        const at = this.position(),
-            last = this.steps.length - 1;
+        const at = this.position();
+        const last = this.steps.length - 1;
         this.part("steps").hidden = last < 1;
         this.slider.max = Math.max(0, last);
         this.slider.value = at;
         const step = this.steps[at];
-        if (step !== undefined)
-            this.slider.setAttribute("aria-valuetext", `Step ${step.toLocaleString("en")}`);
-        this.part("number").textContent =
-            step === undefined ? "" : `Step ${step.toLocaleString("en")}`;
+        const words = step === undefined ? "" : `Step ${step.toLocaleString("en")}`;
+        if (words) this.slider.setAttribute("aria-valuetext", words);
+        this.part("number").textContent = words;
         this.part("earlier").disabled = at <= 0;
         this.part("later").disabled = at >= last;
         this.part("latest").setAttribute("aria-pressed", String(this.chosen === null));
@@ -223,28 +231,32 @@ export class Timeline {
         if (!taken || !onScreen(node)) return;
         this.dirty = false;
         this.bars.take(this.detail?.figure ?? taken);
-        const layout = this.axes(),
-            drawn = JSON.stringify(layout);
+        const layout = this.axes();
+        const drawn = JSON.stringify(layout);
         if (drawn !== this.drawn) {
             await Plotly.react(node, [], layout, { ...CONFIG, doubleClick: false });
-            if (!this.drawn) {
-                node.on("plotly_relayout", () => this.keepZoom());
-                node.on("plotly_relayouting", (change) =>
-                    this.place(change["xaxis.range[0]"], change["xaxis.range[1]"]),
-                );
-                node.on("plotly_doubleclick", () => this.setRange(null));
-            }
+            if (!this.drawn) this.followZoom();
             this.drawn = drawn;
         }
         this.showZoom();
         markDrawn("timeline");
     }
 
+    // Plotly's own events; a node has them from its first drawing on.
+    followZoom() {
+        const { node } = this;
+        node.on("plotly_relayout", () => this.keepZoom());
+        node.on("plotly_relayouting", (change) =>
+            this.place(change["xaxis.range[0]"], change["xaxis.range[1]"]),
+        );
+        node.on("plotly_doubleclick", () => this.setRange(null));
+    }
+
     // The figure's layout for axes alone, beside which nothing is drawn by Plotly. What was zoomed
     // to, by whatever means, stays over updates and other steps, until another run is opened.
     axes() {
-        const layout = themed(this.taken.layout, this.node),
-            rows = layout.yaxis.categoryarray;
+        const layout = themed(this.taken.layout, this.node);
+        const rows = layout.yaxis.categoryarray;
         const { left, right, top, bottom } = MARGIN;
         Object.assign(layout, {
             hovermode: false,
@@ -264,14 +276,15 @@ export class Timeline {
             ticks: "outside",
             tickcolor: layout.xaxis.linecolor,
         });
-        layout.xaxis.range = [...(this.range ?? layout.xaxis.range)]; // a copy: Plotly writes into it
+        // A copy, since Plotly writes into it.
+        layout.xaxis.range = [...(this.range ?? layout.xaxis.range)];
         return layout;
     }
 
     keepZoom() {
         if (!this.taken) return;
-        const whole = this.taken.layout.xaxis.range,
-            shown = this.node.layout.xaxis.range;
+        const whole = this.taken.layout.xaxis.range;
+        const shown = this.node.layout.xaxis.range;
         this.range = shown.every((end, index) => end === whole[index]) ? null : [...shown];
         this.drawn = JSON.stringify(this.axes());
         this.askDetail();
@@ -280,20 +293,19 @@ export class Timeline {
 
     showZoom() {
         this.part("all").hidden = !this.range;
-        this.part("count").textContent =
-            this.problem ?? (this.detail?.figure ?? this.taken)?.count ?? "";
+        const figure = this.detail?.figure ?? this.taken;
+        this.part("count").textContent = this.problem ?? figure?.count ?? "";
         if (this.taken) this.place(...(this.range ?? this.taken.layout.xaxis.range));
     }
 
-    // Bars and phases go with the axis, while it is moved too.
+    // Bars and phases go with the axis, also while it is being moved.
     place(from, to) {
         if (from === undefined) return;
         this.bars.paint(from, to, this.predicted);
         this.placePhases(from, to);
     }
 
-    // -------------------------------------------------------------- more detail of what is zoomed
-    // into
+    // -------------------------------------------------------------- more detail
 
     // A step of very many spans has fewer bars than spans: those of the stretch that is looked at
     // are asked for once a zoom comes to rest. Whatever was asked for before is given up, so that
@@ -301,25 +313,33 @@ export class Timeline {
     askDetail() {
         clearTimeout(this.timer);
         this.asked?.abort();
-        this.asked = this.problem = null;
-        const { range, taken, detail } = this;
+        this.asked = null;
+        this.problem = null;
+        const { range, taken } = this;
         if (!range || !taken || taken.is_whole) {
             this.showDetail(null);
             return;
         }
-        if (detail && range[0] >= detail.from && range[1] <= detail.to) {
-            const asksForLess =
-                (1 + 2 * BESIDE) * (range[1] - range[0]) < CLOSER * (detail.to - detail.from);
-            if (detail.figure.is_whole || !asksForLess) return;
-        } else this.showDetail(null);
+        if (this.isDetailEnough(range)) return;
+        if (!isInside(range, this.detail)) this.showDetail(null);
         this.timer = setTimeout(() => this.loadDetail(), PAUSE);
     }
 
+    // A detail that covers the stretch is enough where it has every span, or where the stretch is
+    // not much shorter than what would be asked for.
+    isDetailEnough(range) {
+        const { detail } = this;
+        if (!isInside(range, detail)) return false;
+        const wanted = (1 + 2 * BESIDE) * (range[1] - range[0]);
+        return detail.figure.is_whole || wanted >= CLOSER * (detail.to - detail.from);
+    }
+
     async loadDetail() {
-        const { taken, run } = this,
-            asked = (this.asked = new AbortController());
-        const beside = BESIDE * (this.range[1] - this.range[0]),
-            [from, to] = [this.range[0] - beside, this.range[1] + beside];
+        const { taken, run } = this;
+        const asked = new AbortController();
+        this.asked = asked;
+        const beside = BESIDE * (this.range[1] - this.range[0]);
+        const [from, to] = [this.range[0] - beside, this.range[1] + beside];
         const query = new URLSearchParams({
             step: taken.step,
             from: Math.floor(1000 * from),
@@ -370,16 +390,15 @@ export class Timeline {
         });
     }
 
-    // What is chosen is brought into sight, as far as the step is zoomed.
-    async chooseBar(bar) {
+    // Brings the chosen bar into sight, as far as the step is zoomed; null where there is none.
+    async showBar(bar) {
         if (!bar) {
-            if (bar === false) this.bars.forget();
             this.showZoom();
             return;
         }
         if (this.range && (bar[0] < this.range[0] || bar[1] > this.range[1])) {
-            const half = (this.range[1] - this.range[0]) / 2,
-                centre = (bar[0] + bar[1]) / 2;
+            const half = (this.range[1] - this.range[0]) / 2;
+            const centre = (bar[0] + bar[1]) / 2;
             await this.setRange([centre - half, centre + half]);
         }
         this.showZoom();
@@ -388,24 +407,38 @@ export class Timeline {
 
     press(event) {
         const [what, much, rows] = KEYS[event.key] ?? [];
-        if (!what || event.ctrlKey || event.metaKey || event.altKey || !this.drawn || !this.taken)
-            return;
+        const isOfBrowser = event.ctrlKey || event.metaKey || event.altKey;
+        if (!what || isOfBrowser || !this.drawn || !this.taken) return;
         event.preventDefault();
-        if (what === "all") {
-            this.setRange(null);
-            return;
+        const [from, to] = this.range ?? this.taken.layout.xaxis.range;
+        const length = to - from;
+        const cut = ((1 - much) * length) / 2; // at either side
+        if (what === "all") this.setRange(null);
+        else if (what === "move") this.setRange([from + much * length, to + much * length]);
+        else if (what === "zoom") this.setRange([from + cut, to - cut]);
+        else if (what === "bar") this.showBar(this.bars.choose(much, rows));
+        else {
+            this.bars.forget();
+            this.showZoom();
         }
-        if (what === "bar" || what === "forget") {
-            this.chooseBar(what === "bar" && this.bars.choose(much, rows));
-            return;
-        }
-        const [from, to] = this.range ?? this.taken.layout.xaxis.range,
-            length = to - from;
-        if (what === "move") this.setRange([from + much * length, to + much * length]);
-        else this.setRange([from + ((1 - much) * length) / 2, to - ((1 - much) * length) / 2]);
     }
 }
 
+function legendEntry({ label, colour, kind }) {
+    const swatch = el("i", { "data-kind": kind });
+    swatch.style.setProperty("--rs-swatch", colour);
+    return el("span", {}, swatch, label);
+}
+
+function phaseBand({ label, short, colour }) {
+    const band = el("span", { role: "listitem", title: label, "aria-label": label }, short);
+    band.style.setProperty("--rs-swatch", colour);
+    return band;
+}
+
+const isInside = ([from, to], detail) => detail !== null && from >= detail.from && to <= detail.to;
+
+// The sampled step that is nearest to the wanted one.
 function nearest(steps, wanted) {
     return steps.reduce((best, step) =>
         Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best,

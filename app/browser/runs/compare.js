@@ -1,34 +1,33 @@
-// Several runs side by side: their curves on shared axes, key figures, and the settings in which
-// they differ.
+// Shows several runs side by side: their curves on shared axes, key figures, and the settings in
+// which they differ.
 
-import { el, field, send } from "../common/dom.js";
 import { LinkedCharts } from "../charts/plots.js";
+import { el, field, send } from "../common/dom.js";
 
 export const LEAST = 2,
     MOST = 6;
-const AGAIN = 4000;
+const AGAIN = 4000; // ms until runs that go on are read again
 
 export class Comparison {
+    // changed(ids) is called when other runs are compared.
     constructor(root, card, changed) {
         this.root = root;
         this.card = card;
         this.changed = changed;
         this.ids = [];
         this.axis = "step";
-        this.turn = 0;
+        this.turn = 0; // counts requests: the newest one counts
         this.readAt = 0;
         const nodes = [...card.querySelectorAll("[data-compare]")];
-        this.charts = new LinkedCharts(
-            Object.fromEntries(nodes.map((node) => [node.dataset.compare, node])),
-            {
-                adapt: (layout) => {
-                    layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 };
-                },
-                zoomed: (isZoomed) => {
-                    this.part("compare-reset").hidden = !isZoomed;
-                },
+        const byName = Object.fromEntries(nodes.map((node) => [node.dataset.compare, node]));
+        this.charts = new LinkedCharts(byName, {
+            adapt: (layout) => {
+                layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // whole names
             },
-        );
+            zoomed: (isZoomed) => {
+                this.part("compare-reset").hidden = !isZoomed;
+            },
+        });
         this.part("compare-reset").addEventListener("click", () => this.charts.zoom(null));
         for (const button of card.querySelectorAll("button[data-axis]")) {
             button.addEventListener("click", () => this.chooseAxis(button.dataset.axis));
@@ -43,9 +42,8 @@ export class Comparison {
     // -------------------------------------------------------------- which runs
 
     openAddress() {
-        const asked = (new URLSearchParams(location.search).get("compare") ?? "")
-            .split(",")
-            .filter(Boolean);
+        const query = new URLSearchParams(location.search);
+        const asked = (query.get("compare") ?? "").split(",").filter(Boolean);
         if (asked.length) this.open([...new Set(asked)], false);
     }
 
@@ -74,6 +72,7 @@ export class Comparison {
         if (hadFocus) this.root.querySelector('[data-part="compare-open"]').focus();
     }
 
+    // The run was deleted.
     without(id) {
         if (!this.ids.includes(id)) return;
         const left = this.ids.filter((other) => other !== id);
@@ -84,13 +83,15 @@ export class Comparison {
     writeAddress() {
         const query = new URLSearchParams(location.search);
         query.delete("compare");
-        const rest = query.toString(),
-            own = this.ids.length ? `compare=${this.ids.map(encodeURIComponent).join(",")}` : "";
-        history.replaceState(
-            null,
-            "",
-            `${location.pathname}?${[rest, own].filter(Boolean).join("&")}`,
-        );
+        const parts = [query.toString()];
+        // Written by hand: the query would escape the commas.
+        if (this.ids.length) parts.push(`compare=${this.listed()}`);
+        const address = `${location.pathname}?${parts.filter(Boolean).join("&")}`;
+        history.replaceState(null, "", address);
+    }
+
+    listed() {
+        return this.ids.map(encodeURIComponent).join(",");
     }
 
     chooseAxis(axis) {
@@ -109,24 +110,24 @@ export class Comparison {
     }
 
     async read() {
-        const turn = ++this.turn;
+        this.turn += 1;
+        const { turn } = this;
         this.readAt = Date.now();
         let answer;
         try {
-            answer = await send(
-                `/api/compare?runs=${this.ids.map(encodeURIComponent).join(",")}&axis=${this.axis}`,
-            );
+            answer = await send(`/api/compare?runs=${this.listed()}&axis=${this.axis}`);
         } catch (error) {
             if (turn !== this.turn) return;
             field(this.card, "compare-problem").textContent = error.message;
             this.goingOn = Boolean(error.unreachable);
             return;
         }
-        if (turn !== this.turn) return;
+        if (turn === this.turn) this.show(answer);
+    }
+
+    show(answer) {
         this.goingOn = answer.going_on;
-        field(this.card, "compare-problem").textContent = answer.unread.length
-            ? `The settings of ${answer.unread.join(", ")} cannot be read, so they are left out of the difference.`
-            : "";
+        field(this.card, "compare-problem").textContent = aboutUnread(answer.unread);
         this.part("compare-body").hidden = false;
         this.showRuns(answer.runs);
         this.showTable("compare-figures", answer.runs, answer.rows);
@@ -142,53 +143,39 @@ export class Comparison {
     }
 
     showRuns(runs) {
-        this.part("compare-runs").replaceChildren(
-            ...runs.map((run) =>
-                el(
-                    "li",
-                    {},
-                    swatch(run.colour),
-                    el("span", {}, run.name),
-                    el("span", { class: "rs-state", "data-tone": run.tone }, run.word),
-                ),
+        const nodes = runs.map(({ colour, name, tone, word }) =>
+            el(
+                "li",
+                {},
+                swatch(colour),
+                el("span", {}, name),
+                el("span", { class: "rs-state", "data-tone": tone }, word),
             ),
         );
+        this.part("compare-runs").replaceChildren(...nodes);
     }
 
     showTable(name, runs, rows) {
         const table = this.part(name);
-        table
-            .querySelector("thead")
-            .replaceChildren(
-                el(
-                    "tr",
-                    {},
-                    el("td"),
-                    ...runs.map((run) => el("th", { scope: "col" }, swatch(run.colour), run.name)),
-                ),
-            );
-        table
-            .querySelector("tbody")
-            .replaceChildren(
-                ...rows.map((row) =>
-                    el(
-                        "tr",
-                        {},
-                        el("th", { scope: "row" }, row.name),
-                        ...row.texts.map((text, index) =>
-                            el(
-                                "td",
-                                { class: row.best?.includes(index) ? "rs-best" : null },
-                                text,
-                                row.best?.includes(index)
-                                    ? el("span", { class: "rs-hidden" }, " (best)")
-                                    : null,
-                            ),
-                        ),
-                    ),
-                ),
-            );
+        const heads = runs.map((run) => el("th", { scope: "col" }, swatch(run.colour), run.name));
+        table.querySelector("thead").replaceChildren(el("tr", {}, el("td"), ...heads));
+        table.querySelector("tbody").replaceChildren(...rows.map(tableRow));
     }
+}
+
+function aboutUnread(names) {
+    if (!names.length) return "";
+    const settings = `The settings of ${names.join(", ")} cannot be read`;
+    return `${settings}, so they are left out of the difference.`;
+}
+
+function tableRow({ name, texts, best }) {
+    const cells = texts.map((text, index) => {
+        if (!best?.includes(index)) return el("td", {}, text);
+        // A colour alone would not be heard.
+        return el("td", { class: "rs-best" }, text, el("span", { class: "rs-hidden" }, " (best)"));
+    });
+    return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
 }
 
 function swatch(colour) {

@@ -1,11 +1,11 @@
-// The details of one run, in a dialog: its name and note, the command lines, and the settings as
-// they were run.
+// Shows the details of one run in a dialog: its name and note, the command lines, and the settings
+// as they were run.
 
 import { copyText, el, field, send } from "../common/dom.js";
 
 export class RunDetails {
-    // changed(): the name or the note; closed(id): where the focus goes when the row that opened it
-    // was drawn anew meanwhile.
+    // changed() is called when the name or the note has changed; closed(id) when the dialog was
+    // closed and has nowhere to give the focus back to, since the row was drawn anew meanwhile.
     constructor(dialog, changed, closed) {
         this.dialog = dialog;
         this.changed = changed;
@@ -18,9 +18,10 @@ export class RunDetails {
         dialog
             .querySelector('[data-part="details-close"]')
             .addEventListener("click", () => dialog.close());
+        // A click beside the dialog has the dialog itself as its target.
         dialog.addEventListener("click", (event) => {
             if (event.target === dialog) dialog.close();
-        }); // beside it
+        });
         dialog.addEventListener("close", () => {
             if (document.activeElement === document.body) closed(this.run);
         });
@@ -49,36 +50,16 @@ export class RunDetails {
 
     show(details) {
         const { name, note } = this.boxes();
-        Object.assign(name, {
-            value: details.name || details.config_name,
-            maxLength: details.name_limit,
-        });
-        Object.assign(note, { value: details.note, maxLength: details.note_limit });
+        name.value = details.name || details.config_name;
+        name.maxLength = details.name_limit;
+        note.value = details.note;
+        note.maxLength = details.note_limit;
         field(this.dialog, "details-path").textContent = details.path;
         field(this.dialog, "config").textContent = details.config;
         field(this.dialog, "config-problem").textContent = details.config_problem;
         this.dialog.querySelector('[data-part="commands"]').hidden = !details.commands.length;
-        this.dialog.querySelector('[data-part="command-rows"]').replaceChildren(
-            ...details.commands.map(({ label, text }) => {
-                const code = el("pre", { tabindex: "0", "aria-label": label }, text);
-                const button = el(
-                    "button",
-                    {
-                        type: "button",
-                        class: "rs-small",
-                        "aria-label": `Copy: ${label}`,
-                        click: () => copyText(button, code),
-                    },
-                    "Copy",
-                );
-                return el(
-                    "div",
-                    {},
-                    el("div", { class: "rs-copied" }, el("span", {}, label), button),
-                    code,
-                );
-            }),
-        );
+        const rows = this.dialog.querySelector('[data-part="command-rows"]');
+        rows.replaceChildren(...details.commands.map(commandRow));
         this.dialog.querySelector('[data-part="printed"]').hidden = !details.printed.length;
         field(this.dialog, "printed").textContent = details.printed.join("\n");
     }
@@ -110,4 +91,20 @@ export class RunDetails {
         said.textContent = text;
         said.classList.toggle("rs-error", isError);
     }
+}
+
+function commandRow({ label, text }) {
+    const code = el("pre", { tabindex: "0", "aria-label": label }, text);
+    const button = el(
+        "button",
+        {
+            type: "button",
+            class: "rs-small",
+            "aria-label": `Copy: ${label}`,
+            click: () => copyText(button, code),
+        },
+        "Copy",
+    );
+    const head = el("div", { class: "rs-copied" }, el("span", {}, label), button);
+    return el("div", {}, head, code);
 }

@@ -1,20 +1,25 @@
-// The Runs tab: the queue, every run, and what can be done with one.
+// The Runs tab: it lists the queue and every run, and does what can be done with one.
 
-import { Comparison, MOST, LEAST } from "./compare.js";
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
+import { Comparison, LEAST, MOST } from "./compare.js";
 import { RunDetails } from "./run_details.js";
 
-const LIST_WAIT = 2000;
+const LIST_WAIT = 2000; // ms that the list stays as it is
+
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
+    // openRun(id, tab) shows a run, closeRun(id) shows it no more, talkTo(id) opens it in Talk.
     constructor(element, { openRun, closeRun, talkTo }) {
-        Object.assign(this, { root: element, openRun, closeRun, talkTo });
-        this.rows = new Map();
+        this.root = element;
+        this.openRun = openRun;
+        this.closeRun = closeRun;
+        this.talkTo = talkTo;
+        this.rows = new Map(); // the node of each run, and the text that it was made from
         this.ticked = new Set();
         this.readAt = 0;
-        this.run = null;
+        this.run = null; // the run of the export card
         this.details = new RunDetails(
             this.part("details"),
             () => this.refresh(true),
@@ -23,6 +28,12 @@ export class RunList {
         this.comparison = new Comparison(element, this.part("compare"), (ids) =>
             this.compared(ids),
         );
+        this.exporting = new JobView(this.part("exporting"));
+        this.listen();
+        this.comparison.openAddress();
+    }
+
+    listen() {
         this.part("compare-open").addEventListener("click", () =>
             this.comparison.open([...this.ticked], true),
         );
@@ -30,7 +41,6 @@ export class RunList {
             this.changeQueue(target, "continue"),
         );
         const card = this.part("export");
-        this.exporting = new JobView(this.part("exporting"));
         card.querySelector('[data-part="close"]').addEventListener("click", () => {
             card.hidden = true;
             this.focus(this.run.id, "export");
@@ -39,7 +49,6 @@ export class RunList {
             event.preventDefault();
             this.export(new FormData(event.target));
         });
-        this.comparison.openAddress();
     }
 
     part(name) {
@@ -51,7 +60,8 @@ export class RunList {
         this.readAt = Date.now();
         const { runs, queue } = await send("/api/runs");
         this.part("empty").hidden = runs.length > 0;
-        this.part("list").hidden = this.part("bar").hidden = runs.length === 0;
+        this.part("list").hidden = runs.length === 0;
+        this.part("bar").hidden = runs.length === 0;
         this.showQueue(queue);
         this.showRuns(runs);
         this.comparison.refresh();
@@ -62,8 +72,8 @@ export class RunList {
     showRuns(runs) {
         const known = new Map();
         for (const run of runs) {
-            const text = JSON.stringify(run),
-                before = this.rows.get(run.id);
+            const text = JSON.stringify(run);
+            const before = this.rows.get(run.id);
             if (before?.text === text) {
                 known.set(run.id, before);
                 continue;
@@ -77,81 +87,65 @@ export class RunList {
             known.set(run.id, { text, node });
         }
         this.rows = known;
-        const body = this.part("rows"),
-            nodes = [...known.values()].map(({ node }) => node);
-        if (
-            nodes.length !== body.children.length ||
-            nodes.some((node, index) => node !== body.children[index])
-        ) {
-            body.replaceChildren(...nodes);
-        }
+        const body = this.part("rows");
+        const nodes = [...known.values()].map(({ node }) => node);
+        const isSame =
+            nodes.length === body.children.length &&
+            nodes.every((node, index) => node === body.children[index]);
+        if (!isSame) body.replaceChildren(...nodes);
         for (const id of this.ticked) if (!known.has(id)) this.ticked.delete(id);
         this.showTicked();
     }
 
     row(run) {
-        const button = (act, label, work) =>
-            run.actions.includes(act)
-                ? el(
-                      "button",
-                      {
-                          type: "button",
-                          class: "rs-small",
-                          "data-act": act,
-                          "aria-label": `${label}: ${run.name}`,
-                          click: work,
-                      },
-                      label,
-                  )
-                : null;
+        const state = el(
+            "span",
+            { class: "rs-state", "data-tone": run.tone, title: run.reason },
+            run.word,
+        );
+        const tick = run.actions.includes("compare") ? this.tick(run) : null;
         return el(
             "tr",
             { "data-run": run.id },
-            el(
-                "td",
-                { class: "rs-pick" },
-                run.actions.includes("compare") ? this.tick(run) : null,
-                el(
-                    "span",
-                    { class: "rs-state", "data-tone": run.tone, title: run.reason },
-                    run.word,
-                ),
-            ),
-            el(
-                "td",
-                {},
-                el("strong", {}, run.name),
-                run.note ? el("p", { class: "rs-note" }, run.note) : null,
-                el("small", {}, run.id),
-                run.reason && run.tone === "bad"
-                    ? el("small", { class: "rs-error" }, run.reason)
-                    : null,
-            ),
+            el("td", { class: "rs-pick" }, tick, state),
+            nameCell(run),
             el("td", { class: "rs-number" }, run.steps),
             el("td", { class: "rs-number" }, run.loss),
             el("td", {}, run.model, el("small", {}, run.data)),
             el("td", {}, started(run.created), el("small", {}, `at work for ${run.at_work}`)),
-            el(
-                "td",
-                { class: "rs-row-actions" },
-                el(
-                    "div",
-                    {},
-                    button("open", "Open", () => this.openRun(run.id, "live")),
-                    button("resume", "Resume", (event) => this.resume(run, event.target)),
-                    button("talk", "Talk", () => this.talkTo(run.id)),
-                    button("details", "Details", () => this.details.open(run)),
-                    button("draft", "New run from this one", (event) =>
-                        this.draft(run, event.target),
-                    ),
-                    button("export", "Export", () => this.openExport(run)),
-                    button("delete", "Delete", (event) => this.delete(run, event.target)),
-                ),
-            ),
+            el("td", { class: "rs-row-actions" }, this.actions(run)),
         );
     }
 
-    // Of a run's row; of the first row where that is gone.
+    actions(run) {
+        const button = (act, label, work) => {
+            if (!run.actions.includes(act)) return null;
+            return el(
+                "button",
+                {
+                    type: "button",
+                    class: "rs-small",
+                    "data-act": act,
+                    "aria-label": `${label}: ${run.name}`,
+                    click: work,
+                },
+                label,
+            );
+        };
+        return el(
+            "div",
+            {},
+            button("open", "Open", () => this.openRun(run.id, "live")),
+            button("resume", "Resume", ({ target }) => this.resume(run, target)),
+            button("talk", "Talk", () => this.talkTo(run.id)),
+            button("details", "Details", () => this.details.open(run)),
+            button("draft", "New run from this one", ({ target }) => this.draft(run, target)),
+            button("export", "Export", () => this.openExport(run)),
+            button("delete", "Delete", ({ target }) => this.delete(run, target)),
+        );
+    }
+
+    // Gives the focus to a button of a run's row, or of the first row where that is gone.
     focus(id, act) {
         const row = this.rows.get(id)?.node ?? this.part("rows").firstElementChild;
         (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector("button"))?.focus();
@@ -175,22 +169,16 @@ export class RunList {
     }
 
     showTicked() {
-        const count = this.ticked.size,
-            fits = count >= LEAST && count <= MOST;
+        const count = this.ticked.size;
+        const fits = count >= LEAST && count <= MOST;
         const button = this.part("compare-open");
         button.disabled = !fits;
         button.classList.toggle("rs-primary", fits);
         button.textContent = count ? `Compare ${count}` : "Compare";
-        field(this.root, "ticked").textContent =
-            count > MOST
-                ? `At most ${MOST} runs are compared: untick ${count - MOST}.`
-                : count === 1
-                  ? "Tick one more run."
-                  : count
-                    ? ""
-                    : "Tick two to six runs to see them side by side.";
+        field(this.root, "ticked").textContent = aboutTicked(count);
     }
 
+    // The compared runs are the ticked ones.
     compared(ids) {
         if (ids.length) this.ticked = new Set(ids);
         for (const box of this.root.querySelectorAll('[data-act="compare"]')) {
@@ -232,45 +220,31 @@ export class RunList {
                 },
                 label,
             );
-        const detached = row.problem
-            ? null
-            : el("input", {
-                  type: "checkbox",
-                  "data-queued": `${row.id} detached`,
-                  "aria-label": `Run detached: ${row.name}`,
-                  change: ({ target }) =>
-                      this.changeQueue(target, `${row.id}/detached`, { detached: target.checked }),
-              });
-        if (detached) detached.checked = row.detached;
+        const problem = row.problem
+            ? el("small", { class: "rs-error" }, `It was not started: ${row.problem}`)
+            : null;
+        const about = el("small", {}, `${row.model} · ${row.data}`);
+        const up = index ? button("Move up", "up") : null;
         return el(
             "li",
             {},
-            el(
-                "div",
-                {},
-                el("strong", {}, row.name),
-                el("small", {}, `${row.model} · ${row.data}`),
-                row.problem
-                    ? el("small", { class: "rs-error" }, `It was not started: ${row.problem}`)
-                    : null,
-            ),
-            detached &&
-                el(
-                    "label",
-                    {
-                        class: "rs-queue-detached",
-                        title: "In a process of its own, which goes on when Ramstream itself is closed",
-                    },
-                    detached,
-                    "Run detached",
-                ),
-            el(
-                "span",
-                { class: "rs-queue-actions" },
-                index ? button("Move up", "up") : null,
-                button("Remove", "remove"),
-            ),
+            el("div", {}, el("strong", {}, row.name), about, problem),
+            row.problem ? null : this.detachedBox(row),
+            el("span", { class: "rs-queue-actions" }, up, button("Remove", "remove")),
         );
+    }
+
+    detachedBox(row) {
+        const box = el("input", {
+            type: "checkbox",
+            "data-queued": `${row.id} detached`,
+            "aria-label": `Run detached: ${row.name}`,
+            change: ({ target }) =>
+                this.changeQueue(target, `${row.id}/detached`, { detached: target.checked }),
+        });
+        box.checked = row.detached;
+        const title = "In a process of its own, which goes on when Ramstream itself is closed";
+        return el("label", { class: "rs-queue-detached", title }, box, "Run detached");
     }
 
     async changeQueue(button, what, body = {}) {
@@ -291,22 +265,20 @@ export class RunList {
         const dialog = this.part("delete");
         field(this.root, "delete-name").textContent = run.name;
         dialog.returnValue = "keep";
-        dialog.addEventListener(
-            "close",
-            async () => {
-                if (dialog.returnValue !== "delete") return;
-                await this.act(button, async () => {
-                    await send(path(run.id, "delete"), {});
-                    if (this.run?.id === run.id) this.part("export").hidden = true;
-                    this.comparison.without(run.id);
-                    this.closeRun(run.id);
-                    await this.refresh(true);
-                    this.focus(run.id, "open");
-                });
-            },
-            { once: true },
-        );
+        const closed = () => {
+            if (dialog.returnValue === "delete") this.act(button, () => this.deleteNow(run));
+        };
+        dialog.addEventListener("close", closed, { once: true });
         dialog.showModal();
+    }
+
+    async deleteNow(run) {
+        await send(path(run.id, "delete"), {});
+        if (this.run?.id === run.id) this.part("export").hidden = true;
+        this.comparison.without(run.id);
+        this.closeRun(run.id);
+        await this.refresh(true);
+        this.focus(run.id, "open");
     }
 
     async resume(run, button) {
@@ -319,10 +291,12 @@ export class RunList {
     async draft(run, button) {
         await this.act(button, async () => {
             await send(path(run.id, "draft"), { changes: {} });
-            location.assign("?tab=train"); // a page that is opened shows the form as the server keeps it
+            // A page that is opened shows the form as the server keeps it.
+            location.assign("?tab=train");
         });
     }
 
+    // Does `work`, which `button` asked for; its cell says what went wrong.
     async act(button, work) {
         const cell = button.closest("td");
         cell.querySelector(".rs-error")?.remove();
@@ -337,8 +311,8 @@ export class RunList {
 
     openExport(run) {
         this.run = run;
-        const card = this.part("export"),
-            folder = card.querySelector("input");
+        const card = this.part("export");
+        const folder = card.querySelector("input");
         card.hidden = false;
         field(this.root, "export-name").textContent = run.name;
         field(this.root, "export-said").replaceChildren();
@@ -348,17 +322,17 @@ export class RunList {
     }
 
     async export(form) {
-        const said = field(this.root, "export-said"),
-            button = this.part("export").querySelector(".rs-primary");
+        const said = field(this.root, "export-said");
+        const button = this.part("export").querySelector(".rs-primary");
         button.disabled = true;
         said.className = "";
         try {
-            let job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
+            const job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
             this.exporting.show(job);
             noticeJobs();
-            job = await this.exporting.follow(job);
-            if (job.state === "failed") throw new Error(job.error);
-            said.textContent = job.result;
+            const over = await this.exporting.follow(job);
+            if (over.state === "failed") throw new Error(over.error);
+            said.textContent = over.result;
         } catch (error) {
             said.className = "rs-error";
             said.textContent = error.message;
@@ -366,6 +340,24 @@ export class RunList {
         this.exporting.show(null); // what came of it stands in its place
         button.disabled = false;
     }
+}
+
+function nameCell({ id, name, note, reason, tone }) {
+    const why = reason && tone === "bad" ? el("small", { class: "rs-error" }, reason) : null;
+    return el(
+        "td",
+        {},
+        el("strong", {}, name),
+        note ? el("p", { class: "rs-note" }, note) : null,
+        el("small", {}, id),
+        why,
+    );
+}
+
+function aboutTicked(count) {
+    if (count > MOST) return `At most ${MOST} runs are compared: untick ${count - MOST}.`;
+    if (count === 0) return "Tick two to six runs to see them side by side.";
+    return count < LEAST ? "Tick one more run." : "";
 }
 
 function started(seconds) {

@@ -1,26 +1,32 @@
-// The Talk tab: the model before training and the tuned one, asked the same. The chat itself is the
-// server's.
+// The Talk tab: the model before training and the tuned one are asked the same. The chat itself is
+// kept by the server.
 
 import { copyText, el, field, send, setText } from "../common/dom.js";
 import { JobView } from "../common/jobs.js";
 
-const WRITING_WAIT = 150,
-    HIDDEN_WAIT = 5000,
-    CHOICES_WAIT = 2000;
+const WRITING_WAIT = 150; // ms until an answer under way is read again
+const HIDDEN_WAIT = 5000; // the same, while nobody sees the page
+const CHOICES_WAIT = 2000; // ms that the list of runs stays as it is
+const AT_END = 40; // px from the end of the log at which it follows what is added
 const FOLDER = ":folder";
 const SIDES = ["base", "tuned"];
+const NO_WEIGHTS = "No run has saved weights yet: save a checkpoint of one, or name a folder.";
+const NO_TEMPLATE =
+    "This model has no chat template: it goes on with the text as it stands, " +
+    "and a message is added to what was written before.";
 const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
 
 export class Talk {
     constructor(element) {
         this.root = element;
-        this.version = 0;
+        this.version = 0; // of the chat as it is shown
         this.turns = [];
-        this.runs = null;
-        this.opened = this.choice = null;
+        this.runs = null; // the runs with weights, by id; null before they are known
+        this.opened = null; // the run that the address has named last
+        this.choice = null; // what the chat is with
         this.minutes = 10;
         this.readAt = 0;
-        this.asked = "";
+        this.asked = ""; // the choice that the tab says something about
         this.working = false;
         this.who = this.part("who").elements;
         this.how = this.part("how").elements;
@@ -60,8 +66,8 @@ export class Talk {
 
     // -------------------------------------------------------------- whom to talk to
 
-    // `run`: the one that the page's address names, or null; `asked`: the one whose newest weights
-    // were asked for, or null.
+    // run: the run that the page's address names, or null; asked: the run whose newest weights were
+    // asked for, or null.
     async refresh(run, asked = null) {
         if (!asked && (this.working || Date.now() - this.readAt < CHOICES_WAIT)) return;
         this.readAt = Date.now();
@@ -70,28 +76,15 @@ export class Talk {
             this.minutes = choices.idle_minutes;
             this.list(choices.runs, run, asked);
         } catch (error) {
-            if (!error.unreachable) this.showError(error.message); // the run bar says that the server does not answer
+            // The run bar says that the server does not answer.
+            if (!error.unreachable) this.showError(error.message);
         }
     }
 
     list(runs, run, asked) {
-        const before = this.choices(),
-            first = this.runs === null,
-            text = JSON.stringify(runs);
-        if (text !== this.listed) {
-            this.listed = text;
-            this.runs = new Map(runs.map((found) => [found.id, found]));
-            this.who.run.replaceChildren(
-                ...runs.map((found) =>
-                    el("option", { value: found.id }, `${found.name} (${found.id})`),
-                ),
-                el("option", { value: FOLDER }, "A folder on this machine"),
-            );
-            if (!first) this.who.run.value = before.folder === undefined ? before.run_id : FOLDER;
-            if (this.who.run.selectedIndex < 0) this.who.run.selectedIndex = 0;
-            this.showWeights(before.weights);
-        }
-        if (first && this.choice) this.choose(this.choice);
+        const isFirst = this.runs === null;
+        this.listRuns(runs, isFirst);
+        if (isFirst && this.choice) this.choose(this.choice);
         if (run !== this.opened && run !== null && this.runs.has(run)) {
             if (this.who.run.value !== run) this.choose({ run_id: run });
             this.opened = run;
@@ -103,82 +96,86 @@ export class Talk {
         this.tellWhom();
     }
 
+    // What was chosen stays chosen when the list is made anew.
+    listRuns(runs, isFirst) {
+        const text = JSON.stringify(runs);
+        if (text === this.listed) return;
+        const before = this.chosen();
+        this.listed = text;
+        this.runs = new Map(runs.map((found) => [found.id, found]));
+        const options = runs.map(({ id, name }) => el("option", { value: id }, `${name} (${id})`));
+        const folder = el("option", { value: FOLDER }, "A folder on this machine");
+        this.who.run.replaceChildren(...options, folder);
+        if (!isFirst) this.who.run.value = before.folder === undefined ? before.run_id : FOLDER;
+        chooseOne(this.who.run);
+        this.showWeights(before.weights);
+    }
+
     choose(choice) {
         this.who.run.value = choice.folder ? FOLDER : choice.run_id;
-        if (this.who.run.selectedIndex < 0) this.who.run.selectedIndex = 0;
+        chooseOne(this.who.run);
         if (choice.folder) this.who.folder.value = choice.folder;
         this.showWeights(choice.weights);
     }
 
     showWeights(wanted) {
-        const run = this.runs?.get(this.who.run.value),
-            select = this.who.weights;
+        const run = this.runs?.get(this.who.run.value);
+        const select = this.who.weights;
         select.replaceChildren(
             ...(run?.weights ?? []).map(({ value, label }) => el("option", { value }, label)),
         );
         if (wanted) select.value = wanted;
-        if (select.selectedIndex < 0) select.selectedIndex = 0;
+        chooseOne(select);
         this.part("weights").hidden = !run;
         this.part("folder").hidden = Boolean(run);
         this.who.compare.disabled = !run;
     }
 
-    choices() {
+    // What the form has chosen.
+    chosen() {
         if (this.who.run.value === FOLDER) return { folder: this.who.folder.value.trim() };
         return { run_id: this.who.run.value, weights: this.who.weights.value };
     }
 
-    // What is to be known of these weights before they are loaded.
+    // Says what is to be known of these weights before they are loaded.
     async tellWhom() {
-        const choice = this.choices(),
-            asked = JSON.stringify(choice),
-            said = field(this.root, "about");
+        const choice = this.chosen();
+        const asked = JSON.stringify(choice);
         if (asked === this.asked) return;
         this.asked = asked;
+        const said = field(this.root, "about");
         if (choice.folder === "") {
-            said.textContent = this.runs?.size
-                ? ""
-                : "No run has saved weights yet: save a checkpoint of one, or name a folder.";
+            said.textContent = this.runs?.size ? "" : NO_WEIGHTS;
             return;
         }
         try {
             const about = await send("/api/talk/about", { choice });
             if (asked !== this.asked) return;
-            const other =
-                this.turns.length && this.choice && asked !== JSON.stringify(this.key(this.choice))
-                    ? " Other weights begin a new chat with the next message."
-                    : "";
-            said.textContent =
-                (about.template
-                    ? "Messages are written by the model’s own chat template" +
-                      (about.system ? "." : ", which takes no system message.")
-                    : "This model has no chat template: it goes on with the text as it stands, and a message is added to what was written " +
-                      "before.") +
-                (choice.folder
-                    ? " A folder does not say what it was trained from, so it answers alone."
-                    : "") +
-                other;
+            said.textContent = this.aboutWeights(about, choice);
             this.part("system").hidden = !about.system;
         } catch (error) {
             if (asked === this.asked) said.textContent = error.message;
         }
     }
 
-    key(choice) {
-        return choice.folder
-            ? { folder: choice.folder }
-            : { run_id: choice.run_id, weights: choice.weights };
+    aboutWeights({ template, system }, choice) {
+        const sentences = [template ? aboutTemplate(system) : NO_TEMPLATE];
+        if (choice.folder)
+            sentences.push("A folder does not say what it was trained from, so it answers alone.");
+        const goesOn = !this.turns.length || !this.choice || isSameChoice(choice, this.choice);
+        if (!goesOn) sentences.push("Other weights begin a new chat with the next message.");
+        return sentences.join(" ");
     }
 
     sayHow() {
         const [tokens, temperature, top, seed] = NUMBERS.map((name) =>
             Number(this.how[name].value),
         );
-        const drawn =
+        const how =
             temperature > 0
                 ? `temperature ${temperature}, top-p ${top}, seed ${seed}`
                 : "the likeliest token each time";
-        field(this.root, "how").textContent = `${drawn}, ${tokens} tokens at most`;
+        field(this.root, "how").textContent = `${how}, ${tokens} tokens at most`;
     }
 
     // -------------------------------------------------------------- talking
@@ -188,7 +185,7 @@ export class Talk {
         if (!this.part("how").reportValidity()) return;
         const numbers = NUMBERS.map((name) => [name, Number(this.how[name].value)]);
         const body = {
-            choice: this.choices(),
+            choice: this.chosen(),
             message: this.message.value,
             ...Object.fromEntries(numbers),
             compare: this.who.compare.checked && !this.who.compare.disabled,
@@ -214,6 +211,7 @@ export class Talk {
         }
     }
 
+    // Reads the chat, and goes on reading while an answer is under way.
     async read() {
         clearTimeout(this.timer);
         try {
@@ -231,26 +229,8 @@ export class Talk {
     show(state) {
         this.version = state.version;
         this.choice = state.choice;
-        const log = this.part("log"),
-            atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
-        log.setAttribute("aria-busy", String(state.working));
-        log.dataset.job = state.job_id ?? "";
-        const count = state.first + state.turns.length,
-            more = count > this.turns.length;
-        while (this.turns.length > count) this.turns.pop().node.remove();
-        state.turns.forEach((turn, place) => {
-            const index = state.first + place;
-            const sides = SIDES.filter((side) => turn.answers[side]);
-            const same =
-                this.turns[index]?.message === turn.message &&
-                this.turns[index].sides === sides.join();
-            if (!same) this.place(index, turn, sides);
-            for (const side of sides)
-                this.write(this.turns[index].answers[side], turn.answers[side], side);
-        });
-        this.part("nothing").hidden = count > 0;
-        log.hidden = count === 0;
-        if (atEnd || more) log.scrollTop = log.scrollHeight;
+        const count = state.first + state.turns.length;
+        this.showTurns(state, count);
         this.showNote(state);
         this.showError(state.error);
         this.part("send").hidden = state.working;
@@ -258,13 +238,40 @@ export class Talk {
         this.part("stop").hidden = !state.working;
         this.part("new").disabled = !count;
         this.part("unload").hidden = !state.loaded.length;
-        field(this.root, "memory").textContent = state.loaded.length
-            ? state.held
-                ? `${state.held} of RAM in use, given back after ${this.minutes} idle minutes.`
-                : "Nothing is copied: the paused run answers."
-            : "";
+        field(this.root, "memory").textContent = this.memoryWords(state);
     }
 
+    // count: the turns of the whole chat; the state has those from `first` on. What is at its end
+    // follows what is written.
+    showTurns({ working, job_id, first, turns }, count) {
+        const log = this.part("log");
+        const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - AT_END;
+        const hasMore = count > this.turns.length;
+        log.setAttribute("aria-busy", String(working));
+        log.dataset.job = job_id ?? "";
+        while (this.turns.length > count) this.turns.pop().node.remove();
+        for (const [place, turn] of turns.entries()) this.showTurn(first + place, turn);
+        this.part("nothing").hidden = count > 0;
+        log.hidden = count === 0;
+        if (isAtEnd || hasMore) log.scrollTop = log.scrollHeight;
+    }
+
+    showTurn(index, turn) {
+        const sides = SIDES.filter((side) => turn.answers[side]);
+        const shown = this.turns[index];
+        const isSame = shown?.message === turn.message && shown.sides === sides.join();
+        if (!isSame) this.place(index, turn, sides);
+        const { answers } = this.turns[index];
+        for (const side of sides) this.write(answers[side], turn.answers[side], side);
+    }
+
+    memoryWords({ loaded, held }) {
+        if (!loaded.length) return "";
+        if (!held) return "Nothing is copied: the paused run answers.";
+        return `${held} of RAM in use, given back after ${this.minutes} idle minutes.`;
+    }
+
+    // Makes the nodes of a turn, in the place of those that stood there.
     place(index, turn, sides) {
         const answers = Object.fromEntries(sides.map((side) => [side, this.answer(side)]));
         const node = el(
@@ -289,9 +296,9 @@ export class Talk {
     }
 
     answer(side) {
-        const weights = el("strong"),
-            text = el("p", { class: "rs-talk-text" }),
-            said = el("span", { class: "rs-hint" });
+        const weights = el("strong");
+        const text = el("p", { class: "rs-talk-text" });
+        const said = el("span", { class: "rs-hint" });
         const copy = el(
             "button",
             { type: "button", class: "rs-small", click: () => copyText(copy, text) },
@@ -315,16 +322,9 @@ export class Talk {
             stopped: "(no answer)",
             failed: answer.problem,
         };
-        const tokens =
-            answer.tokens === 1 ? "1 token" : `${answer.tokens.toLocaleString("en")} tokens`;
         setText(nodes.weights, answer.weights);
         setText(nodes.text, answer.text || nothing[answer.state]);
-        setText(
-            nodes.said,
-            [answer.tokens ? tokens : "", answer.rate, answer.state === "stopped" ? "stopped" : ""]
-                .filter(Boolean)
-                .join(" · "),
-        );
+        setText(nodes.said, aboutAnswer(answer));
         nodes.node.dataset.state = answer.state;
         nodes.text.classList.toggle("rs-off", !answer.text && answer.state !== "failed");
         nodes.text.classList.toggle("rs-error", answer.state === "failed");
@@ -347,4 +347,28 @@ export class Talk {
         node.hidden = !text;
         setText(node, text);
     }
+}
+
+// A select whose value is not in its list shows the first one.
+function chooseOne(select) {
+    if (select.selectedIndex < 0) select.selectedIndex = 0;
+}
+
+function aboutTemplate(takesSystem) {
+    const end = takesSystem ? "." : ", which takes no system message.";
+    return `Messages are written by the model’s own chat template${end}`;
+}
+
+// given: as the form has it; kept: as the server has it, which names everything.
+function isSameChoice(given, kept) {
+    if (kept.folder) return given.folder === kept.folder;
+    return given.run_id === kept.run_id && given.weights === kept.weights;
+}
+
+function aboutAnswer({ tokens, rate, state }) {
+    const said = [];
+    if (tokens) said.push(tokens === 1 ? "1 token" : `${tokens.toLocaleString("en")} tokens`);
+    if (rate) said.push(rate);
+    if (state === "stopped") said.push("stopped");
+    return said.join(" · ");
 }

@@ -1,5 +1,5 @@
-// What a newcomer sees above the form: what this is, this machine, and three steps with how far
-// each of them is.
+// Tells a newcomer above the form what this is, and about this machine; shows three steps, and how
+// far each of them is.
 
 import { field, setText } from "../common/dom.js";
 
@@ -13,14 +13,12 @@ const CONTROLS = {
 export class Intro {
     // starter: the file of the preset that is chosen at first.
     constructor(element, { machine, starter }) {
-        Object.assign(this, {
-            root: element,
-            starter,
-            hasRuns: null,
-            verdict: null,
-            form: null,
-            data: null,
-        });
+        this.root = element;
+        this.starter = starter;
+        this.hasRuns = null; // not known yet
+        this.verdict = null;
+        this.form = null;
+        this.data = null;
         field(element, "machine").textContent = machine;
         this.part("hide").addEventListener("click", () => {
             this.keep("hidden");
@@ -51,7 +49,7 @@ export class Intro {
         try {
             localStorage.setItem(KEPT, what);
         } catch {
-            /* a browser that keeps nothing forgets it with the page */
+            // A browser that keeps nothing forgets it with the page.
         }
         this.show();
     }
@@ -61,7 +59,7 @@ export class Intro {
         try {
             kept ??= localStorage.getItem(KEPT);
         } catch {
-            /* as above */
+            // As above.
         }
         const open = kept === "shown" || (kept !== "hidden" && this.hasRuns === false);
         this.part("card").hidden = !open;
@@ -70,7 +68,8 @@ export class Intro {
 
     // verdict: what the server says of the form; form: {preset, shown}.
     judged(verdict, form) {
-        Object.assign(this, { verdict, form });
+        this.verdict = verdict;
+        this.form = form;
         this.draw();
     }
 
@@ -83,49 +82,54 @@ export class Intro {
 
     draw() {
         if (!this.verdict) return;
-        const { verdict, form } = this,
-            wrong = (section) => verdict.field?.startsWith(`field-${section}-`);
-        const isStarter = form.preset === this.starter;
-        const model = String(form.shown["model.source"] ?? "").trim(),
-            data = String(form.shown["data.source"] ?? "").trim();
-        const unread = this.data?.error || this.data?.mapping?.refused;
-        this.step(
-            "model",
-            model && !wrong("model"),
-            !model
-                ? "Name a folder or a model of the hub, or take a preset."
-                : wrong("model")
-                  ? "Something about the model is to be put right below."
-                  : `Chosen: ${model}`,
-        );
-        this.step(
-            "data",
-            data && !wrong("data") && !unread,
-            !data
-                ? "Name a file, a folder or a data set of the hub."
-                : this.data?.error
-                  ? "The data cannot be read yet; the preview below says why."
-                  : unread
-                    ? "Say which column is what, in the preview below."
-                    : wrong("data")
-                      ? "Something about the data is to be put right below."
-                      : `Chosen: ${data}`,
-        );
-        const run = verdict.time.find(({ name, note }) => name === "The run" && !note);
+        const model = this.value("model.source");
+        const data = this.value("data.source");
+        const isModelGood = model && !this.isWrong("model");
+        const isDataGood = data && !this.isWrong("data") && !this.isUnread();
+        this.step("model", isModelGood, this.modelWords(model));
+        this.step("data", isDataGood, this.dataWords(data));
+        const isReady = this.verdict.can_start && !this.isUnread();
+        const whyNot = this.verdict.why_not || "Once model and data are chosen.";
+        this.step("start", isReady, isReady ? this.readyWords() : whyNot);
+    }
+
+    value(name) {
+        return String(this.form.shown[name] ?? "").trim();
+    }
+
+    isWrong(section) {
+        return this.verdict.field?.startsWith(`field-${section}-`);
+    }
+
+    isUnread() {
+        return this.data?.error || this.data?.mapping?.refused;
+    }
+
+    modelWords(model) {
+        if (!model) return "Name a folder or a model of the hub, or take a preset.";
+        if (this.isWrong("model")) return "Something about the model is to be put right below.";
+        return `Chosen: ${model}`;
+    }
+
+    dataWords(data) {
+        if (!data) return "Name a file, a folder or a data set of the hub.";
+        if (this.data?.error) return "The data cannot be read yet; the preview below says why.";
+        if (this.isUnread()) return "Say which column is what, in the preview below.";
+        if (this.isWrong("data")) return "Something about the data is to be put right below.";
+        return `Chosen: ${data}`;
+    }
+
+    readyWords() {
+        const isStarter = this.form.preset === this.starter;
+        const task = isStarter ? ": a tiny model learns to write Roman numerals" : "";
+        const run = this.verdict.time.find(({ name, note }) => name === "The run" && !note);
         const time = run ? ` ${capital(run.text.split(": ").pop())} on this machine.` : "";
-        const ready = verdict.can_start && !unread;
-        this.step(
-            "start",
-            ready,
-            ready
-                ? `Ready${isStarter ? ": a tiny model learns to write Roman numerals" : ""}.${time}`
-                : verdict.why_not || "Once model and data are chosen.",
-        );
+        return `Ready${task}.${time}`;
     }
 
     step(name, good, words) {
-        const node = this.root.querySelector(`[data-step="${name}"]`),
-            said = field(this.root, name);
+        const node = this.root.querySelector(`[data-step="${name}"]`);
+        const said = field(this.root, name);
         node.dataset.done = Boolean(good);
         node.querySelector(".rs-intro-mark").textContent =
             good && name !== "start" ? "✓" : { model: 1, data: 2, start: 3 }[name];
@@ -138,7 +142,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 function point(name) {
     let control = document.querySelector(CONTROLS[name]);
     if (control?.disabled) {
-        // the verdict above it says why
+        // The verdict above it says why.
         control = document.querySelector(".rs-verdict");
         control.tabIndex = -1;
     }

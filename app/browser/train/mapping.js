@@ -1,5 +1,5 @@
-// Which column of the data is what: a select for each part of an example, beside the columns with a
-// value of each.
+// Shows which column of the data is what, and lets a person say it: there is a select for each part
+// of an example, beside the columns with a value of each.
 
 import { el, field } from "../common/dom.js";
 
@@ -30,25 +30,25 @@ const STATES = {
     guess: "· a guess, please check",
     none: "· please choose",
 };
-const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // to YAML
+const UNPRINTABLE = /[\u007f-\u009f\u2028\u2029\ufeff\ufffe\uffff]/g; // YAML refuses these
+const A_GUESS = "What is shown is a guess: choose, or use it as it is.";
 const SAID = {
     several:
-        "The names of the columns fit more than one reading. This is the one that is taken; choose another one if it is not " +
-        "what you mean.",
-    guess: "These names fit no known format, and a run would refuse them. What is shown is a guess: choose, or use it as it is.",
+        "The names of the columns fit more than one reading. This is the one that is taken; " +
+        "choose another one if it is not what you mean.",
+    guess: `These names fit no known format, and a run would refuse them. ${A_GUESS}`,
     none: "No column looks like a text or a conversation. Choose which one is what.",
 };
 
 export class Mapping {
+    // apply(changes) is called with the settings that a person has chosen.
     constructor(root, apply) {
-        Object.assign(this, {
-            root,
-            apply,
-            mapping: null,
-            kind: "",
-            chosen: {},
-            selects: new Map(),
-        });
+        this.root = root;
+        this.apply = apply;
+        this.mapping = null;
+        this.kind = "";
+        this.chosen = {}; // the column of each role
+        this.selects = new Map();
         this.part("use").addEventListener("click", () => this.take());
         this.part("clear").addEventListener("click", () => this.apply(this.changes({})));
     }
@@ -57,38 +57,35 @@ export class Mapping {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    // mapping: what the server says of the columns, or null. failed: the rows could not be read
-    // like this.
+    // mapping: what the server says of the columns, or null; failed: the rows could not be read so.
     show(mapping, failed) {
         this.root.hidden = !mapping || (mapping.columns.length < 2 && mapping.state === "found");
         if (this.root.hidden) {
             this.mapping = null;
             return;
         }
-        const names = JSON.stringify([mapping.columns, mapping.mix?.place]),
-            { state } = mapping,
-            unsure = state !== "found";
+        const { state, mix, why } = mapping;
+        const names = JSON.stringify([mapping.columns, mix?.place]);
         const isNew = names !== this.names;
         this.names = names;
         this.mapping = mapping;
         this.chosen = { ...mapping.chosen };
         if (isNew || mapping.kind !== this.kind) this.build(mapping.kind);
-        // What a person opened stays open; what asks for an answer opens by itself.
-        if (isNew) this.root.open = unsure || failed;
-        else if (unsure || failed) this.root.open = true;
+        this.unfold(isNew, state !== "found" || failed);
         this.root.dataset.state = state;
-        const { mix } = mapping,
-            place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
+        const place = mix ? `in ${mix.name} (${mix.place + 1} of ${mix.sources.length}) ` : "";
         field(this.root, "mapping-state").textContent = `${place}${STATES[state]}`;
-        this.say(
-            mapping.why
-                ? `${mapping.why} What is shown is a guess: choose, or use it as it is.`
-                : (SAID[state] ?? ""),
-        );
+        this.say(why ? `${why} ${A_GUESS}` : (SAID[state] ?? ""));
         this.part("use").hidden = state !== "guess";
-        this.part("clear").hidden =
-            state !== "named" || Boolean(mix && !mix.sources[mix.place].columns);
+        const hasNoneToClear = Boolean(mix) && !mix.sources[mix.place].columns;
+        this.part("clear").hidden = state !== "named" || hasNoneToClear;
         this.draw();
+    }
+
+    // What asks for an answer opens by itself; what a person opened stays open.
+    unfold(isNew, asks) {
+        if (isNew) this.root.open = asks;
+        else if (asks) this.root.open = true;
     }
 
     say(text) {
@@ -134,8 +131,8 @@ export class Mapping {
     }
 
     draw() {
-        const { columns } = this.mapping,
-            used = new Map();
+        const { columns } = this.mapping;
+        const used = new Map();
         for (const [role, node] of this.selects) {
             const place = columns.findIndex(({ name }) => name === this.chosen[role]);
             node.value = place < 0 ? "" : String(place);
@@ -154,21 +151,15 @@ export class Mapping {
         );
     }
 
+    // A row is something else now: what was chosen already is likely to be meant again.
     chooseKind(kind) {
-        const { columns } = this.mapping,
-            before = this.chosen;
-        const likely = [
-            ...new Set([
-                before.text,
-                before.prompt,
-                before.completion,
-                before.messages,
-                ...columns.map(({ name }) => name),
-            ]),
-        ].filter((name) => name !== undefined);
+        const { text, prompt, completion, messages } = this.chosen;
+        const names = this.mapping.columns.map(({ name }) => name);
+        const named = [text, prompt, completion, messages].filter((name) => name !== undefined);
+        const likely = [...new Set([...named, ...names])];
         this.chosen = {
             pair: { prompt: likely[0], completion: likely[1] },
-            text: { text: before.completion ?? likely[0] },
+            text: { text: completion ?? likely[0] },
             conversation: { messages: likely[0] },
         }[kind];
         this.build(kind);
@@ -176,18 +167,20 @@ export class Mapping {
     }
 
     choose(role, place) {
-        const before = this.chosen[role],
-            now = place === "" ? undefined : this.mapping.columns[place].name;
+        const before = this.chosen[role];
+        const now = place === "" ? undefined : this.mapping.columns[place].name;
         // A column is one thing: where it was chosen already, the two change places.
-        const other =
-            now === undefined
-                ? undefined
-                : [...this.selects.keys()].find(
-                      (name) => name !== role && this.chosen[name] === now,
-                  );
+        const other = this.roleOf(now, role);
         if (other) this.chosen[other] = NEEDED.includes(other) ? before : undefined;
         this.chosen[role] = now;
         this.take();
+    }
+
+    // Another role than `role` for which this column is chosen.
+    roleOf(column, role) {
+        if (column === undefined) return undefined;
+        const roles = [...this.selects.keys()];
+        return roles.find((name) => name !== role && this.chosen[name] === column);
     }
 
     take() {
@@ -206,37 +199,22 @@ export class Mapping {
     changes(chosen) {
         if (this.mapping.mix) return { "data.source": this.mixed(this.mapping.mix, chosen) };
         const shown = new Map(this.mapping.columns.map((column) => [column.name, column.shown]));
-        return {
-            "data.format": "auto",
-            ...Object.fromEntries(
-                Object.keys(PARTS).map((role) => [
-                    `data.columns.${role}`,
-                    this.selects.has(role) && chosen[role] !== undefined
-                        ? shown.get(chosen[role])
-                        : "",
-                ]),
-            ),
-        };
+        const changes = { "data.format": "auto" };
+        for (const role of Object.keys(PARTS)) {
+            const isChosen = this.selects.has(role) && chosen[role] !== undefined;
+            changes[`data.columns.${role}`] = isChosen ? shown.get(chosen[role]) : "";
+        }
+        return changes;
     }
 
     // The sources of a mix as its field has them, one of them with other columns.
     mixed({ sources, place, format }, chosen) {
-        const columns = Object.fromEntries(
-            [...this.selects.keys()]
-                .filter((role) => chosen[role] !== undefined)
-                .map((role) => [role, chosen[role]]),
-        );
-        return inFlow(
-            sources.map((source, index) => {
-                if (index !== place) return source;
-                const { format: _, columns: __, ...other } = source;
-                return {
-                    ...other,
-                    ...(format === "auto" ? {} : { format: "auto" }),
-                    ...(Object.keys(columns).length ? { columns } : {}),
-                };
-            }),
-        );
+        const roles = [...this.selects.keys()].filter((role) => chosen[role] !== undefined);
+        const { format: _format, columns: _columns, ...changed } = sources[place];
+        if (format !== "auto") changed.format = "auto";
+        if (roles.length)
+            changed.columns = Object.fromEntries(roles.map((role) => [role, chosen[role]]));
+        return inFlow(sources.map((source, index) => (index === place ? changed : source)));
     }
 }
 
@@ -244,12 +222,13 @@ export class Mapping {
 function inFlow(value) {
     if (Array.isArray(value)) return `[${value.map(inFlow).join(", ")}]`;
     if (value && typeof value === "object") {
-        return `{${Object.entries(value)
-            .map(([name, inner]) => `${name}: ${inFlow(inner)}`)
-            .join(", ")}}`;
+        const pairs = Object.entries(value).map(([name, inner]) => `${name}: ${inFlow(inner)}`);
+        return `{${pairs.join(", ")}}`;
     }
-    return JSON.stringify(value).replace(
-        UNPRINTABLE,
-        (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`,
-    );
+    return JSON.stringify(value).replace(UNPRINTABLE, escaped);
+}
+
+function escaped(sign) {
+    const code = sign.charCodeAt(0).toString(16).padStart(4, "0");
+    return `\\u${code}`;
 }

@@ -1,12 +1,15 @@
-// The preview of the data: the first rows with what is trained marked, and how long the examples
-// are.
+// Draws the preview of the data: the first rows with what is trained marked, and how long the
+// examples are.
 
+import { SmallFigure } from "../charts/small_figure.js";
 import { el, field } from "../common/dom.js";
 import { Mapping } from "./mapping.js";
-import { SmallFigure } from "../charts/small_figure.js";
 
-const PATIENCE = 600;
-const typed = () => document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
+const PATIENCE = 600; // ms until the page says that it waits
+const OTHER_DATA = "These columns are of the data before; those of the new data are looked up.";
+
+const typedSource = () =>
+    document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
 
 export function drawPreview(place, preview) {
     // What is shown stays until the answer is there; only one that takes long says so.
@@ -19,74 +22,65 @@ export function drawPreview(place, preview) {
         }, PATIENCE);
         return;
     }
-    const understood = field(element, "understood"),
-        rows = field(element, "rows");
-    const key = element.querySelector(".rs-preview-key");
     const failed = Boolean(preview.error);
-    place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) => {
-        if (place.props.value.given?.["data.source"] !== typed()) {
-            // other data were typed since: their preview is on its way
-            place.mapping.say(
-                "These columns are of the data before; those of the new data are looked up.",
-            );
-            return;
-        }
-        place.props.value = { ...place.props.value, changes };
-        place.trigger("input"); // Gradio, which has the form, takes the changes over
-    });
+    place.mapping ??= new Mapping(element.querySelector(".rs-mapping"), (changes) =>
+        applyColumns(place, changes),
+    );
     place.mapping.show(preview.mapping ?? null, failed);
-    understood.classList.toggle("rs-error", failed);
-    key.hidden = failed || !preview.rows;
-    if (!preview.rows) {
-        understood.textContent = preview.error ?? "";
-        rows.replaceChildren();
-        field(element, "warnings").replaceChildren();
-        lengths(place, null);
+    field(element, "understood").classList.toggle("rs-error", failed);
+    element.querySelector(".rs-preview-key").hidden = failed || !preview.rows;
+    if (preview.rows) drawRows(element, preview);
+    else clearRows(element, preview.error ?? "");
+    drawLengths(place, preview.rows ? preview : null);
+}
+
+// Makes the chosen columns settings, which Gradio does, since it has the form.
+function applyColumns(place, changes) {
+    const source = place.props.value.given?.["data.source"];
+    if (source !== typedSource()) {
+        // Other data were typed since, and their preview is on its way.
+        place.mapping.say(OTHER_DATA);
         return;
     }
-    const columns = preview.columns.map(([name, meaning]) => `${name} → ${meaning}`).join(", ");
-    const how =
-        preview.mapping?.state === "guess"
-            ? "A guess:"
-            : preview.format_detected
-              ? "Recognised as"
-              : "Read as";
-    understood.textContent = `${how} ${preview.format}` + (columns ? `: ${columns}.` : ".");
-    const notes = [
-        `${preview.percent_trained} % of the tokens of the first ${preview.rows_measured} rows`,
-    ];
+    place.props.value = { ...place.props.value, changes };
+    place.trigger("input");
+}
+
+function clearRows(element, problem) {
+    field(element, "understood").textContent = problem;
+    field(element, "rows").replaceChildren();
+    field(element, "warnings").replaceChildren();
+}
+
+function drawRows(element, preview) {
+    field(element, "understood").textContent = understoodWords(preview);
+    const share = `${preview.percent_trained} % of the tokens`;
+    const notes = [`${share} of the first ${preview.rows_measured} rows`];
     if (preview.rows_skipped) notes.push(`${preview.rows_skipped} are skipped`);
     field(element, "counted").textContent = `· ${notes.join(" · ")}`;
-    rows.replaceChildren(
-        ...preview.rows.map((row) =>
-            el(
-                "li",
-                {},
-                el(
-                    "p",
-                    { class: "rs-tokens" },
-                    ...(row.skipped
-                        ? [el("em", {}, `Skipped: ${row.skipped}`)]
-                        : row.pieces.map((piece) =>
-                              el(piece.trained ? "mark" : "span", {}, piece.text),
-                          )),
-                ),
-                el(
-                    "small",
-                    {},
-                    `${row.where} · ${row.tokens} tokens, ${row.trained_tokens} trained${row.cut ? " · cut" : ""}`,
-                ),
-            ),
-        ),
-    );
+    field(element, "rows").replaceChildren(...preview.rows.map(rowNode));
     field(element, "warnings").replaceChildren(
         ...preview.warnings.map((warning) => el("li", {}, warning)),
     );
-    lengths(place, preview);
 }
 
-// How long the examples are; null takes the figure away.
-function lengths(place, preview) {
+function understoodWords({ mapping, format, format_detected: isDetected, columns }) {
+    let how = isDetected ? "Recognised as" : "Read as";
+    if (mapping?.state === "guess") how = "A guess:";
+    const meanings = columns.map(([name, meaning]) => `${name} → ${meaning}`);
+    return meanings.length ? `${how} ${format}: ${meanings.join(", ")}.` : `${how} ${format}.`;
+}
+
+function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut }) {
+    const text = skipped
+        ? [el("em", {}, `Skipped: ${skipped}`)]
+        : pieces.map((piece) => el(piece.trained ? "mark" : "span", {}, piece.text));
+    const counted = `${where} · ${tokens} tokens, ${trained} trained${cut ? " · cut" : ""}`;
+    return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
+}
+
+// Shows how long the examples are; null takes the figure away.
+function drawLengths(place, preview) {
     const root = place.element.querySelector(".rs-lengths");
     root.hidden = !preview?.said;
     if (root.hidden) return;

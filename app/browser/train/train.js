@@ -1,49 +1,36 @@
-// The Train tab's places: the machine, the verdict beside Start, and the preview of the data.
+// Draws the Train tab's places: the machine, the verdict beside Start, and the preview of the data;
+// and asks for a verdict whenever the form has changed.
 
+import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
-import { SmallFigure } from "../charts/small_figure.js";
 
-const TYPING_PAUSE = 80,
-    AT_ONCE = 20,
-    TOGETHER = 5,
-    RETRY = 2000;
-const BEHIND = 100,
-    TIMES_BEHIND = 50,
-    TIMES_OLDER = 3;
-const UNREAD =
-    "A run would refuse the names of these columns: say which one is what, in the preview of the data.";
+// A verdict is asked for after so many ms.
+const TYPING_PAUSE = 80; // a letter was typed
+const AT_ONCE = 20; // something was chosen or pasted
+const TOGETHER = 5; // Gradio has handed the form over, which it may do again
+const RETRY = 2000; // the server did not answer
+const BEHIND = 100; // Gradio has not taken over yet what the boxes show
+const TIMES_BEHIND = 50; // so often it is waited for
+const TIMES_OLDER = 3; // so often a preview is asked for again that is not of the form
 const SUGGESTED = 8;
-const BOX = '[data-testid="textbox"]',
-    MODEL = `#field-model-source ${BOX}`;
+const UNREAD =
+    "A run would refuse the names of these columns: " +
+    "say which one is what, in the preview of the data.";
+const AWAY = "The server does not answer; what you type is kept here and checked when it does.";
+const BOX = '[data-testid="textbox"]';
+const MODEL = `#field-model-source ${BOX}`;
 const SOURCES = `:is(#field-model-source, #field-data-source) ${BOX}`;
 
-const text =
-    (name) =>
-    ({ element }, value) => {
-        field(element, name).textContent = value[name] ?? "";
-    };
 const draw = {
-    header: text("machine"),
-    about: text("about"),
-    why_not: text("why_not"),
-    queued: text("queued"),
-    preview: (place, preview) => {
-        drawPreview(place, preview);
-        if (preview.pending) return;
-        place.read = preview;
-        places.intro?.shown.read(preview);
-        const { verdict } = places;
-        if (!verdict?.said) return;
-        if (verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
-        // Answers overtake one another. A box that is being typed into asks when it is left.
-        place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
-        const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
-        if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
-    },
+    header: (place, value) => drawText(place, "machine", value),
+    about: (place, value) => drawText(place, "about", value),
+    why_not: (place, value) => drawText(place, "why_not", value),
+    queued: (place, value) => drawText(place, "queued", value),
+    preview: takePreview,
 };
-const places = {};
+const places = {}; // by name, as Gradio has handed them over
 let hasRuns = null; // not known yet
 
 export function mountTrain(place) {
@@ -62,8 +49,27 @@ export function mountTrain(place) {
     show();
 }
 
-// The tab is looked at, and its form was filled. The first time, the preview of its data is asked
-// for.
+function drawText({ element }, name, value) {
+    field(element, name).textContent = value[name] ?? "";
+}
+
+function takePreview(place, preview) {
+    drawPreview(place, preview);
+    if (preview.pending) return;
+    place.read = preview;
+    places.intro?.shown.read(preview);
+    const { verdict } = places;
+    if (!verdict?.said) return;
+    if (verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
+    // Answers overtake one another, so the preview may be of an earlier form. A box that is being
+    // typed into asks when it is left.
+    place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
+    const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
+    if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
+}
+
+// Is called when the tab is looked at, and when its form was filled. The first time that both are
+// true, the preview of its data is asked for.
 export function trainShown() {
     const { verdict, preview } = places;
     if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
@@ -71,33 +77,41 @@ export function trainShown() {
     preview.trigger("submit");
 }
 
-// Whether there is any run, as far as the server has looked.
-export function runsFound(does) {
-    hasRuns = does;
+// Is told whether there is any run, as far as the server has looked.
+export function runsFound(isAny) {
+    hasRuns = isAny;
     places.intro?.shown.tellRuns(hasRuns);
 }
 
-// Whether the server answers. What was typed while it did not is checked, and so kept, as soon as
-// it does.
-export function serverAnswers(does) {
+// Is told whether the server answers. What was typed while it did not is checked, and so kept, as
+// soon as it does.
+export function serverAnswers(isAnswering) {
     const { verdict, why_not } = places;
-    document.getElementById("preset")?.toggleAttribute("inert", !does);
-    if (does) verdict?.ask(AT_ONCE);
+    document.getElementById("preset")?.toggleAttribute("inert", !isAnswering);
+    if (isAnswering) verdict?.ask(AT_ONCE);
     else if (verdict && why_not) {
         verdict.props.value = { ...verdict.props.value, can_start: false, can_queue: false };
-        draw.why_not(why_not, {
-            why_not:
-                "The server does not answer; what you type is kept here and checked when it does.",
-        });
+        draw.why_not(why_not, { why_not: AWAY });
     }
 }
 
 // ---------------------------------------------------------------- what is typed
 
 function mountVerdict(place) {
-    Object.assign(place, { models: place.props.value.models, parts: new Map() });
+    place.models = place.props.value.models;
+    place.parts = new Map();
+    askAfterPauses(place);
+    listenToBoxes(place);
+    new Suggestions(place);
+    takeForms(place);
+}
+
+// Gives the place its two ways to ask for a verdict, each after a pause that a later call begins
+// anew.
+function askAfterPauses(place) {
     let pause;
     const edited = new Set();
+    // Has Gradio hand the form over.
     place.ask = (wait) => {
         clearTimeout(pause);
         pause = setTimeout(() => {
@@ -105,8 +119,8 @@ function mountVerdict(place) {
             place.trigger("input");
         }, wait);
     };
-    // What is typed into a box is known here well before Gradio has taken it over and handed the
-    // form out.
+    // Asks with what is typed into a box, which is known here well before Gradio has taken it over
+    // and handed the form out.
     place.askFor = (box, wait) => {
         if (!place.form) {
             place.ask(wait);
@@ -115,29 +129,37 @@ function mountVerdict(place) {
         edited.add(box);
         clearTimeout(pause);
         pause = setTimeout(() => {
-            const typed = Object.fromEntries(
-                [...edited].map((each) => [settingOf(each), each.value]),
-            );
+            const typed = [...edited].map((each) => [settingOf(each), each.value]);
             edited.clear();
-            check(place, { ...place.form, shown: { ...place.form.shown, ...typed } });
+            const shown = { ...place.form.shown, ...Object.fromEntries(typed) };
+            check(place, { ...place.form, shown });
         }, wait);
     };
+}
+
+function listenToBoxes(place) {
     document.addEventListener("input", ({ target, inputType }) => {
-        if (!target.matches(`.rs-train ${BOX}`)) return; // Gradio asks for boxes to tick and lists itself
+        // Gradio itself asks for boxes to tick and lists.
+        if (!target.matches(`.rs-train ${BOX}`)) return;
         // A hub is not asked for every beginning of a name: other sources are checked when they are
         // left or Enter is pressed.
         if (target.matches(SOURCES) && !isKnown(place, target)) return;
-        place.askFor(target, /^(insertText|delete)/.test(inputType) ? TYPING_PAUSE : AT_ONCE);
+        const isTyped = /^(insertText|delete)/.test(inputType);
+        place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
     });
-    for (const name of ["focusout", "keydown"]) {
-        document.addEventListener(name, ({ target, key = "Enter" }) => {
-            if (key !== "Enter" || !target.matches(SOURCES)) return;
-            if (place.form?.shown[settingOf(target)] !== target.value) place.ask(AT_ONCE);
-        });
-    }
-    new Suggestions(place);
-    // Gradio hands the form over here. It does so twice in a millisecond when something is chosen
-    // from a list.
+    const leave = ({ target }) => {
+        if (!target.matches(SOURCES)) return;
+        if (place.form?.shown[settingOf(target)] !== target.value) place.ask(AT_ONCE);
+    };
+    document.addEventListener("focusout", leave);
+    document.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") leave(event);
+    });
+}
+
+// Gradio hands the form over by a push. It does so twice in a millisecond when something is chosen
+// from a list, and may have done so before this script ran.
+function takeForms(place) {
     const given = window.ramstreamForms ?? [];
     let soon;
     window.ramstreamForms = {
@@ -149,18 +171,20 @@ function mountVerdict(place) {
     for (const form of given) window.ramstreamForms.push(form);
 }
 
+// The dotted name of the setting that a box shows.
 const settingOf = (box) =>
     box.closest('[id^="field-"]')?.id.slice("field-".length).replaceAll("-", ".");
 
 async function check(place, form) {
     // The newest request counts: the one before is given up, and its answer is not drawn.
     place.asking?.abort();
-    const { signal } = (place.asking = new AbortController());
+    place.asking = new AbortController();
+    const { signal } = place.asking;
     place.form = form;
     // A page in which nothing was typed has nothing to keep: what another page has typed meanwhile
     // is newer.
     place.opened ??= JSON.stringify(form);
-    place.typed ||= JSON.stringify(form) !== place.opened;
+    if (JSON.stringify(form) !== place.opened) place.typed = true;
     trainShown();
     // On a busy machine Gradio takes a while to take over what was typed, or to show what it was
     // given.
@@ -168,7 +192,8 @@ async function check(place, form) {
     if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
     let verdict;
     try {
-        verdict = await send("/api/check", { ...form, keep: place.typed }, signal);
+        const keep = Boolean(place.typed);
+        verdict = await send("/api/check", { ...form, keep }, signal);
     } catch (error) {
         if (error.unreachable && !signal.aborted) place.ask(RETRY);
         verdict = { ...UNCHECKED, reasons: [error.message], why_not: error.message };
@@ -180,11 +205,11 @@ async function check(place, form) {
     places.intro?.shown.judged(verdict, form);
 }
 
-// Start and the remedies are Gradio's, which follows these values; Start may have answered why not
-// itself before.
+// Says what can be started. Start and the remedies are Gradio's, which follows these values; Start
+// itself may have said why not before.
 function offer(place) {
-    const { can_start, can_queue, remedies, why_not } = place.said,
-        unread = areColumnsUnread(place.form);
+    const { can_start, can_queue, remedies, why_not } = place.said;
+    const unread = areColumnsUnread(place.form);
     place.unread = unread;
     place.props.value = {
         can_start: can_start && !unread,
@@ -194,7 +219,8 @@ function offer(place) {
     const why = unread && (can_start || can_queue) ? UNREAD : why_not;
     places.why_not.props.value = { why_not: why };
     draw.why_not(places.why_not, { why_not: why });
-    if (!can_queue && places.queued) draw.queued(places.queued, {}); // of a place in the queue that is no longer true
+    // What was said of a place in the queue is no longer true.
+    if (!can_queue && places.queued) draw.queued(places.queued, {});
 }
 
 // Whether the preview that is shown, if it is of these data, waits for a person to choose columns.
@@ -210,7 +236,8 @@ function isOf({ shown }, { given = {} }) {
     );
 }
 
-// Boxes of a tab that is not looked at are not drawn anew, and nobody types into them.
+// Whether a box shows something else than the form has. Boxes of a tab that is not looked at do not
+// count: they are not drawn anew, and nobody types into them.
 function isBehind(shown) {
     return [...document.querySelectorAll(`.rs-train ${BOX}`)].some((box) => {
         const name = settingOf(box);
@@ -218,14 +245,15 @@ function isBehind(shown) {
     });
 }
 
+// Whether the box of the model has the name of a bundled one.
 function isKnown({ models }, box) {
     const typed = box.value.trim().toLowerCase();
     return box.matches(MODEL) && models.some(([id]) => id.toLowerCase() === typed);
 }
 
+// A list under the model's box: the bundled models that have every word that was typed, in whatever
+// order.
 class Suggestions {
-    // A list under the model's box: the bundled models that have every word that was typed, in
-    // whatever order.
     constructor(place) {
         this.place = place;
         this.chosen = -1;
@@ -236,24 +264,18 @@ class Suggestions {
             "aria-label": "Known models",
         });
         this.list.hidden = true;
-        const own = (act) => (event) => {
-            if (event.target.matches?.(MODEL)) act(event);
+        // The document listens, since Gradio may make the box later, or anew.
+        const onBox = (name, act, options) => {
+            const listener = (event) => {
+                if (event.target.matches?.(MODEL)) act(event);
+            };
+            document.addEventListener(name, listener, options);
         };
-        document.addEventListener(
-            "input",
-            own(({ target, isTrusted }) => {
-                if (isTrusted) this.open(target);
-            }),
-        );
-        document.addEventListener(
-            "focusout",
-            own(() => this.close()),
-        );
-        document.addEventListener(
-            "keydown",
-            own((event) => this.key(event)),
-            { capture: true },
-        );
+        onBox("input", ({ target, isTrusted }) => {
+            if (isTrusted) this.open(target);
+        });
+        onBox("focusout", () => this.close());
+        onBox("keydown", (event) => this.key(event), { capture: true });
         // The box keeps the focus: it would be checked as it stands if it were left.
         this.list.addEventListener("mousedown", (event) => event.preventDefault());
         this.list.addEventListener("click", ({ target }) =>
@@ -262,30 +284,13 @@ class Suggestions {
     }
 
     open(box) {
-        const words = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-        const found = words.length
-            ? this.place.models.filter(([id, title]) => {
-                  const all = `${id} ${title}`.toLowerCase();
-                  return words.every((word) => all.includes(word));
-              })
-            : [];
+        const found = this.found(box.value);
         if (!found.length || isKnown(this.place, box)) {
             this.close();
             return;
         }
         this.box = box;
-        this.list.replaceChildren(
-            ...found
-                .slice(0, SUGGESTED)
-                .map(([id, title], index) =>
-                    el(
-                        "li",
-                        { role: "option", id: `rs-model-${index}`, "data-model": id },
-                        el("b", {}, title),
-                        el("span", {}, id),
-                    ),
-                ),
-        );
+        this.list.replaceChildren(...found.slice(0, SUGGESTED).map(suggestion));
         if (!this.list.isConnected) box.closest("#field-model-source").append(this.list);
         const combobox = {
             role: "combobox",
@@ -299,6 +304,15 @@ class Suggestions {
         this.choose(-1);
     }
 
+    found(typed) {
+        const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+        if (!words.length) return [];
+        return this.place.models.filter(([id, title]) => {
+            const text = `${id} ${title}`.toLowerCase();
+            return words.every((word) => text.includes(word));
+        });
+    }
+
     close() {
         this.list.hidden = true;
         this.box?.setAttribute("aria-expanded", "false");
@@ -307,29 +321,32 @@ class Suggestions {
 
     choose(index) {
         this.chosen = index;
-        [...this.list.children].forEach((node, place) =>
-            node.setAttribute("aria-selected", String(place === index)),
-        );
-        const node = this.list.children[index];
+        const nodes = [...this.list.children];
+        for (const [place, each] of nodes.entries())
+            each.setAttribute("aria-selected", String(place === index));
+        const node = nodes[index];
         if (node) this.box.setAttribute("aria-activedescendant", node.id);
         else this.box.removeAttribute("aria-activedescendant");
         node?.scrollIntoView({ block: "nearest" });
     }
 
     key(event) {
-        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key],
-            count = this.list.children.length;
         if (this.list.hidden) return;
-        if (step)
-            this.choose(
-                this.chosen < 0 && step < 0 ? count - 1 : (this.chosen + step + count) % count,
-            );
+        const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+        if (step) this.choose(this.next(step));
         else if (event.key === "Enter" && this.chosen >= 0)
             this.take(this.list.children[this.chosen].dataset.model);
         else if (event.key === "Escape") this.close();
         else return;
         event.preventDefault();
         event.stopPropagation();
+    }
+
+    // The suggestion after or before the chosen one; the list goes round.
+    next(step) {
+        const count = this.list.children.length;
+        if (this.chosen < 0 && step < 0) return count - 1;
+        return (this.chosen + step + count) % count;
     }
 
     take(model) {
@@ -340,6 +357,11 @@ class Suggestions {
             new InputEvent("input", { bubbles: true, inputType: "insertReplacementText" }),
         );
     }
+}
+
+function suggestion([id, title], index) {
+    const attributes = { role: "option", id: `rs-model-${index}`, "data-model": id };
+    return el("li", attributes, el("b", {}, title), el("span", {}, id));
 }
 
 // ---------------------------------------------------------------- the verdict
@@ -366,18 +388,14 @@ function drawVerdict(place, verdict) {
         ...verdict.reasons.map((reason) => el("li", {}, reason)),
     );
     drawParts(place, verdict.bars);
-    field(element, "time").replaceChildren(
-        ...verdict.time.map((row) =>
-            el(
-                "div",
-                {},
-                el("dt", {}, row.name),
-                el("dd", {}, row.text, row.note ? el("small", {}, row.note) : null),
-            ),
-        ),
-    );
+    field(element, "time").replaceChildren(...verdict.time.map(timeRow));
     for (const node of document.querySelectorAll(".rs-wrong")) node.classList.remove("rs-wrong");
     if (verdict.field) document.getElementById(verdict.field)?.classList.add("rs-wrong");
+}
+
+function timeRow({ name, text, note }) {
+    const small = note ? el("small", {}, note) : null;
+    return el("div", {}, el("dt", {}, name), el("dd", {}, text, small));
 }
 
 function drawParts({ element, parts }, bars) {
@@ -386,18 +404,16 @@ function drawParts({ element, parts }, bars) {
         if (!parts.has(bar.name)) parts.set(bar.name, new FitPart(bar));
         parts.get(bar.name).show(bar);
     }
-    const shown = bars.map((bar) => parts.get(bar.name).root),
-        place = field(element, "bars");
-    if (
-        shown.length !== place.children.length ||
-        shown.some((node, index) => node !== place.children[index])
-    ) {
-        place.replaceChildren(...shown);
-    }
+    const shown = bars.map((bar) => parts.get(bar.name).root);
+    const place = field(element, "bars");
+    const isSame =
+        shown.length === place.children.length &&
+        shown.every((node, index) => node === place.children[index]);
+    if (!isSame) place.replaceChildren(...shown);
 }
 
+// Host memory, GPU memory or disk: a bar, and under it the items in words.
 class FitPart {
-    // Host memory, GPU memory or disk: a bar, and under it the items in words.
     constructor({ name, label }) {
         this.text = el("span");
         const plot = el("div", { class: "rs-fit-bar", role: "img", "data-fit": name });
@@ -418,23 +434,13 @@ class FitPart {
         this.root.dataset.tone = bar.tone;
         this.text.textContent = bar.text;
         this.note.textContent = bar.note;
-        this.rows.replaceChildren(
-            ...bar.items.map((item) => {
-                const key = el("i");
-                key.style.background = item.colour;
-                return el(
-                    "tr",
-                    {},
-                    el(
-                        "th",
-                        { scope: "row" },
-                        key,
-                        item.name,
-                        item.note ? el("small", {}, item.note) : null,
-                    ),
-                    el("td", {}, item.text),
-                );
-            }),
-        );
+        this.rows.replaceChildren(...bar.items.map(itemRow));
     }
+}
+
+function itemRow({ name, text, note, colour }) {
+    const key = el("i");
+    key.style.background = colour;
+    const small = note ? el("small", {}, note) : null;
+    return el("tr", {}, el("th", { scope: "row" }, key, name, small), el("td", {}, text));
 }

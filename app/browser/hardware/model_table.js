@@ -1,0 +1,321 @@
+// The table of models and machines: which rows it has, how they are sorted and drawn, and how the
+// keyboard goes through its cells.
+
+import { el, field } from "../common/dom.js";
+
+// A model that a machine can train ranks above one that it cannot.
+const RANKS = { good: 0, warn: 0, bad: -1 };
+const NOT_COMPUTED = -2;
+// Each key moves by so many rows and columns; beyond the last one, the last one is meant.
+const MOVES = {
+    ArrowUp: [-1, 0],
+    ArrowDown: [1, 0],
+    ArrowLeft: [0, -1],
+    ArrowRight: [0, 1],
+    Home: [0, -99],
+    End: [0, 99],
+};
+
+// What the table shows: the models, the machines that were chosen, and the columns that have
+// arrived so far.
+export class TableData {
+    constructor() {
+        this.choices = null;
+        this.shown = [];
+        this.columns = new Map();
+        this.counts = {};
+        this.failed = false;
+    }
+
+    // This machine, then the chosen ones.
+    machines() {
+        return [this.choices.here, ...this.shown];
+    }
+
+    cell(machine, id) {
+        return this.columns.get(machine)?.cells[id];
+    }
+
+    // Undefined for a model that does not suit the settings: it has no row.
+    parameters(id) {
+        return this.counts[id]?.parameters;
+    }
+
+    take(machine, column) {
+        this.columns.set(machine, column);
+        this.counts = column.counts;
+    }
+}
+
+export class ModelTable {
+    // data: a TableData; open(id) opens a model in Train; offer(id) asks for machines for a model.
+    constructor(root, data, { open, offer }) {
+        this.root = root;
+        this.data = data;
+        this.open = open;
+        this.offer = offer;
+        this.grid = root.querySelector(".rs-grid table");
+        this.head = this.grid.querySelector("thead");
+        this.body = this.grid.querySelector("tbody");
+        this.tip = root.querySelector(".rs-tip");
+        this.sort = { by: "parameters", down: false };
+        this.filter = "";
+        this.only = "all";
+        this.at = null; // the cell that the keyboard has come to
+        this.pointed = null; // the cell that the tip is about
+        this.listen();
+    }
+
+    listen() {
+        const onCell = ({ target }) => this.point(target.closest("td, th"));
+        this.body.addEventListener("keydown", (event) => this.move(event));
+        this.body.addEventListener("focusin", onCell);
+        this.body.addEventListener("focusout", () => this.point(null));
+        this.body.addEventListener("mouseover", onCell);
+        this.body.addEventListener("mouseleave", () => this.point(null));
+        document.addEventListener("scroll", () => this.place(), { capture: true, passive: true });
+        const buttons = [...this.root.querySelectorAll("[data-only]")];
+        for (const button of buttons) {
+            button.addEventListener("click", () => {
+                for (const other of buttons) other.setAttribute("aria-pressed", other === button);
+                this.only = button.dataset.only;
+                this.draw();
+            });
+        }
+    }
+
+    filterBy(text) {
+        this.filter = text;
+        this.draw();
+    }
+
+    // -------------------------------------------------------------- which rows
+
+    rows() {
+        const words = this.filter.toLowerCase().split(/\s+/).filter(Boolean);
+        const rows = this.data.choices.models.filter(
+            (model) =>
+                this.data.parameters(model.id) !== undefined &&
+                hasWords(model, words) &&
+                this.isWanted(model),
+        );
+        return rows.sort((one, other) => this.compare(one, other));
+    }
+
+    // Whether the model is to be shown: always, or where this machine or any one can train it.
+    isWanted({ id }) {
+        if (this.only === "all") return true;
+        const { choices } = this.data;
+        const machines = this.only === "here" ? [choices.here] : this.data.machines();
+        return machines.some((name) => RANKS[this.data.cell(name, id)?.words.tone] === 0);
+    }
+
+    // Models of the same rank stand largest first.
+    compare(one, other) {
+        const { by, down } = this.sort;
+        const sign = down ? -1 : 1;
+        if (by === "model")
+            return sign * one.title.localeCompare(other.title, "en", { numeric: true });
+        const difference = sign * (this.value(one) - this.value(other));
+        return difference || this.data.parameters(other.id) - this.data.parameters(one.id);
+    }
+
+    value({ id }) {
+        const { by } = this.sort;
+        if (by === "parameters") return this.data.parameters(id);
+        const cell = this.data.cell(by, id);
+        if (!cell) return NOT_COMPUTED;
+        return cell.tokens_per_second ?? RANKS[cell.words.tone];
+    }
+
+    // Text begins at A and the smallest model comes first; machines begin with the fastest.
+    sortBy(by) {
+        const isText = by === "model" || by === "parameters";
+        this.sort = { by, down: this.sort.by === by ? !this.sort.down : !isText };
+        this.draw();
+    }
+
+    // -------------------------------------------------------------- drawing
+
+    draw() {
+        if (!this.data.choices) return;
+        this.point(null);
+        const rows = this.rows();
+        const focused = document.activeElement;
+        const wasInside = this.body.contains(focused);
+        const heading = this.head.contains(focused) && focused.closest("[data-by]").dataset.by;
+        this.drawHead();
+        this.body.replaceChildren(...rows.map((model) => this.drawRow(model)));
+        const current = this.current();
+        if (current) current.tabIndex = 0;
+        if (wasInside) current?.focus();
+        else if (heading)
+            this.head.querySelector(`[data-by="${CSS.escape(heading)}"] button`)?.focus();
+        this.count(rows);
+    }
+
+    drawHead() {
+        const machines = this.data
+            .machines()
+            .map((name) => this.heading(name, name, this.data.columns.get(name)?.memory ?? "…"));
+        this.head.replaceChildren(
+            el(
+                "tr",
+                {},
+                this.heading("model", "Model"),
+                this.heading("parameters", "Parameters"),
+                ...machines,
+            ),
+        );
+    }
+
+    heading(by, label, note) {
+        return el(
+            "th",
+            {
+                scope: "col",
+                "data-by": by,
+                class: by === "model" ? "" : "rs-number",
+                "aria-sort": this.order(by),
+            },
+            el("button", { type: "button", click: () => this.sortBy(by) }, label),
+            note ? el("small", {}, note) : null,
+        );
+    }
+
+    order(by) {
+        if (this.sort.by !== by) return "none";
+        return this.sort.down ? "descending" : "ascending";
+    }
+
+    drawRow(model) {
+        const name = el(
+            "button",
+            {
+                type: "button",
+                class: "rs-link",
+                tabindex: -1,
+                click: () => this.offer(model.id),
+            },
+            model.title,
+        );
+        const billions = (this.data.parameters(model.id) / 1e9).toFixed(2);
+        return el(
+            "tr",
+            { "data-model": model.id },
+            el("th", { scope: "row" }, name, el("small", {}, model.id)),
+            el("td", { class: "rs-number", tabindex: -1 }, billions, " B"),
+            ...this.data.machines().map((machine) => this.drawCell(model, machine)),
+        );
+    }
+
+    // A cell of this machine is a button, which opens the model in Train.
+    drawCell(model, machine) {
+        const cell = this.data.cell(machine, model.id);
+        if (!cell) return el("td", { class: "rs-cell", tabindex: -1 }, "…");
+        const { word, speed, tone } = cell.words;
+        const waits = !speed && tone !== "bad" && !this.data.columns.get(machine).timed;
+        const second = waits ? "…" : speed;
+        const inner = [el("b", {}, word), second ? el("span", {}, second) : null];
+        const attributes = { class: "rs-cell", "data-tone": tone, "data-machine": machine };
+        if (machine !== this.data.choices.here)
+            return el("td", { ...attributes, tabindex: -1 }, ...inner);
+        const said = speed ? `${word}, ${speed}` : word;
+        const button = el(
+            "button",
+            {
+                type: "button",
+                tabindex: -1,
+                click: () => this.open(model.id),
+                "aria-label": `${said}: open ${model.title} in Train`,
+            },
+            ...inner,
+        );
+        return el("td", attributes, button);
+    }
+
+    count(rows) {
+        const { choices, failed } = this.data;
+        const known = choices.models.filter(({ id }) => this.data.parameters(id) !== undefined);
+        const isWaiting = this.data.machines().some((name) => !this.data.columns.get(name)?.timed);
+        const computes = isWaiting && !failed;
+        const counted = `Shown: ${rows.length} of ${known.length} models.`;
+        const none = rows.length || !known.length ? "" : this.whyNone();
+        const more = computes ? " Speeds are still being computed." : "";
+        field(this.root, "counted").textContent = counted + none + more;
+        this.grid.setAttribute("aria-busy", computes);
+        this.root.querySelector('[data-part="csv"]').disabled = isWaiting || !rows.length;
+    }
+
+    whyNone() {
+        return this.filter ? ` None matches “${this.filter}”.` : " None fits.";
+    }
+
+    // -------------------------------------------------------------- from cell to cell
+
+    // The cell that the Tab key leads to: where the keyboard was last, or the first one.
+    current() {
+        const { row, column } = this.at ?? { row: 0, column: 0 };
+        const rows = this.body.children;
+        return target(rows[Math.min(row, rows.length - 1)]?.children[column]);
+    }
+
+    move(event) {
+        const step = MOVES[event.key];
+        const cell = event.target.closest("td, th");
+        if (event.key === "Escape") this.point(null);
+        if (!step || !cell) return;
+        event.preventDefault();
+        const rows = this.body.children;
+        const row = rows[within(cell.parentNode.sectionRowIndex + step[0], rows.length)];
+        const { children } = row;
+        target(children[within(cell.cellIndex + step[1], children.length)]).focus();
+    }
+
+    // Shows what is to be said of a cell beside it; null hides it.
+    point(cell) {
+        const machine = cell?.dataset.machine;
+        if (cell?.contains(document.activeElement)) this.remember(cell);
+        this.pointed = machine ? cell : null;
+        this.tip.hidden = !machine;
+        if (!machine) return;
+        const id = cell.parentNode.dataset.model;
+        const { title } = this.data.choices.models.find((model) => model.id === id);
+        this.tip.replaceChildren(
+            el("strong", {}, `${title} on ${machine}`),
+            el("span", {}, this.data.cell(machine, id).detail),
+        );
+        target(cell).setAttribute("aria-describedby", this.tip.id);
+        this.place();
+    }
+
+    // The Tab key leads to the cell that had the focus last, and to no other.
+    remember(cell) {
+        const last = this.body.querySelector('[tabindex="0"]');
+        if (last) last.tabIndex = -1;
+        target(cell).tabIndex = 0;
+        this.at = { row: cell.parentNode.sectionRowIndex, column: cell.cellIndex };
+    }
+
+    // Puts the tip below its cell, or above it where there is no room below.
+    place() {
+        if (!this.pointed?.isConnected) return;
+        const { tip } = this;
+        const box = this.pointed.getBoundingClientRect();
+        const fitsBelow = box.bottom + tip.offsetHeight + 8 < innerHeight;
+        const top = fitsBelow ? box.bottom + 4 : box.top - tip.offsetHeight - 4;
+        const rightmost = innerWidth - tip.offsetWidth - 16;
+        tip.style.top = `${top}px`;
+        tip.style.left = `${Math.max(8, Math.min(box.left, rightmost))}px`;
+    }
+}
+
+// What of a cell takes the focus.
+const target = (cell) => cell?.querySelector("button") ?? cell;
+
+const within = (index, length) => Math.max(0, Math.min(length - 1, index));
+
+function hasWords({ title, family, id, also }, words) {
+    const text = [title, family, id, ...also].join(" ").toLowerCase();
+    return words.every((word) => text.includes(word));
+}

@@ -1,0 +1,107 @@
+"""The Talk tab offers weights to talk to: those of a run, of its export, of a folder, and of the
+model before training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.pages.chat import CURRENT, Choice
+from app.session.engine_calls import TalkCalls
+from app.session.session import Session
+from engine.checkpoints.checkpoint import folders_by_step
+from engine.errors import RunError
+from engine.runs.folder import RunFolder, open_run
+from engine.talk.conversation import Source, base_of, checkpoint_of
+
+
+class OfferedWeights:
+    """Knows which weights there are, and which of them a choice means. It loads none."""
+
+    def __init__(self, session: Session, engine: TalkCalls):
+        self._session = session
+        self._engine = engine
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Returns the runs that have weights to talk to, newest first, each with these weights."""
+        runs = []
+        for run in self._session.runs():
+            weights = [
+                {"value": value, "label": label} for value, label in self._of_run(run.id).items()
+            ]
+            if weights:
+                runs.append(
+                    {"id": run.id, "name": run.name, "model": run.model, "weights": weights}
+                )
+        return runs
+
+    def sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
+        """Returns the weights that answer: `tuned`, and before it `base` where both are compared.
+
+        Raises RamstreamError where there are none, and as `paused_run` does.
+        """
+        self.paused_run()
+        if choice.folder:
+            return {"tuned": self._engine.folder_of(choice.folder)}
+        folder = open_run(self._session.runs_dir, choice.run_id)
+        weights = self._of_run(choice.run_id)
+        value = choice.weights
+        if value == "newest":
+            value = next(iter(weights), "")
+        if value not in weights:
+            there_are = ", ".join(weights.values()) or "none yet: save a checkpoint first"
+            raise RunError(f"Run {choice.run_id} has no such weights; it has {there_are}.")
+        sides = {"base": base_of(folder.config)} if compare else {}
+        return sides | {"tuned": self._source(folder, choice.run_id, value, weights[value])}
+
+    def paused_run(self) -> Any:
+        """Returns the calls of the run that is paused here, None where no run is active here.
+
+        Raises RunError while a run trains here, and while one is being prepared in another process.
+        """
+        if self._session.active_id is None:
+            preparing = self._session.preparing_elsewhere
+            if preparing is not None:  # the memory that it has planned to take still looks free
+                raise RunError(
+                    f"{preparing} is getting ready in a process of its own and needs the memory: "
+                    "try again once it trains."
+                )
+            return None
+        paused = self._paused_calls()
+        if paused is None:
+            raise RunError(
+                f"{self._session.active_id} is training here and needs the machine: pause it to "
+                "talk, or wait until it ends."
+            )
+        return paused
+
+    def _paused_calls(self) -> Any:
+        """Returns the calls of the active run while it is paused, else None."""
+        paused = getattr(self._session.active_run, "paused", None)
+        return paused if paused is not None and paused.is_open else None
+
+    def _of_run(self, run_id: str) -> dict[str, str]:
+        """Returns what of a run can be talked to: the words for each value of a choice."""
+        try:
+            folder = open_run(self._session.runs_dir, run_id)
+        except RunError:
+            return {}
+        steps = sorted(folders_by_step(folder.checkpoints_path), reverse=True)
+        weights: dict[str, str] = {}
+        if self._session.active_id == run_id and self._paused_calls() is not None:
+            run: Any = self._session.active_run
+            weights[CURRENT] = f"Now, paused after step {run.recorder.snapshot.step:,}"
+        for step in steps:
+            newest = ", the newest" if step == steps[0] else ""
+            weights[f"step-{step}"] = f"Step {step:,}{newest}"
+        if (folder.export_path / "config.json").exists():
+            weights["export"] = "Its export"
+        return weights
+
+    def _source(self, folder: RunFolder, run_id: str, value: str, words: str) -> Source:
+        """Returns the weights that `value` names, labelled with the run's name and `words`."""
+        label = f"{folder.config.name}, {words[0].lower()}{words[1:]}"
+        if value == "export":
+            return self._engine.folder_of(str(folder.export_path), label)
+        step = None if value == CURRENT else int(value.removeprefix("step-"))
+        return checkpoint_of(self._session.runs_dir, run_id, folder.config, step, label)

@@ -1,0 +1,213 @@
+"""These functions put the estimate of a draft into the words and figures of its verdict.
+
+A verdict is plain data for `train.js`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from app.form.settings_form import as_labelled, settings
+from app.view.fit_figures import fit_figure, item_colour, item_words
+from app.words import in_bytes, in_count
+from engine.fit.memory_items import Item, PartName
+from engine.fit.needs import Part, Verdict
+from engine.fit.report import HOST_WATTS, FitReport
+from engine.words import counted, in_hours, in_seconds
+
+VERDICTS = {
+    Verdict.FITS: ("good", "It fits this machine."),
+    Verdict.TIGHT: ("warn", "It fits, but only just."),
+    Verdict.DOES_NOT_FIT: ("bad", "It does not fit this machine."),
+}
+"""Each verdict has a tone and a headline."""
+HELP = {
+    Verdict.FITS: "",
+    Verdict.TIGHT: "One click leaves more room:",
+    Verdict.DOES_NOT_FIT: "One click makes it fit:",
+}
+"""This sentence stands above the remedies."""
+BARS = ((PartName.HOST, "Host memory"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
+REMEDIES_SHOWN = 3
+
+
+def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
+    """Returns the verdict of a draft that has no estimate, for the reason that `sentence` says.
+
+    `field` is the id of the component that is wrong. The keys are those of `verdict_of`.
+    """
+    return {
+        "tone": "bad",
+        "headline": headline,
+        "reasons": [sentence],
+        "bars": [],
+        "time": [],
+        "remedies": [],
+        "help": "",
+        "size": "",
+        "field": field,
+        "can_start": False,
+        "can_queue": False,
+        "why_not": sentence,
+    }
+
+
+def verdict_of(report: FitReport, busy: str | None) -> dict[str, Any]:
+    """Returns the verdict of a draft whose estimate is `report`.
+
+    `busy` says why nothing can be started now, None where it can. `remedies` are texts with the
+    component values that each changes, and `help` stands above them. `why_not` says why Start
+    cannot be pressed.
+    """
+    tone, headline = VERDICTS[report.verdict]
+    fits = report.verdict != Verdict.DOES_NOT_FIT
+    why_not = busy if fits else "It would not fit, so it cannot be started."
+    remedies = [
+        {"text": as_labelled(remedy.text), "changes": _as_shown(remedy.changes)}
+        for remedy in report.remedies[:REMEDIES_SHOWN]
+    ]
+    return {
+        "tone": tone,
+        "headline": headline,
+        "reasons": [as_labelled(reason) for reason in report.reasons],
+        "bars": _bars(report),
+        "time": _time_rows(report) if fits else [],
+        "remedies": remedies,
+        "help": HELP[report.verdict] if remedies else "",
+        "size": _size_words(report),
+        "field": None,
+        "can_start": fits and not busy,
+        # Also what does not fit: the memory that the run under way takes now is free when the
+        # queue comes to this one.
+        "can_queue": busy is not None,
+        "why_not": why_not or "",
+    }
+
+
+def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the component values of config values, both by dotted name."""
+    return {
+        setting.dotted: setting.show(changes[setting.dotted])
+        for setting in settings()
+        if setting.dotted in changes
+    }
+
+
+def _size_words(report: FitReport) -> str:
+    model = report.model
+    return (
+        f"{in_count(model['parameters'])} parameters ({model['model_type']}, {model['blocks']} "
+        f"blocks), up to {report.time['tokens_per_step']:,} tokens a step"
+    )
+
+
+# ------------------------------------------------------------------ time
+
+
+def _row(name: str, text: str, note: str = "") -> dict[str, str]:
+    return {"name": name, "text": text, "note": note}
+
+
+def _time_rows(report: FitReport) -> list[dict[str, str]]:
+    """Returns rows of `name`, `text` and `note`: a step, the whole run, and its electricity."""
+    time = report.time
+    if not time["step_seconds"]:
+        return [_row("Time", "not known yet", _why_no_time(report))]
+    rows = [_step_row(time)]
+    if not time["run_seconds"]:
+        note = "Epochs set its length, not steps."
+        return [*rows, _row("The run", "known once the data are read", note)]
+    length = in_hours(max(1, time["run_seconds"]))
+    rows.append(_row("The run", f"{counted(time['steps'], 'step')}: about {length}"))
+    if time["energy_kwh"] is not None:
+        rows.append(_electricity_row(time))
+    return rows
+
+
+def _why_no_time(report: FitReport) -> str:
+    if report.choices["device"] != "cpu":
+        return "This card's rates are measured when a run starts."
+    if report.model["dtype"] == "float32":
+        return "Measure, on the Hardware tab, makes the times of this CPU known."
+    return "On a CPU, times are predicted in float32 only."
+
+
+def _step_row(time: Mapping[str, Any]) -> dict[str, str]:
+    rate = float(f"{time['tokens_per_second']:.3g}")
+    text = f"about {in_seconds(time['step_seconds'])}, {rate:,.0f} tokens/s"
+    if time["estimated"]:
+        return _row("A step", text, "estimated from the card's specification")
+    return _row("A step", text, "predicted from measured rates")
+
+
+def _electricity_row(time: Mapping[str, Any]) -> dict[str, str]:
+    cost = time["cost"]
+    text = f"{_at_least_a_hundredth(time['energy_kwh'], '.2g')} kWh"
+    note = (
+        f"estimated at {time['watts']:,.0f} W all run long: the card at its rated power, the rest "
+        f"of the machine at {HOST_WATTS:.0f} W"
+    )
+    if cost is None:
+        note += "; a price is set under Output"
+    else:
+        text += f", which cost {_at_least_a_hundredth(cost, '.2f')}"
+    return _row("Electricity", text, note)
+
+
+def _at_least_a_hundredth(value: float, form: str) -> str:
+    return f"about {value:,{form}}" if value >= 0.01 else "less than 0.01"
+
+
+# ------------------------------------------------------------------ memory
+
+
+def _bars(report: FitReport) -> list[dict[str, Any]]:
+    bars = []
+    for name, label in BARS:
+        part = getattr(report, name)
+        if part is not None:
+            bars.append(_bar(name, label, part))
+    return bars
+
+
+def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
+    """Returns host memory, GPU memory or disk: its figure, the figure in words, and its items."""
+    text = _part_words(part)
+    largest = max(part.items, key=lambda item: item.bytes)
+    return {
+        "name": name.value,
+        "label": label,
+        "text": text,
+        "tone": VERDICTS[part.verdict][0],
+        "items": [_item(item) for item in part.items if item.bytes],
+        "note": _part_note(part),
+        "said": f"{label}: {text}, most of it {item_words(largest)} ({in_bytes(largest.bytes)}).",
+        "figure": fit_figure(part),
+    }
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {
+        "name": item_words(item),
+        "text": in_bytes(item.bytes),
+        "note": item.note,
+        "colour": item_colour(item.kind),
+    }
+
+
+def _part_words(part: Part) -> str:
+    total, limit = part.total, part.limit
+    if limit is None:
+        return f"{in_bytes(total)}, free space not known"
+    words = f"{in_bytes(total)} of {in_bytes(limit)} free"
+    if total > limit:
+        words += f": {in_bytes(total - limit)} short"
+    return words
+
+
+def _part_note(part: Part) -> str:
+    """Returns a sentence that calms whoever sees a full bar, where a leaner plan would do."""
+    if part.least is None or part.verdict != Verdict.FITS:
+        return ""
+    return f"The plan fills free memory to be faster; {in_bytes(part.least)} would do."
