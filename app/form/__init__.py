@@ -1,4 +1,4 @@
-"""Settings as a form, and presets.
+"""This room turns settings into a form and back, and reads presets.
 
 It may import `app.words` and `engine`.
 """
