@@ -1,4 +1,4 @@
-"""This room turns settings into a form and back, and reads presets.
+"""Settings are shown as a form and read back from it here, and presets are read.
 
 It may import `app.words` and `engine`.
 """

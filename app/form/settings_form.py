@@ -223,7 +223,7 @@ def settings() -> tuple[Setting, ...]:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
             dotted, hint = prefix + field.name, hints[field.name]
-            if dataclasses.is_dataclass(hint):
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
                 walk(hint, f"{dotted}.")
             else:
                 found.append(_setting(dotted, hint, docs[dotted]))
@@ -295,7 +295,7 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
         str: "text",
         tuple[str, ...]: "lines",
     }
-    kind = next((kinds[option] for option in plain if option in kinds), "choice")
+    kind: Kind = next((kinds[option] for option in plain if option in kinds), "choice")
     return Setting(
         dotted,
         kind,
