@@ -90,7 +90,7 @@ class Session:
 
     @property
     def active_run(self) -> Run | None:
-        """The run that `active_id` names is this one; None where there is none."""
+        """It is the run that `active_id` names, or None."""
         return self._active
 
     @property
