@@ -137,7 +137,7 @@ def x_ticks(axis: Axis, data: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def two_rows(upper: str, lower: str, from_zero: bool = False) -> dict[str, Any]:
-    """Returns two y axes on the same x axis. The first stands above the second."""
+    """Returns the y axes of a figure with two rows, which share their x axis."""
     return {
         "yaxis": one_row(upper, from_zero) | {"domain": [0.56, 1.0]},
         "yaxis2": one_row(lower, from_zero) | {"domain": [0.0, 0.44]},
@@ -145,7 +145,7 @@ def two_rows(upper: str, lower: str, from_zero: bool = False) -> dict[str, Any]:
 
 
 def one_row(title: str = "", from_zero: bool = False) -> dict[str, Any]:
-    """Returns one y axis, which begins at zero where it is told to."""
+    """Returns the y axis of a figure with one row."""
     return {
         "title": {"text": title, "standoff": 6},
         "zeroline": False,

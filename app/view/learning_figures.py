@@ -28,7 +28,7 @@ NEAREST_TICK = 0.08
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the loss of each step, its mean over the steps around, and the loss on held-out rows."""
+    """Returns the loss of each step, its smoothed mean, and the loss on held-out rows."""
     steps = snapshot.steps
     evals = snapshot.evals
     x = places(snapshot, steps, axis)
