@@ -55,7 +55,7 @@ def escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def vertical_line(x: float, line: dict[str, Any]) -> dict[str, Any]:
+def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:
     """Returns a shape: a line from the bottom of the figure to its top."""
     return {
         "type": "line",

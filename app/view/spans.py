@@ -73,7 +73,7 @@ def lane_names(spans: Sequence[Span]) -> list[Lane]:
 
 
 def lanes_of(
-    spans: Sequence[TimedSpan], limit: int = MAX_SPANS, names: Sequence[Lane] | None = None
+    spans: Sequence[Span], limit: int = MAX_SPANS, names: Sequence[Lane] | None = None
 ) -> dict[Lane, list[MergedSpan]]:
     """Returns the spans of each lane in order of time, at most `limit` in all. `names` are the
     lanes; those that `spans` have if they are not given.
@@ -106,7 +106,8 @@ def _length(piece: Span | Wait) -> float:
     return piece["end"] - piece["start"]
 
 
-def _unmerged(span: TimedSpan) -> MergedSpan:
+def _unmerged(span: Span) -> MergedSpan:
+    # The copy also has what was predicted, where `span` is a `TimedSpan`.
     return {**span, "count": 1, "last": span["unit"], "share": {span["op"]: _length(span)}}
 
 

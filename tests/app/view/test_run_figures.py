@@ -13,8 +13,8 @@ from app.view.axes import AXES
 from app.view.curve_points import MAX_POINTS, downsample, smooth
 from app.view.learning_figures import MAP_CELLS, MAP_COLUMNS
 from app.view.machine_figures import AREA_POINTS
-from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_bar import ACTIONS, ShownRun, run_bar, sentence
+from app.view.run_figures import FIGURES, alarms, summaries
 from app.view.run_words import details, tiles
 from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time

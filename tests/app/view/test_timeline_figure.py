@@ -12,10 +12,9 @@ import pytest
 
 from app.session.session import Session
 from app.view.spans import MAX_PHASES, MAX_SPANS, gaps_of, lanes_of, phases_of
+from app.view.timeline_bars import MAX_WAITS, OP_GROUPS
 from app.view.timeline_figure import (
     MAX_BOXES,
-    MAX_WAITS,
-    OP_GROUPS,
     timeline_figure,
     timeline_legend,
     timeline_part,

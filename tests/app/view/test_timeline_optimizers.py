@@ -14,15 +14,8 @@ from app.pages.theme import DARK, LIGHT
 from app.view.run_figures import summaries
 from app.view.run_words import details
 from app.view.spans import MAX_SPANS, lanes_of
-from app.view.timeline_figure import (
-    LANE_WORDS,
-    OP_COLOURS,
-    OP_GROUPS,
-    OP_WORDS,
-    timeline_figure,
-    timeline_legend,
-    timeline_said,
-)
+from app.view.timeline_bars import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS
+from app.view.timeline_figure import timeline_figure, timeline_legend, timeline_said
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
