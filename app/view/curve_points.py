@@ -6,6 +6,9 @@ import numpy as np
 
 MAX_POINTS = 1200
 SMOOTH_STEPS = 25
+"""The mean of a curve is made of so many steps at most."""
+SMOOTH_PARTS = 20
+"""The mean of a short curve is made of one part in so many of it."""
 
 
 def downsample(
@@ -31,6 +34,11 @@ def downsample(
     kept[np.minimum(extremes, len(x) - 1)] = True  # padding lies behind the end
     kept[[0, -1]] = True
     return x[kept], y[kept]
+
+
+def smoothing_window(length: int) -> int:
+    """Returns how many steps the mean of a curve of this length is made of."""
+    return min(SMOOTH_STEPS, max(1, length // SMOOTH_PARTS))
 
 
 def smooth(values: np.ndarray, window: int) -> np.ndarray:

@@ -62,8 +62,8 @@ class Diagnosis:
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
-    """Returns how the latest steps did. Without `config` (one that does not load) no change is
-    offered.
+    """Returns a diagnosis of the latest steps. Without `config` (one that does not load) no change
+    is offered.
     """
     shares = recent_shares(snapshot)
     if not shares:

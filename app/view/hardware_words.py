@@ -181,7 +181,7 @@ def known_in_words(known: KnownMachine) -> dict[str, Any]:
 
 
 def gpu_memory_words(known: KnownMachine) -> str:
-    """Returns how much memory the machine's GPU has."""
+    """Returns the GPU memory of a known machine in words."""
     return "shared with RAM" if known.unified else f"{known.memory_mib / 1024:,.4g} GiB"
 
 
@@ -215,7 +215,7 @@ def rounded_rate(rate: float) -> str:
 
 
 def cell_detail(found: Cell) -> str:
-    """Returns what one cell stands for, in a sentence or two."""
+    """Returns a sentence or two about one cell."""
     takes = f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least."
     if found.missing:
         return f"{takes} Missing: {found.missing}."

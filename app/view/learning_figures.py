@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from app.view.axes import Axis, Line, curve, figure, one_row, places, two_rows
-from app.view.curve_points import SMOOTH_STEPS, downsample, smooth
+from app.view.curve_points import downsample, smooth, smoothing_window
 from app.view.drawing import BLUE, GREEN, ORANGE, VIOLET, Figure, escaped, rounded
 from engine.runs.snapshot import RunSnapshot
 
@@ -33,7 +33,7 @@ def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     evals = snapshot.evals
     x = places(snapshot, steps, axis)
     loss = np.asarray(steps.loss, dtype=float)
-    window = min(SMOOTH_STEPS, max(1, len(loss) // 20))
+    window = smoothing_window(len(loss))
     each, mean = downsample(x, loss), downsample(x, smooth(loss, window))
     held_out = np.asarray(evals.loss, dtype=float)
     data = [
