@@ -37,7 +37,7 @@ def downsample(
 
 
 def smoothing_window(length: int) -> int:
-    """Returns how many steps the mean of a curve of this length is made of."""
+    """Returns the number of steps that the mean of a curve of this length is made of."""
     return min(SMOOTH_STEPS, max(1, length // SMOOTH_PARTS))
 
 
