@@ -102,13 +102,10 @@ def _start(piece: Span | Wait) -> float:
     return piece["start"]
 
 
-def _length(piece: Span | Wait) -> float:
-    return piece["end"] - piece["start"]
-
-
 def _unmerged(span: Span) -> MergedSpan:
+    share = {span["op"]: span["end"] - span["start"]}
     # The copy also has what was predicted, where `span` is a `TimedSpan`.
-    return {**span, "count": 1, "last": span["unit"], "share": {span["op"]: _length(span)}}
+    return {**span, "count": 1, "last": span["unit"], "share": share}
 
 
 def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[MergedSpan]:
@@ -131,17 +128,16 @@ def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[Merge
 
 def _both(one: MergedSpan, other: MergedSpan) -> MergedSpan:
     """Returns the span that stands for two neighbours."""
-    share = dict(one["share"])
+    share = one["share"].copy()
     for op, seconds in other["share"].items():
         share[op] = share.get(op, 0.0) + seconds
-    return {
-        **one,
-        "end": max(one["end"], other["end"]),
-        "last": other["last"],
-        "share": share,
-        "count": one["count"] + other["count"],
-        "op": max(share, key=share.__getitem__),
-    }
+    both = one.copy()
+    both["end"] = max(one["end"], other["end"])
+    both["last"] = other["last"]
+    both["share"] = share
+    both["count"] = one["count"] + other["count"]
+    both["op"] = max(share, key=share.__getitem__)
+    return both
 
 
 def gaps_of(
@@ -164,7 +160,7 @@ def gaps_of(
 
 def longest(waits: Sequence[Wait], limit: int) -> list[Wait]:
     """Returns the longest waits, at most `limit`, in order of time."""
-    kept = sorted(waits, key=lambda wait: -_length(wait))[:limit]
+    kept = sorted(waits, key=lambda wait: wait["start"] - wait["end"])[:limit]
     return sorted(kept, key=_start)
 
 
