@@ -44,17 +44,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _app(arguments: argparse.Namespace) -> int:
-    from app.main import serve
+    from app.main import Address, serve
 
     if (arguments.tls_cert is None) != (arguments.tls_key is None):
         raise ConfigError("--tls-cert, --tls-key", "both files are needed to serve by https.")
+    tls = None if arguments.tls_cert is None else (arguments.tls_cert, arguments.tls_key)
     serve(
-        host=arguments.host,
-        port=arguments.port,
+        Address(arguments.host, arguments.port, tls),
         login=arguments.login,
         runs_dir=arguments.runs_dir,
         open_browser=not arguments.no_browser,
-        tls=(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert is not None else None,
     )
     return 0
 

@@ -1,7 +1,7 @@
-"""The app: a server, a page and what they show of the engine.
+"""The app is a server, a page, and what both show of the engine.
 
-Its rooms, in order. A file imports from its own room, from rooms listed before it, and from
-`engine`; `tests/test_rooms.py` reads this list.
+These are its rooms, in order. A file imports from its own room, from the rooms listed before it,
+and from `engine`; `tests/test_rooms.py` reads this list.
 
     words    how numbers are said on the screen
     form     settings as a form, and presets
@@ -11,7 +11,7 @@ Its rooms, in order. A file imports from its own room, from rooms listed before 
     web      who may ask, and what is answered
     main     `serve`, which `launch.py` calls
 
-`browser` holds scripts, styles and templates, and no Python. What loads torch is reached by imports
-inside functions, which stand in `app/session/engine_calls.py` and in the page for measuring,
-`app/pages/measuring.py`.
+`browser` holds scripts, styles and templates, and no Python. Engine modules that load torch are
+imported inside functions, so that the page is served before torch is loaded. Those functions stand
+in `app/session/engine_calls.py` and `app/pages/measuring.py`.
 """

@@ -1,5 +1,5 @@
-"""`serve`, which `launch.py` calls: session, page and server put together, from their start to
-their end.
+"""`serve`, which `launch.py` calls, puts session, page and server together and runs them from their
+start to their end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +32,55 @@ from engine.errors import RamstreamError
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
-"""Seconds from a page's first request until it shows everything, and some more."""
+"""The warm-up begins this many seconds after a page's first request, by when the page shows
+everything.
+"""
+
+
+@dataclass(frozen=True)
+class Address:
+    """An `Address` is where the server listens, and how it encrypts."""
+
+    host: str = "127.0.0.1"
+    port: int = 7860
+    tls: tuple[Path, Path] | None = None
+    """These are the files of a certificate (with its chain) and of its key, to serve by https."""
+
+    @property
+    def url(self) -> str:
+        """The address as a browser on this machine takes it."""
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{self._shown_host}:{self.port}/"
+
+    @property
+    def _shown_host(self) -> str:
+        if self.host in WILDCARD_HOSTS:
+            return "127.0.0.1"
+        is_ipv6 = ":" in self.host
+        return f"[{self.host}]" if is_ipv6 else self.host
+
+
+DEFAULT_ADDRESS = Address()
 
 
 def serve(
-    host: str = "127.0.0.1",
-    port: int = 7860,
+    address: Address = DEFAULT_ADDRESS,
     login: bool | str | None = None,
     runs_dir: str | os.PathLike[str] = "runs",
     open_browser: bool = True,
-    tls: tuple[Path, Path] | None = None,
 ) -> None:
-    """Serve the app until Ctrl-C; a run that is going on is then stopped and saved (a second Ctrl-C
-    leaves at once).
+    """Serves the app until Ctrl-C. A run that is going on is then stopped and saved; a second
+    Ctrl-C leaves at once.
 
-    `login`: "user:password", True to ask in the terminal, else what RAMSTREAM_LOGIN says. `tls`:
-    files of a certificate (with its chain) and its key, to serve by https. Raises RamstreamError
-    for an address that others can reach without a login, for one that cannot be used, and for files
-    that are no certificate and key.
+    `login` is "user:password", or True to ask in the terminal; without it, the environment variable
+    RAMSTREAM_LOGIN counts. Raises RamstreamError for an address that others can reach without a
+    login, for one that cannot be used, and for files that are no certificate and key.
     """
-    encryption = {} if tls is None else tls_options(*tls)
+    encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = Path(runs_dir).expanduser().resolve()
-    policy = GuardPolicy.for_bind(host, resolve_login(login, host, runs / LOGIN_KEY_FILE))
+    policy = GuardPolicy.for_bind(
+        address.host, resolve_login(login, address.host, runs / LOGIN_KEY_FILE)
+    )
     session = Session(runs)
     checker = Checker(session)
     app = build_app(
@@ -63,36 +91,33 @@ def serve(
         theme=make_theme(),
         css=css_variables(),
     )
-    address = f"http{'s' if tls else ''}://{_shown_host(host)}:{port}/"
-    link = f"{address}?token={policy.login.link_token}" if policy.login is not None else None
+    link = None
+    if policy.login is not None:
+        link = f"{address.url}?token={policy.login.link_token}"
 
     async def started() -> None:
-        _announce(address, link, open_browser)
+        _announce(address.url, link, open_browser)
         await read_ahead(session)  # while the browser starts
 
-    server = _Server(server_config(app, host, port, **encryption), started)
+    server = _Server(server_config(app, address.host, address.port, **encryption), started)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
-    # what is here stays: looking for garbage in it would take a third of the time of reading a long
-    # record
+    # Everything that exists now stays until the end. The garbage collector skips it from here on:
+    # searching it would take a third of the time of reading a long record.
     gc.freeze()
-    try:
-        server.run()
-    except SystemExit:
-        raise RamstreamError(
-            f"--port {port}: {host}:{port} cannot be used; is another program there? Choose "
-            "another port."
-        ) from None
-    except KeyboardInterrupt:
-        pass
+    _run_until_ctrl_c(server, address)
     try:
         end(session)
     except KeyboardInterrupt:
+        # A second Ctrl-C leaves at once: `os._exit` waits for no thread and no finalizer.
         os._exit(130)
 
 
 def end(session: Session) -> None:
-    """What is left to do once nobody is served any more. A KeyboardInterrupt ends the wait."""
-    session.queue.close()  # first: nothing may start while the jobs are waited for
+    """Closes the queue, the jobs and the active run once nobody is served any more. It waits for
+    them; a KeyboardInterrupt ends the wait.
+    """
+    # The queue comes first, since it must start nothing while the jobs are waited for.
+    session.queue.close()
     session.jobs.close()
     if session.active_id is not None:
         print(
@@ -102,9 +127,23 @@ def end(session: Session) -> None:
     session.close()
 
 
+def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:
+    """Serves. Raises RamstreamError where the port cannot be used."""
+    try:
+        server.run()
+    except SystemExit:  # uvicorn exits where it cannot bind
+        raise RamstreamError(
+            f"--port {address.port}: {address.host}:{address.port} cannot be used; is another "
+            "program there? Choose another port."
+        ) from None
+    except KeyboardInterrupt:
+        pass
+
+
 def _warm_up(session: Session) -> None:
-    """Prepare for the first Start, so that a person does not wait for torch; not while the first
-    page is loaded, which would take twice as long.
+    """Prepares the first Start, so that a person does not wait for torch.
+
+    It begins only when the first page has been loaded: a page takes twice as long beside it.
     """
     session.was_opened.wait()
     time.sleep(WARM_UP_PAUSE)
@@ -112,15 +151,16 @@ def _warm_up(session: Session) -> None:
     if preset is not None and preset.config is not None:
         with contextlib.suppress(RamstreamError):
             session.engine.warm_up(preset.config.model)
-            gc.freeze()  # what has been imported
+            gc.freeze()  # what was imported stays, too
 
 
 class _Server(uvicorn.Server):
-    """Runs `on_started` once the port is open, beside what it serves."""
+    """A server that runs `on_started` once its port is open, while it serves."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], Coroutine[Any, Any, None]]):
         super().__init__(config)
         self._on_started = on_started
+        # The event loop holds its tasks only weakly, so the task is kept here.
         self._beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
@@ -129,15 +169,10 @@ class _Server(uvicorn.Server):
             self._beside = asyncio.create_task(self._on_started())
 
 
-def _announce(address: str, link: str | None, open_browser: bool) -> None:
-    print(f"Ramstream is at {address} (Ctrl-C stops it)", flush=True)
+def _announce(url: str, link: str | None, open_browser: bool) -> None:
+    print(f"Ramstream is at {url} (Ctrl-C stops it)", flush=True)
     if link is not None:
         print(f"Open {link} to log in without the password; the link works once.", flush=True)
     if open_browser:
-        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-
-def _shown_host(host: str) -> str:
-    if host in WILDCARD_HOSTS:
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+        # The call may wait for the browser, and the event loop must not.
+        threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

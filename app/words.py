@@ -1,4 +1,4 @@
-"""How numbers are said on the screen."""
+"""Numbers and states are put here into the words that the screen shows."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ STATE_TONES = {
     "discarded": "calm",
     "unreadable": "bad",
 }
-"""`dashboard.css` colours by tone."""
+"""`dashboard.css` has a colour for each tone."""
 
 
 def in_bytes(count: float) -> str:
-    """1.5 GiB, 312 MiB, 4 KiB."""
+    """Returns a number of bytes with its unit, as in 1.5 GiB, 312 MiB or 4 KiB."""
     for unit, size in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if abs(count) >= size:
             return f"{_three_digits(count / size)} {unit}"
@@ -46,7 +46,9 @@ def in_bytes(count: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """45 s, 3 min 20 s, 2 h 5 min, 3 d 4 h; an en dash for what is not known."""
+    """Returns a time in its two largest units, as in 45 s, 3 min 20 s, 2 h 5 min or 3 d 4 h. A time
+    that is not known (NaN or infinite) is an en dash.
+    """
     if not math.isfinite(seconds):
         return "–"
     seconds = max(0, round(seconds))
@@ -57,44 +59,53 @@ def in_time(seconds: float) -> str:
     ):
         if seconds >= size:
             rest = seconds % size // smaller_size
-            return f"{seconds // size} {name}" + (f" {rest} {smaller}" if rest else "")
+            words = f"{seconds // size} {name}"
+            return f"{words} {rest} {smaller}" if rest else words
     return f"{seconds} s"
 
 
 def in_short_time(seconds: float) -> str:
-    """As `in_time`, with fractions below ten seconds: 0.034 s, 2.41 s."""
+    """Returns a time as `in_time` does, but with fractions below ten seconds: 0.034 s, 2.41 s."""
     return f"{_three_digits(seconds)} s" if seconds < 10 else in_time(seconds)
 
 
 def in_step_time(seconds: float) -> str:
-    """As `in_time`, with fractions below a hundred seconds, so that steps can be compared: 0.034 s,
-    11.7 s.
+    """Returns a time as `in_time` does, but with fractions below a hundred seconds, so that steps
+    can be compared: 0.034 s, 11.7 s.
     """
     return f"{_three_digits(seconds)} s" if seconds < 99.95 else in_time(seconds)
 
 
 def in_count(value: float) -> str:
-    """948, 12.3k, 7.62B."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e4)):
-        if abs(value) >= size:
-            return f"{_three_digits(value / (1e3 if unit == 'k' else size))}{unit}"
+    """Returns a number that is short, as in 948, 12.3k or 7.62B."""
+    # Numbers below ten thousand are short enough to be written out.
+    for unit, least, size in (
+        ("T", 1e12, 1e12),
+        ("B", 1e9, 1e9),
+        ("M", 1e6, 1e6),
+        ("k", 1e4, 1e3),
+    ):
+        if abs(value) >= least:
+            return f"{_three_digits(value / size)}{unit}"
     return f"{value:,.0f}"
 
 
 def in_share(share: float) -> str:
-    """3 %, 0.4 %, 100 %; never 0 % of something that is not nothing."""
+    """Returns a share in percent, as in 3 %, 0.4 % or 100 %. A share above zero is never said to be
+    0 %.
+    """
     percent = 100 * share
-    return (
-        f"{percent:.0f} %"
-        if percent >= 1 or percent == 0
-        else f"{percent:.1f} %"
-        if percent >= 0.1
-        else "< 0.1 %"
-    )
+    if percent >= 1 or percent == 0:
+        return f"{percent:.0f} %"
+    if percent >= 0.1:
+        return f"{percent:.1f} %"
+    return "< 0.1 %"
 
 
 def in_digits(value: float | None) -> str:
-    """Four significant digits, as 0.01234 or 1.2e-5; an en dash for what is not known."""
+    """Returns a number in at most four significant digits, as in 0.01234 or 1.2e-5. A number that
+    is not known is an en dash.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
@@ -104,6 +115,11 @@ def in_digits(value: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
+    """Returns a number in three digits. The bounds lie where rounding would add a fourth."""
     if value >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    if value >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.2g}"

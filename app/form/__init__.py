@@ -1,4 +1,4 @@
-"""Settings as a form, and presets.
+"""Settings are shown as a form and read back from it here, and presets are read.
 
 It may import `app.words` and `engine`.
 """

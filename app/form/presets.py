@@ -1,4 +1,4 @@
-"""Presets as the form offers them: one file each."""
+"""Presets are files whose settings the form can be filled with."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FIRST_PRESET = "starter.yaml"
 
 @dataclass(frozen=True)
 class Preset:
-    """A file of `presets/`: its config, or why it cannot be used; `about` is the comment that it
-    begins with.
-    """
+    """A `Preset` is one file of `presets/`."""
 
     file: str
     name: str
     about: str
+    """This is the comment that the file begins with, or the reason why it cannot be used."""
     config: TrainConfig | None
+    """It is None where the file cannot be used."""
 
 
 def read_presets(folder: Path = PRESETS) -> dict[str, Preset]:
-    """Presets by file name, the starter first."""
+    """Returns the presets by file name, the starter first."""
     files = sorted(folder.glob("*.yaml"), key=lambda path: (path.name != FIRST_PRESET, path.name))
     return {path.name: _read_preset(path) for path in files}
 

@@ -1,10 +1,14 @@
-"""The settings form as data: every field of `TrainConfig` in the words and values of one component,
-generated from the fields and their docstrings. No gradio needed; `panels.component` makes the
-components.
+"""The settings form is data here: each field of `TrainConfig` is a `Setting`, which says how one
+component of the page shows it.
 
-Values travel both ways through this file only: `shown_values` (config to components) and
-`read_config` (components to config). Numbers are text boxes, so that `1e-5`, `auto` and nothing at
-all can be typed as in a preset.
+Settings are generated from the fields and their docstrings. This file needs no gradio;
+`panels.component` makes the components.
+
+Values travel both ways through this file only:
+- `shown_values` turns a config into the values of components.
+- `read_config` turns the values of components into a config.
+
+Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can be typed as in a preset.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ import yaml
 from engine.config.help_texts import field_docs
 from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
+
+Kind = Literal["text", "lines", "switch", "choice", "whole", "number"]
+"""A component takes one of these kinds of value."""
 
 SECTION_TITLES = {
     "": "Run",
@@ -95,12 +102,14 @@ PROMINENT = (
     "train.batch_size",
     "train.learning_rate",
 )
-"""Fields that are always in sight; the rest are folded away."""
+"""These fields are always in sight; the rest are folded away."""
 
 SHORT_HELP = {
     "model.source": "A local folder or a Hugging Face id.",
     "model.dtype": "What blocks compute in.",
-    "data.source": "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}].",
+    "data.source": (
+        "A file, a folder or a Hugging Face id; several as [{source: a, weight: 2}, {source: b}]."
+    ),
     "data.max_seq_len": "Longer examples are cut and counted.",
     "train.steps": "Give these or epochs.",
     "train.epochs": "Passes over the data.",
@@ -111,17 +120,21 @@ SHORT_HELP = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One field of `TrainConfig`: its dotted name, what kind of value it takes, and how it is
-    shown.
-    """
+    """A `Setting` is one field of `TrainConfig` as the form shows it."""
 
     dotted: str
-    kind: Literal["text", "lines", "switch", "choice", "whole", "number"]
+    """The name of the field comes after those of its sections, as in `train.batch_size`."""
+    kind: Kind
     choices: tuple[str, ...]
+    """A setting of kind `choice` takes one of these."""
     auto: bool
+    """The value can be `auto`, with which the planner chooses."""
     optional: bool
+    """The value can be None."""
     mixed: bool
-    """A text or a list of texts with their settings, written as YAML on one line."""
+    """The value can be a list of texts with their settings as well as a text. The list stands as
+    YAML on one line.
+    """
     help: str
 
     @property
@@ -130,28 +143,29 @@ class Setting:
 
     @property
     def label(self) -> str:
-        return (
-            LABELS.get(self.dotted) or self.dotted.rpartition(".")[2].replace("_", " ").capitalize()
-        )
+        own = self.dotted.rpartition(".")[2]
+        return LABELS.get(self.dotted) or own.replace("_", " ").capitalize()
 
     @property
     def elem_id(self) -> str:
-        """The component's id in the page, by which `train.js` tells which field a box is of and
-        marks the one that is wrong.
+        """The component has this id in the page. `train.js` reads from it which field a box is of,
+        and marks the one that is wrong.
         """
         return "field-" + self.dotted.replace(".", "-")
 
     @property
     def empty_means(self) -> str:
-        """What an empty text box stands for, in a word."""
-        return AUTO if self.auto else "none" if self.optional else ""
+        """An empty text box stands for this word; it is empty where a value is required."""
+        if self.auto:
+            return AUTO
+        return "none" if self.optional else ""
 
     def holds(self, shown: Any) -> bool:
-        """Whether its component can have this value; an empty one has None."""
+        """Whether the component can have this value; an empty component has None."""
         return shown is None or isinstance(shown, bool if self.kind == "switch" else str)
 
     def show(self, value: Any) -> Any:
-        """The component's value for a config value."""
+        """Returns the component's value for a config value."""
         if self.kind in ("switch", "choice"):
             return value
         if value is None or (value == AUTO and self.auto):
@@ -159,66 +173,68 @@ class Setting:
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))
         if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
-            return json.dumps(
-                [_given(dataclasses.asdict(part)) for part in value], ensure_ascii=False
-            )
+            parts = [_given(dataclasses.asdict(part)) for part in value]
+            return json.dumps(parts, ensure_ascii=False)
         if self.kind == "text" and self.optional:
-            return (
-                json.dumps(value)
-                if value.lower() in (self.empty_means, "null")
-                else _as_line(value)
-            )
+            # A text that would be read as "no value" is quoted.
+            return json.dumps(value) if self._says_nothing(value) else _as_line(value)
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
-        """The config value for a component's value; what cannot be read stays text, for the config
-        to refuse.
+        """Returns the config value for a component's value. What cannot be read stays text, which
+        the config refuses. Raises ConfigError for an empty box that needs a number.
         """
         if self.kind in ("switch", "choice"):
             return shown
-        text = str(shown if shown is not None else "").strip()
+        text = "" if shown is None else str(shown).strip()
         if self.kind == "lines":
             return [_of_line(line) for line in text.splitlines() if line.strip()]
-        if self.kind == "text" and self.optional:
-            return None if text.lower() in ("", self.empty_means, "null") else _of_line(text)
         if self.kind == "text":
-            return _listed(text) if self.mixed and text.startswith("[") else text
-        if text.lower() in ("", self.empty_means, "null"):
-            if self.auto or self.optional:
-                return AUTO if self.auto else None
-            raise ConfigError(self.dotted, "this is empty; give a number.")
-        try:
-            return int(text)
-        except ValueError:
-            pass
-        try:
-            return float(text)
-        except ValueError:
-            return text
+            return self._read_text(text)
+        return self._read_number(text)
+
+    def _read_text(self, text: str) -> Any:
+        if self.optional:
+            return None if not text or self._says_nothing(text) else _of_line(text)
+        if self.mixed and text.startswith("["):
+            return _listed(text)
+        return text
+
+    def _read_number(self, text: str) -> Any:
+        if text and not self._says_nothing(text):
+            return _number_or_text(text)
+        if self.auto:
+            return AUTO
+        if self.optional:
+            return None
+        raise ConfigError(self.dotted, "this is empty; give a number.")
+
+    def _says_nothing(self, text: str) -> bool:
+        """Whether a text is a word for an empty box, as `auto`, `none` or `null`."""
+        return text.lower() in (self.empty_means, "null")
 
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Every field of `TrainConfig`, in the order of the preset."""
+    """Returns a setting for each field of `TrainConfig`, in the order of a preset."""
     docs = field_docs()
     found: list[Setting] = []
 
     def walk(cls: type, prefix: str) -> None:
         hints = typing.get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            if dataclasses.is_dataclass(hints[field.name]):
-                walk(hints[field.name], f"{prefix}{field.name}.")
+            dotted, hint = prefix + field.name, hints[field.name]
+            if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+                walk(hint, f"{dotted}.")
             else:
-                found.append(
-                    _setting(prefix + field.name, hints[field.name], docs[prefix + field.name])
-                )
+                found.append(_setting(dotted, hint, docs[dotted]))
 
     walk(TrainConfig, "")
     return tuple(found)
 
 
 def shown_values(config: TrainConfig) -> dict[str, Any]:
-    """Component values by dotted field name."""
+    """Returns the values of the components by dotted field name."""
     values = {}
     for setting in settings():
         value: Any = config
@@ -229,8 +245,8 @@ def shown_values(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_config(shown: dict[str, Any]) -> TrainConfig:
-    """The validated config that the components say. Raises ConfigError naming the first wrong
-    field.
+    """Returns the config that the components say, validated. Raises ConfigError, which names the
+    first wrong field.
     """
     tree: dict[str, Any] = {}
     for setting in settings():
@@ -243,45 +259,48 @@ def read_config(shown: dict[str, Any]) -> TrainConfig:
 
 
 def describe_error(error: ConfigError) -> str:
-    """The error's sentence with the field called as the form calls it."""
+    """Returns the error's sentence; it calls the field as the form does."""
     problem = str(error).removeprefix(f"{error.field}: ")
     return f"{_labels().get(error.field, error.field)}: {problem}"
 
 
 def as_labelled(sentence: str) -> str:
-    """A sentence of the engine with settings called as the form calls them."""
-    return re.sub(
-        r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+", lambda name: _labels().get(name[0], name[0]), sentence
-    )
+    """Returns a sentence of the engine; it calls settings as the form does."""
+    labels = _labels()
+    dotted_name = r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+"
+    return re.sub(dotted_name, lambda found: labels.get(found[0], found[0]), sentence)
 
 
 @cache
 def _labels() -> dict[str, str]:
-    """What the form calls each setting, and each group of settings inside a section."""
+    """Returns what the form calls each setting, and each group of settings inside a section."""
     groups = {name: title for name, title in SECTION_TITLES.items() if "." in name}
     return groups | {setting.dotted: setting.label for setting in settings()}
 
 
 def _setting(dotted: str, hint: Any, doc: str) -> Setting:
-    options = (
-        typing.get_args(hint)
-        if typing.get_origin(hint) in (typing.Union, types.UnionType)
-        else (hint,)
-    )
-    literals = [
-        choice
-        for option in options
-        if typing.get_origin(option) is Literal
-        for choice in typing.get_args(option)
-    ]
-    plain = [option for option in options if typing.get_origin(option) is not Literal]
-    kinds = {bool: "switch", int: "whole", float: "number", str: "text", tuple[str, ...]: "lines"}
-    kind = next((kinds[option] for option in plain if option in kinds), "choice")
-    choices = tuple(literals) if kind == "choice" else ()
+    """Returns the setting of a field whose type is `hint`, such as `int | Literal["auto"]`."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if is_union else (hint,)
+    literals: list[Any] = []
+    plain: list[Any] = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            literals.extend(typing.get_args(option))
+        else:
+            plain.append(option)
+    kinds: dict[Any, Kind] = {
+        bool: "switch",
+        int: "whole",
+        float: "number",
+        str: "text",
+        tuple[str, ...]: "lines",
+    }
+    kind: Kind = next((kinds[option] for option in plain if option in kinds), "choice")
     return Setting(
         dotted,
         kind,
-        choices,
+        choices=tuple(literals) if kind == "choice" else (),
         auto=kind != "choice" and AUTO in literals,
         optional=type(None) in plain,
         mixed=any(typing.get_origin(option) is tuple for option in plain),
@@ -290,22 +309,25 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
 
 
 def _given(tree: dict[str, Any]) -> dict[str, Any]:
-    """What of a mapping is not null, nor a mapping of nulls."""
-    kept = {key: _given(item) if isinstance(item, dict) else item for key, item in tree.items()}
-    return {key: item for key, item in kept.items() if item is not None and item != {}}
+    """Returns a mapping without what is null, and without mappings of nulls."""
+    given = {}
+    for key, item in tree.items():
+        kept = _given(item) if isinstance(item, dict) else item
+        if kept is not None and kept != {}:
+            given[key] = kept
+    return given
 
 
 def _as_line(text: str) -> str:
-    """A text on one line of a box: as it is, or in JSON where it would not come back as it was."""
-    return (
-        text
-        if text and text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"'
-        else json.dumps(text)
-    )
+    """Returns a text on one line of a box: as it is, or in JSON where `_of_line` would not read the
+    same text from the line.
+    """
+    is_plain = text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"'
+    return text if is_plain else json.dumps(text)
 
 
 def _of_line(line: str) -> str:
-    """The text that `_as_line` wrote."""
+    """Returns the text that `_as_line` wrote."""
     line = line.strip()
     if line.startswith('"'):
         with contextlib.suppress(ValueError):
@@ -314,7 +336,7 @@ def _of_line(line: str) -> str:
 
 
 def _listed(text: str) -> Any:
-    """The list that a text writes in YAML; the text where it is none."""
+    """Returns the list that a text writes in YAML, or the text where it writes none."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -322,8 +344,16 @@ def _listed(text: str) -> Any:
     return found if isinstance(found, list) and found else text
 
 
+def _number_or_text(text: str) -> int | float | str:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
 def _shortest(value: float) -> str:
-    """A float as people write it: 1e-5, 0.01, 3."""
+    """Returns a float as people write it: 1e-5, 0.01, 3."""
     text = f"{value:.10g}"
     mantissa, exponent, power = text.partition("e")
     return f"{mantissa}e{int(power)}" if exponent else text

@@ -1,4 +1,4 @@
-"""What the server owns: the run, the queue, detached runs, jobs.
+"""The session is what the server owns: the run, the queue, detached runs, and jobs.
 
 It may import the rooms before it in `app`, up to `view`, and `engine`.
 """

@@ -1,9 +1,11 @@
-"""Runs in processes of their own, which outlive the server: `launch.py train --resume` on a new run
-folder.
+"""Detached runs are runs in processes of their own, which outlive the server. Each is `launch.py
+train --resume` on a new run folder.
 
-Until such a process takes the run's lock, which is seconds of importing, `detached.json` in the run
-folder tells that it is on its way; what it prints stands in files beside it. One that ends before
-its first record is recorded as failed here, since nobody else can.
+- Such a process takes the run's lock only after seconds of importing. Until then, `detached.json`
+  in the run folder tells that it is on its way.
+- Files beside `detached.json` take what the process prints.
+- A process that ends before its first record is recorded as failed here, since nobody else can
+  write that record.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from engine.config.changes import Change
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.files import file_size, write_whole
@@ -32,16 +35,24 @@ from engine.runs.folder import RunFolder, create_run, delete_run, lasting_config
 from engine.runs.recorder import RunRecorder
 
 PROCESS_FILE = "detached.json"
-STDOUT_FILE, STDERR_FILE = "stdout.txt", "stderr.txt"
+STDOUT_FILE = "stdout.txt"
+STDERR_FILE = "stderr.txt"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 TAIL_BYTES = 16_384
+"""The last lines of a text file are looked for in so many bytes at its end."""
 LINES_TOLD = 3
 START_PATIENCE = 60.0
+"""A command waits so many seconds at most for a process that is starting."""
 START_LOOK = 0.1
+"""So many seconds lie between two looks whether a process has started."""
+SAME_START = 1.0
+"""Two readings of the start of one process differ by less than so many seconds: psutil counts from
+the time of the boot, which the system may tell a little differently each time.
+"""
 
 
 def train_command(folder: RunFolder) -> list[str]:
-    """The command line that runs `folder`, or goes on with it."""
+    """Returns the command line that runs `folder`, or goes on with it."""
     return [
         sys.executable,
         str(PROGRAM_ROOT / "launch.py"),
@@ -54,21 +65,22 @@ def train_command(folder: RunFolder) -> list[str]:
 
 
 class DetachedRuns:
-    """The runs in processes of their own of one server, from their start to the record of a failure
-    to begin. All methods may be called from any thread.
+    """`DetachedRuns` starts a server's runs in processes of their own, and records the failure of a
+    process that never began its run. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._awaited: set[Path] = set()
-        """Folders whose process a thread of ours waits for: it alone will know how the process
-        ended.
+        """A thread of ours waits for the process of each of these run folders. That thread alone
+        will know how the process ended, so nobody else records its end. Adding to a set and
+        removing from it are atomic in Python, so there is no lock.
         """
 
     def start(
         self, config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None
     ) -> str:
-        """Make a run folder and start its process; returns the run's id at once. `on_end` is
-        called, in a thread, when it ends.
+        """Makes a run folder, starts its process, and returns the run's id at once. A thread calls
+        `on_end` when the process ends.
 
         Raises RunError when the folder or the process cannot be made.
         """
@@ -84,44 +96,51 @@ class DetachedRuns:
         self._awaited.add(folder.path)
 
         def wait() -> None:
+            # Waiting also lets the system forget the process: a zombie would count as a process.
             try:
                 _record_end(folder, process.wait())
             finally:
                 self._awaited.discard(folder.path)
                 on_end()
 
+        # A daemon, since the server must be able to end while the process goes on.
         threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
         return folder.id
 
     def settle(self, folder: RunFolder) -> None:
-        """Record the failure of a process that ended before its first record, if nobody waits for
-        it; nothing otherwise. What cannot be recorded, as on a full disk, can be at a later call.
+        """Records that a process ended before its first record, and has failed so. This does
+        nothing where a thread of ours waits for that process. A failure that cannot be recorded
+        now, as on a full disk, can be recorded at a later call.
         """
         if folder.path not in self._awaited:
             _record_end(folder, None)
 
 
 def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Start it and write down which one it is. Raises OSError, and no process is left then."""
-    # A bar for nobody would fill the disk; a password is nothing that a training process needs.
-    environment = {name: value for name, value in os.environ.items() if name != LOGIN_VARIABLE} | {
-        "TQDM_DISABLE": "1"
-    }
-    with open(folder.path / STDOUT_FILE, "wb") as out, open(folder.path / STDERR_FILE, "wb") as err:
+    """Starts the process of a run and writes down which one it is. Raises OSError; no process is
+    left then.
+    """
+    environment = dict(os.environ)
+    environment.pop(LOGIN_VARIABLE, None)  # a training process needs no password
+    environment["TQDM_DISABLE"] = "1"  # a progress bar that nobody sees would fill the disk
+    with (
+        (folder.path / STDOUT_FILE).open("wb") as out,
+        (folder.path / STDERR_FILE).open("wb") as err,
+    ):
         process = subprocess.Popen(
             train_command(folder),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
             env=environment,
+            # Signals to the server's terminal, such as Ctrl-C, must not reach the run.
             start_new_session=True,
         )
+    identity = {"pid": process.pid, "started": _started(process.pid)}
     try:
-        write_whole(
-            folder.path / PROCESS_FILE,
-            json.dumps({"pid": process.pid, "started": _started(process.pid)}),
-        )
+        write_whole(folder.path / PROCESS_FILE, json.dumps(identity))
     except OSError:
+        # Nobody could tell later that this process belongs to the run.
         process.kill()
         process.wait()
         raise
@@ -129,30 +148,29 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
 
 
 def _record_end(folder: RunFolder, code: int | None) -> None:
-    """Record that a process ended before its first record. `code`: its exit code, negative for a
-    signal, None when it was another server's.
+    """Records that a process ended before its first record. `code` is its exit code, negative for a
+    signal, and None where the process was another server's.
     """
-    with contextlib.suppress(RunError, OSError):  # whoever has the lock now records for itself
-        if (
-            not (folder.path / PROCESS_FILE).is_file()
-            or file_size(folder.events_path)
-            or _is_alive(folder)
-        ):
+    # A RunError says that somebody has the run's lock, and whoever has it records for itself.
+    with contextlib.suppress(RunError, OSError):
+        was_detached = (folder.path / PROCESS_FILE).is_file()
+        if not was_detached or file_size(folder.events_path) or _is_alive(folder):
             return
         with folder.lock():
+            # Looked at again under the lock: another process may have begun the record meanwhile.
             if file_size(folder.events_path) == 0:
                 with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
                     recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
 
 
 def is_starting(folder: RunFolder) -> bool:
-    """Whether a process of its own is there for the run and has not recorded anything yet."""
+    """Whether the run has a process of its own that has not recorded anything yet."""
     return file_size(folder.events_path) == 0 and _is_alive(folder)
 
 
-def request_when_started(folder: RunFolder, command: str) -> None:
-    """Send a command, to a process that is still starting once it can take it. Raises RunError when
-    it never does.
+def request_when_started(folder: RunFolder, command: str | Change) -> None:
+    """Sends a command to the process of a run. Waits first until a process that is still starting
+    can take it. Raises RunError when none ever can.
     """
     end = time.monotonic() + START_PATIENCE
     while not folder.is_running() and is_starting(folder) and time.monotonic() < end:
@@ -161,10 +179,11 @@ def request_when_started(folder: RunFolder, command: str) -> None:
 
 
 def why_it_ended(path: Path, code: int | None = None) -> str:
-    """What a process said before it ended, in a sentence. `path`: the run folder; `code` as for
-    `_record_end`.
+    """Returns a sentence with what a process said before it ended. `path` is the run folder; `code`
+    is the exit code, negative for a signal, and None where it is not known.
     """
     lines = last_lines(path / STDERR_FILE)
+    # The program ends its own errors with one plain sentence, which needs no addition.
     own = next((line for line in reversed(lines) if line.startswith("ramstream: ")), None)
     if own is not None:
         return own.removeprefix("ramstream: ")
@@ -175,14 +194,14 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
             how += ", as the system does when memory runs out"
     elif code:
         how += f", with exit code {code}"
-    said = f" Its last words: {' / '.join(lines[-LINES_TOLD:])}" if lines else " It said nothing."
-    return f"The process of the run {how}.{said}"
+    said = f"Its last words: {' / '.join(lines[-LINES_TOLD:])}" if lines else "It said nothing."
+    return f"The process of the run {how}. {said}"
 
 
 def last_lines(path: Path) -> list[str]:
-    """The last lines of a text file that are not empty; none when it is not there."""
+    """Returns the last lines of a text file that are not empty; none when there is no such file."""
     try:
-        with open(path, "rb") as file:
+        with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
@@ -191,18 +210,22 @@ def last_lines(path: Path) -> list[str]:
 
 
 def _started(pid: int) -> float:
-    """When a process began, which tells it from a later one of the same number; 0 when it is over."""
+    """Returns the Unix time at which a process began, or 0 when it is over. The time tells the
+    process from a later one of the same number.
+    """
     try:
         process = psutil.Process(pid)
-        return 0.0 if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        is_over = process.status() == psutil.STATUS_ZOMBIE
+        return 0.0 if is_over else process.create_time()
     except psutil.Error:
         return 0.0
 
 
 def _is_alive(folder: RunFolder) -> bool:
+    """Whether the process that `detached.json` names is still there."""
     try:
         written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
         pid, started = int(written["pid"]), float(written["started"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return started > 0 and abs(_started(pid) - started) < 1.0
+    return started > 0 and abs(_started(pid) - started) < SAME_START

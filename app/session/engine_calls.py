@@ -1,5 +1,8 @@
-"""What the app asks of the engine. What loads torch is imported at its first call: that takes
-seconds, and the page must not wait for it.
+"""These are the functions of the engine that the app calls, in two value classes that tests can
+replace.
+
+Modules that load torch are imported at the first call: that takes seconds, and the page must not
+wait for it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from engine.train.run import resume_run, start_run
 
 
 class Run(Protocol):
-    """What the session needs of `engine.train.run.Run`."""
+    """A `Run` has the part of `engine.train.run.Run` that the session needs."""
 
     id: str
 
@@ -44,14 +47,14 @@ def _load_tokenizer(source: str) -> Any:
 def _warm_up(model: ModelConfig) -> None:
     from engine.model.build import build_model
     from engine.model.pretrained_files import load_config
-    from engine.train import prepare  # noqa: F401  (loaded for the first Start)
+    from engine.train import prepare  # noqa: F401  it is loaded for the first Start
 
     build_model(load_config(model.source), model)
 
 
 @dataclass(frozen=True)
 class EngineCalls:
-    """The engine's functions that the session calls; tests give their own."""
+    """The session calls these functions of the engine; tests give their own."""
 
     start_run: Callable[..., Run] = start_run
     resume_run: Callable[..., Run] = resume_run
@@ -60,8 +63,8 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
-    """Imports and tries once, on a model, what the first Start and Talk need, so that they do not
-    wait for it.
+    """It imports what the first Start and Talk need and tries it once on a model, so that they do
+    not wait for it.
     """
 
 
@@ -69,7 +72,7 @@ class EngineCalls:
 
 
 class Talker(Protocol):
-    """What Talk needs of `engine.talk.talkers.Talker`."""
+    """A `Talker` has the part of `engine.talk.talkers.Talker` that Talk needs."""
 
     label: str
     voice: Any
@@ -112,15 +115,17 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> Talker:
 
 @dataclass(frozen=True)
 class TalkCalls:
-    """The engine's functions that Talk calls; tests give their own."""
+    """Talk calls these functions of the engine; tests give their own."""
 
     voice_of: Callable[[TrainConfig], Any] = _voice_of
-    """How weights are spoken to, without loading them."""
+    """It returns how weights are spoken to, without loading them."""
     folder_of: Callable[..., Source] = _folder_of
     fit_together: Callable[[list[Source]], bool] = _fit_together
-    """Whether the weights of all can be in memory at once; raises FitError where one of them cannot
-    be alone.
+    """It returns whether the weights of all sources can be in memory at once. It raises FitError
+    where those of one source alone do not fit.
     """
     load: Callable[[Source, Callable[..., None]], Talker] = _load
     borrow: Callable[[Any, TrainConfig, str], Talker] = _borrow
-    """The weights of a run that is paused in this process."""
+    """It lends the weights of a run that is paused in this process: the run's own thread computes
+    each token.
+    """

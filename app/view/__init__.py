@@ -1,5 +1,5 @@
-"""From a snapshot or a report to figures and words: pure functions, and the watch of one run that
-serves every page with them.
+"""Snapshots and reports are turned into figures and words here, by pure functions; the watch of one
+run serves every page with them.
 
 It may import `app.words`, `app.form` and `engine`.
 """

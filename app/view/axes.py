@@ -1,12 +1,13 @@
-"""The axis that the curves of a run share, and what they are drawn with: a figure is plain
-`{"data": ..., "layout": ...}`.
+"""The curves of a run share one axis, which is made here, as are the curves themselves. A figure is
+plain `{"data": ..., "layout": ...}`.
 
-`uirevision` is constant, so that a redraw keeps the zoom. x is the step, milliseconds since the run
-was started, or the tokens that were trained on so far.
+x is the step, or milliseconds since the run was started, or the tokens that were trained on so far.
+`uirevision` is constant, so that a redraw keeps the zoom.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,60 +19,67 @@ from engine.runs.snapshot import RunSnapshot
 Axis = Literal["step", "time", "tokens"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 TITLES = {"step": "step", "time": "time since the start", "tokens": "tokens so far"}
+MINUTE = 60_000
 DAY = 86_400_000
+"""The axis of time is in milliseconds."""
 LIMIT_SHARE = 0.05
-"""Of a limit, that a curve must reach for the limit to be drawn: a line far above would press the
-curve flat.
+"""A curve must reach this share of a limit for the limit to be drawn: a line far above would press
+the curve flat.
 """
 
 
 def places(snapshot: RunSnapshot, table: EventTable, axis: Axis) -> np.ndarray:
-    """Where the rows of `table` lie on the axis."""
+    """Returns the places x[rows] at which the rows of `table` lie on the axis."""
     steps = np.asarray(table.step, dtype=float)
     if axis == "step":
         return steps
     if axis == "time":
         return 1000 * (np.asarray(table.time, dtype=float) - (snapshot.started_time or 0.0))
-    known, tokens = (
-        np.asarray(snapshot.steps.step, dtype=float),
-        np.asarray(snapshot.steps.tokens_so_far, dtype=float),
-    )
+    # Tables of other events have rows at some steps alone; tokens are counted at every step.
+    known = np.asarray(snapshot.steps.step, dtype=float)
+    tokens = np.asarray(snapshot.steps.tokens_so_far, dtype=float)
     return np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], tokens]))
 
 
-def curve(
-    name: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    colour: str,
-    row: int = 1,
-    width: float = 2,
-    opacity: float = 1.0,
-    dash: str = "solid",
-    markers: bool = False,
-) -> dict[str, Any]:
-    """A line in the upper (1) or lower (2) row."""
+@dataclass(frozen=True)
+class Line:
+    """A `Line` is how a curve looks, and in which row it is drawn."""
+
+    colour: str
+    width: float = 2
+    """The line is so many pixels wide."""
+    row: int = 1
+    """The row is 1 for the upper one and 2 for the lower."""
+    opacity: float = 1.0
+    dash: str = "solid"
+    markers: bool = False
+    """Each point has a dot."""
+
+
+def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]:
+    """Returns the curve x[n], y[n] as a trace."""
     trace = {
         "type": "scatter",
-        "mode": "lines+markers" if markers else "lines",
+        "mode": "lines+markers" if line.markers else "lines",
         "name": name,
         "x": rounded(x, 12),
         "y": rounded(y, 5),
-        "line": {"color": colour, "width": width, "dash": dash},
-        "opacity": opacity,
+        "line": {"color": line.colour, "width": line.width, "dash": line.dash},
+        "opacity": line.opacity,
         "hovertemplate": "%{y:.5~g}",
     }
-    if markers:
-        trace["marker"] = {"size": 6, "color": colour}
-    if row == 2:
+    if line.markers:
+        trace["marker"] = {"size": 6, "color": line.colour}
+    if line.row == 2:
         trace["yaxis"] = "y2"
     return trace
 
 
 def level(name: str, x: np.ndarray, height: float, colour: str, row: int = 1) -> dict[str, Any]:
-    """A dotted line at one height, as long as the curves."""
+    """Returns a dotted line at one height, as long as the curves over x[n]."""
     ends = x[[0, -1]] if len(x) else x
-    return curve(name, ends, np.full(len(ends), height), colour, row=row, width=1.2, dash="dot")
+    dotted = Line(colour, width=1.2, row=row, dash="dot")
+    return curve(name, ends, np.full(len(ends), height), dotted)
 
 
 def figure(
@@ -80,8 +88,8 @@ def figure(
     axes: dict[str, Any],
     empty: str = "Appears with the first step.",
 ) -> Figure:
-    """Traces on the shared axis; `axes` are the y axes. `empty` stands in place of axes without a
-    point.
+    """Returns a figure of traces on the shared axis; `axes` are the y axes. Where no trace has a
+    point, the sentence `empty` stands in place of axes.
     """
     x: dict[str, Any] = {
         "title": {"text": TITLES[axis]},
@@ -92,22 +100,7 @@ def figure(
         "spikedash": "solid",
         "spikesnap": "data",
     }
-    if axis == "time":
-        x |= {
-            "type": "date",
-            "hoverformat": "%H:%M:%S",
-            "tickformat": "%H:%M:%S",
-            "tickformatstops": [
-                {"dtickrange": [60_000, DAY], "value": "%H:%M"},
-                {"dtickrange": [DAY, None], "value": "day %-j"},
-            ],
-        }
-    else:
-        x |= {
-            "rangemode": "tozero",
-            "tickformat": ",~r" if _last(data) < 1e5 else "~s",
-            "hoverformat": ",d",
-        }
+    x |= x_ticks(axis, data)
     layout = {
         "xaxis": x,
         "uirevision": "kept",
@@ -123,8 +116,28 @@ def figure(
     return {"data": data, "layout": layout}
 
 
+def x_ticks(axis: Axis, data: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the ticks that the x axis of these traces has: times of day, or numbers."""
+    if axis == "time":
+        return {
+            "type": "date",
+            "hoverformat": "%H:%M:%S",
+            "tickformat": "%H:%M:%S",
+            "tickformatstops": [
+                {"dtickrange": [MINUTE, DAY], "value": "%H:%M"},
+                {"dtickrange": [DAY, None], "value": "day %-j"},
+            ],
+        }
+    furthest = max((trace["x"][-1] for trace in data if trace["x"]), default=0.0)
+    return {
+        "rangemode": "tozero",
+        "tickformat": ",~r" if furthest < 1e5 else "~s",
+        "hoverformat": ",d",
+    }
+
+
 def two_rows(upper: str, lower: str, from_zero: bool = False) -> dict[str, Any]:
-    """Two y axes, one above the other, on the same x axis."""
+    """Returns the y axes of a figure with two rows, which share their x axis."""
     return {
         "yaxis": one_row(upper, from_zero) | {"domain": [0.56, 1.0]},
         "yaxis2": one_row(lower, from_zero) | {"domain": [0.0, 0.44]},
@@ -132,7 +145,7 @@ def two_rows(upper: str, lower: str, from_zero: bool = False) -> dict[str, Any]:
 
 
 def one_row(title: str = "", from_zero: bool = False) -> dict[str, Any]:
-    """A y axis."""
+    """Returns the y axis of a figure with one row."""
     return {
         "title": {"text": title, "standoff": 6},
         "zeroline": False,
@@ -141,7 +154,3 @@ def one_row(title: str = "", from_zero: bool = False) -> dict[str, Any]:
         "showspikes": False,
         "rangemode": "tozero" if from_zero else "normal",
     }
-
-
-def _last(data: list[dict[str, Any]]) -> float:
-    return max((trace["x"][-1] for trace in data if trace["x"]), default=0.0)

@@ -1,7 +1,7 @@
-"""Several runs side by side, as plain data: curves on shared axes, their key figures, and the
-settings in which they differ.
+"""Several runs are compared here side by side, as plain data: curves on shared axes, their key
+figures, and the settings in which they differ.
 
-Pure functions of `Compared` values; names are text, which Plotly gets escaped.
+All functions are pure and read `Compared` values. Names are text, which Plotly gets escaped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from app.view.curve_points import SMOOTH_STEPS, downsample, smooth
+from app.view.axes import x_ticks
+from app.view.curve_points import downsample, smooth, smoothing_window
 from app.view.drawing import (
     AMBER,
     BLUE,
@@ -36,44 +37,50 @@ from app.words import (
     in_step_time,
     in_time,
 )
+from engine.runs.event_tables import EventTable
 from engine.runs.snapshot import RunSnapshot
 
 COLOURS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
 NAME_SHOWN = 48
+"""Letters of a run's name that the label of a curve shows; the table beside it shows all."""
+NOTHING_YET = "None of these runs has made a step yet."
 
 Axis = Literal["step", "time"]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run under comparison: `settings` by dotted name, empty where its configuration cannot be
-    read.
-    """
+    """A `Compared` is one run under comparison."""
 
     id: str
     name: str
     state: str
     snapshot: RunSnapshot
     settings: dict[str, Any]
+    """The settings stand here by dotted name. There are none where the configuration cannot be
+    read.
+    """
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
-    """`runs` (id, name, colour, state), `figures` by name, what each says (`said`), `rows` of key
-    figures and `settings` that differ, as text.
+    """Returns the `runs` (id, name, colour, state), `figures` by name, what each says (`said`),
+    `rows` of key figures, and the `settings` that differ, as text.
     """
-    names, rows = labels(runs), key_figures(runs)
+    names = labels(runs)
+    rows = key_figures(runs)
+    shown = [
+        {
+            "id": run.id,
+            "name": name,
+            "colour": colour,
+            "word": STATE_WORDS[run.state],
+            "tone": STATE_TONES[run.state],
+        }
+        for run, name, colour in zip(runs, names, COLOURS)
+    ]
     return {
-        "runs": [
-            {
-                "id": run.id,
-                "name": name,
-                "colour": colour,
-                "word": STATE_WORDS[run.state],
-                "tone": STATE_TONES[run.state],
-            }
-            for run, name, colour in zip(runs, names, COLOURS)
-        ],
+        "runs": shown,
         "figures": {name: build(runs, names, axis) for name, build in FIGURES.items()},
         "said": summaries(names, rows),
         "rows": rows,
@@ -84,37 +91,59 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
 
 
 def labels(runs: Sequence[Compared]) -> list[str]:
-    """A name for each run, with its id where two have the same."""
+    """Returns a name for each run, with its id where two have the same."""
     names = [run.name for run in runs]
-    return [
-        f"{name} ({run.id})" if names.count(name) > 1 else name for run, name in zip(runs, names)
-    ]
+    labelled = []
+    for run in runs:
+        is_shared = names.count(run.name) > 1
+        labelled.append(f"{run.name} ({run.id})" if is_shared else run.name)
+    return labelled
+
+
+# ------------------------------------------------------------------ key figures
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A `KeyFigure` is one number by which runs are compared."""
+
+    name: str
+    read: Callable[[RunSnapshot], float | None]
+    """It returns the number of a run; None where it is not known."""
+    words: Callable[[float], str]
+    better: Literal["least", "most", ""]
+    """The least or the greatest number is the best. Neither is where this is empty."""
+
+    def row(self, runs: Sequence[Compared]) -> dict[str, Any]:
+        """Returns the name, a text for each run, and in which columns the best value stands. Values
+        with the same text are equally good; where all are alike, none is best.
+        """
+        values = [self.read(run.snapshot) for run in runs]
+        texts = ["–"] * len(values)
+        known: list[float] = []
+        for index, value in enumerate(values):
+            if value is not None:
+                texts[index] = self.words(value)
+                known.append(value)
+        best: list[int] = []
+        if self.better and len(known) > 1 and len(set(texts)) > 1:
+            winner = min(known) if self.better == "least" else max(known)
+            wanted = texts[values.index(winner)]
+            best = [index for index, text in enumerate(texts) if text == wanted]
+        return {"name": self.name, "texts": texts, "best": best}
 
 
 def key_figures(runs: Sequence[Compared]) -> list[dict[str, Any]]:
-    """A row for each figure: its name, a text for each run, and in which columns the best value
-    stands (none where all are alike).
-    """
-    return [
-        _figure_row(name, [read(run.snapshot) for run in runs], words, better)
-        for name, read, words, better in KEY_FIGURES
-    ]
-
-
-def _figure_row(
-    name: str, values: list[float | None], words: Callable[[float], str], better: str
-) -> dict[str, Any]:
-    texts = ["–" if value is None else words(value) for value in values]
-    known = [value for value in values if value is not None]
-    best: list[int] = []
-    if better and len(known) > 1 and len(set(texts)) > 1:
-        wanted = texts[values.index(min(known) if better == "least" else max(known))]
-        best = [index for index, text in enumerate(texts) if text == wanted]
-    return {"name": name, "texts": texts, "best": best}
+    """Returns a row for each key figure."""
+    return [figure.row(runs) for figure in KEY_FIGURES]
 
 
 def _last(values: Sequence[float]) -> float | None:
     return float(values[-1]) if len(values) else None
+
+
+def _least(values: Sequence[float]) -> float | None:
+    return float(min(values)) if len(values) else None
 
 
 def _median(values: Sequence[float]) -> float | None:
@@ -122,149 +151,142 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _most(values: Sequence[float]) -> float | None:
+    """Returns the greatest value; None where nothing was measured, which records tell as 0."""
     return float(max(values)) if len(values) and max(values) else None
 
 
 def _final_loss(snapshot: RunSnapshot) -> float | None:
     loss = snapshot.steps.loss
-    return float(np.mean(loss[-_window(len(loss)) :])) if len(loss) else None
+    return float(np.mean(loss[-smoothing_window(len(loss)) :])) if len(loss) else None
 
 
-KEY_FIGURES: tuple[
-    tuple[str, Callable[[RunSnapshot], float | None], Callable[[float], str], str], ...
-] = (
-    ("Steps", lambda s: float(s.step), lambda value: f"{value:,.0f}", ""),
-    ("Final loss (mean of the last steps)", _final_loss, in_digits, "least"),
-    ("Held-out loss, last", lambda s: _last(s.evals.loss), in_digits, "least"),
-    (
-        "Held-out loss, lowest",
-        lambda s: float(min(s.evals.loss)) if len(s.evals) else None,
-        in_digits,
-        "least",
+def _tokens(snapshot: RunSnapshot) -> float | None:
+    """Returns the tokens trained on; None for a run so long that not every step is kept."""
+    steps = snapshot.steps
+    return float(sum(steps.tokens)) if steps.count == len(steps) else None
+
+
+FINAL_LOSS = "Final loss (mean of the last steps)"
+HELD_OUT = "Held-out loss, last"
+THROUGHPUT = "Tokens per second (median)"
+HOST_MEMORY = "Host memory, peak"
+GPU_MEMORY = "GPU memory, peak"
+KEY_FIGURES = (
+    KeyFigure("Steps", lambda run: float(run.step), lambda value: f"{value:,.0f}", ""),
+    KeyFigure(FINAL_LOSS, _final_loss, in_digits, "least"),
+    KeyFigure(HELD_OUT, lambda run: _last(run.evals.loss), in_digits, "least"),
+    KeyFigure("Held-out loss, lowest", lambda run: _least(run.evals.loss), in_digits, "least"),
+    KeyFigure(THROUGHPUT, lambda run: _median(run.steps.tokens_per_second), in_count, "most"),
+    KeyFigure(
+        "Time of a step (median)", lambda run: _median(run.steps.seconds), in_step_time, "least"
     ),
-    ("Tokens per second (median)", lambda s: _median(s.steps.tokens_per_second), in_count, "most"),
-    ("Time of a step (median)", lambda s: _median(s.steps.seconds), in_step_time, "least"),
-    ("TFLOPS (median)", lambda s: _median(s.steps.tflops), in_digits, "most"),
-    ("Host memory, peak", lambda s: _most(s.memory.host_rss), in_bytes, "least"),
-    ("GPU memory, peak", lambda s: _most(s.memory.gpu_peak), in_bytes, "least"),
-    (
-        "Tokens trained on",
-        lambda s: float(sum(s.steps.tokens)) if s.steps.count == len(s.steps) else None,
-        in_count,
-        "",
-    ),
-    ("Time at work", lambda s: s.seconds, in_time, ""),
+    KeyFigure("TFLOPS (median)", lambda run: _median(run.steps.tflops), in_digits, "most"),
+    KeyFigure(HOST_MEMORY, lambda run: _most(run.memory.host_rss), in_bytes, "least"),
+    KeyFigure(GPU_MEMORY, lambda run: _most(run.memory.gpu_peak), in_bytes, "least"),
+    KeyFigure("Tokens trained on", _tokens, in_count, ""),
+    KeyFigure("Time at work", lambda run: run.seconds, in_time, ""),
 )
-"""Name, value of a run, its words, and which value is the better one."""
+SUMMARISED = {
+    "loss": (FINAL_LOSS, HELD_OUT),
+    "throughput": (THROUGHPUT,),
+    "memory": (HOST_MEMORY, GPU_MEMORY),
+}
+"""These key figures say what a figure shows."""
+
+
+def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Returns what each figure shows, in words for those who cannot or will not read the curves."""
+    texts = {row["name"]: row["texts"] for row in rows}
+    said = {}
+    for figure, wanted in SUMMARISED.items():
+        sentences = [
+            _key_figure_words(name, names, texts[name])
+            for name in wanted
+            if set(texts[name]) != {"–"}
+        ]
+        said[figure] = " ".join(sentences) or NOTHING_YET
+    return said
+
+
+def _key_figure_words(name: str, runs: Sequence[str], texts: Sequence[str]) -> str:
+    told = [f"{run} {text}" for run, text in zip(runs, texts)]
+    return f"{name}: {', '.join(told)}."
+
+
+# ------------------------------------------------------------------ settings
 
 
 def differing_settings(runs: Sequence[Compared]) -> list[dict[str, Any]]:
-    """A row for each dotted setting in which runs with a readable configuration differ: its name,
-    and a text for each run (an en dash where the configuration cannot be read). The name of a run
-    is no setting that matters.
+    """Returns a row for each setting in which runs with a readable configuration differ: its dotted
+    name, and a text for each run (an en dash where the configuration cannot be read). The name of a
+    run is no setting that matters.
     """
     known = [run.settings for run in runs if run.settings]
-    names = list(dict.fromkeys(name for settings in known for name in settings if name != "name"))
+    names: dict[str, None] = {}  # a set that keeps the order
+    for settings in known:
+        names |= dict.fromkeys(settings)
+    names.pop("name", None)
     rows = []
     for name in names:
+        is_shared = len({_setting(settings, name) for settings in known}) == 1
         texts = [_setting(run.settings, name) for run in runs]
-        if len({_setting(settings, name) for settings in known}) > 1:
+        if not is_shared:
             rows.append({"name": name, "texts": texts})
     return rows
 
 
 def _setting(settings: dict[str, Any], name: str) -> str:
-    """As a preset has it."""
+    """Returns the value of a setting as a preset has it."""
     if name not in settings:
         return "–"
     value = settings[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-SUMMARISED = {
-    "loss": ("Final loss (mean of the last steps)", "Held-out loss, last"),
-    "throughput": ("Tokens per second (median)",),
-    "memory": ("Host memory, peak", "GPU memory, peak"),
-}
-"""Rows of key figures that say what a figure shows."""
-
-
-def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Of each figure, in words for those who cannot or will not read the curves."""
-    texts = {row["name"]: row["texts"] for row in rows}
-
-    def said(name: str) -> str:
-        return f"{name}: {', '.join(f'{run} {text}' for run, text in zip(names, texts[name]))}."
-
-    told = {
-        figure: " ".join(said(name) for name in wanted if set(texts[name]) != {"–"})
-        for figure, wanted in SUMMARISED.items()
-    }
-    return {
-        figure: text or "None of these runs has made a step yet." for figure, text in told.items()
-    }
-
-
 # ------------------------------------------------------------------ curves
 
 
 def loss_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Each run's loss, smoothed, and its held-out loss as points."""
+    """Returns each run's loss, smoothed, and its held-out loss as points."""
     data = []
     for run, name, colour in zip(runs, names, COLOURS):
         steps, evals = run.snapshot.steps, run.snapshot.evals
-        loss = np.asarray(steps.loss, dtype=float)
-        data.append(
-            _curve(
-                name,
-                *downsample(_x(run, steps, axis), smooth(loss, _window(len(loss))), CURVE_POINTS),
-                colour,
-            )
-        )
+        x, loss = _x(run, steps, axis), _smoothed(steps.loss)
+        data.append(_curve(name, x, loss, colour))
         if len(evals):
-            held = _curve(
-                f"{name}, held out",
-                _x(run, evals, axis),
-                np.asarray(evals.loss, dtype=float),
-                colour,
-                dash="dot",
-            )
-            data.append(held | {"mode": "lines+markers", "marker": {"size": 6, "color": colour}})
+            held_out = np.asarray(evals.loss, dtype=float)
+            points = _trace(f"{name}, held out", _x(run, evals, axis), held_out, colour, "dot")
+            marks = {"mode": "lines+markers", "marker": {"size": 6, "color": colour}}
+            data.append(points | marks)
     return _figure(data, axis, {"yaxis": _y("loss")})
 
 
 def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Each run's tokens per second, smoothed."""
+    """Returns a smoothed curve of each run's tokens per second."""
     data = []
     for run, name, colour in zip(runs, names, COLOURS):
-        rates = np.asarray(run.snapshot.steps.tokens_per_second, dtype=float)
-        x = _x(run, run.snapshot.steps, axis)
-        data.append(
-            _curve(name, *downsample(x, smooth(rates, _window(len(rates))), CURVE_POINTS), colour)
-        )
-    return _figure(
-        data, axis, {"yaxis": _y("tokens/s") | {"rangemode": "tozero", "tickformat": "~s"}}
-    )
+        steps = run.snapshot.steps
+        x, rates = _x(run, steps, axis), _smoothed(steps.tokens_per_second)
+        data.append(_curve(name, x, rates, colour))
+    y = _y("tokens/s") | {"rangemode": "tozero", "tickformat": "~s"}
+    return _figure(data, axis, {"yaxis": y})
 
 
 def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """GiB of host memory, and of GPU memory below where a run had a GPU."""
-    data, on_gpu = [], any(_most(run.snapshot.memory.gpu_total) for run in runs)
+    """Returns the memory of the host in GiB and, below, that of the GPU where a run had one."""
+    data = []
+    has_gpu = False
     for run, name, colour in zip(runs, names, COLOURS):
         memory = run.snapshot.memory
         x = _x(run, memory, axis)
-        data.append(
-            _curve(
-                name,
-                *downsample(x, np.asarray(memory.host_rss, dtype=float) / GIB, CURVE_POINTS),
-                colour,
-            )
-        )
-        if on_gpu and _most(memory.gpu_total):
-            used = np.asarray(memory.gpu_allocated, dtype=float) / GIB
-            data.append(_curve(name, *downsample(x, used, CURVE_POINTS), colour) | {"yaxis": "y2"})
+        host = np.asarray(memory.host_rss, dtype=float) / GIB
+        data.append(_curve(name, x, host, colour))
+        if _most(memory.gpu_total):
+            has_gpu = True
+            gpu = np.asarray(memory.gpu_allocated, dtype=float) / GIB
+            data.append(_curve(name, x, gpu, colour) | {"yaxis": "y2"})
     axes = {"yaxis": _y("host GiB") | {"rangemode": "tozero"}}
-    if on_gpu:
+    if has_gpu:
         axes["yaxis"]["domain"] = [0.56, 1.0]
         axes["yaxis2"] = _y("GPU GiB") | {"rangemode": "tozero", "domain": [0.0, 0.44]}
     return _figure(data, axis, axes)
@@ -273,21 +295,27 @@ def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) ->
 FIGURES = {"loss": loss_figure, "throughput": throughput_figure, "memory": memory_figure}
 
 
-def _window(length: int) -> int:
-    """Steps of a mean, as in the Live tab."""
-    return min(SMOOTH_STEPS, max(1, length // 20))
+def _smoothed(column: Sequence[float]) -> np.ndarray:
+    """Returns the smoothed values[steps] of a column."""
+    values = np.asarray(column, dtype=float)
+    return smooth(values, smoothing_window(len(values)))
 
 
-def _x(run: Compared, columns: Any, axis: Axis) -> np.ndarray:
+def _x(run: Compared, table: EventTable, axis: Axis) -> np.ndarray:
+    """Returns x[rows]: the steps of a table, or milliseconds since the run was started."""
     if axis == "step":
-        return np.asarray(columns.step, dtype=float)
-    return 1000 * (np.asarray(columns.time, dtype=float) - (run.snapshot.started_time or 0.0))
+        return np.asarray(table.step, dtype=float)
+    return 1000 * (np.asarray(table.time, dtype=float) - (run.snapshot.started_time or 0.0))
 
 
-def _curve(
-    name: str, x: np.ndarray, y: np.ndarray, colour: str, dash: str = "solid"
-) -> dict[str, Any]:
-    shown = name if len(name) <= NAME_SHOWN else f"{name[: NAME_SHOWN - 1]}…"
+def _curve(name: str, x: np.ndarray, y: np.ndarray, colour: str) -> dict[str, Any]:
+    """Returns a curve x[n], y[n] of few enough points to draw."""
+    return _trace(name, *downsample(x, y, CURVE_POINTS), colour, "solid")
+
+
+def _trace(name: str, x: np.ndarray, y: np.ndarray, colour: str, dash: str) -> dict[str, Any]:
+    is_long = len(name) > NAME_SHOWN
+    shown = f"{name[: NAME_SHOWN - 1]}…" if is_long else name
     return {
         "type": "scatter",
         "mode": "lines",
@@ -300,23 +328,9 @@ def _curve(
 
 
 def _figure(data: list[dict[str, Any]], axis: Axis, axes: dict[str, Any]) -> Figure:
-    x = {"title": {"text": "step" if axis == "step" else "time since the start"}, "zeroline": False}
-    if axis == "time":
-        x |= {
-            "type": "date",
-            "hoverformat": "%H:%M:%S",
-            "tickformat": "%H:%M:%S",
-            "tickformatstops": [
-                {"dtickrange": [60_000, 86_400_000], "value": "%H:%M"},
-                {"dtickrange": [86_400_000, None], "value": "day %-j"},
-            ],
-        }
-    else:
-        x |= {
-            "rangemode": "tozero",
-            "tickformat": ",~r" if _last_x(data) < 1e5 else "~s",
-            "hoverformat": ",d",
-        }
+    """Returns a figure of traces on the shared axis; `axes` are the y axes."""
+    title = "step" if axis == "step" else "time since the start"
+    x = {"title": {"text": title}, "zeroline": False} | x_ticks(axis, data)
     if "yaxis2" in axes:
         x["anchor"] = "y2"
     layout = {
@@ -327,12 +341,8 @@ def _figure(data: list[dict[str, Any]], axis: Axis, axes: dict[str, Any]) -> Fig
         "margin": {"l": 58, "r": 10, "t": 12, "b": 38},
     } | axes
     if not any(trace["x"] for trace in data):
-        say_empty(layout, "None of these runs has made a step yet.")
+        say_empty(layout, NOTHING_YET)
     return {"data": data, "layout": layout}
-
-
-def _last_x(data: list[dict[str, Any]]) -> float:
-    return max((trace["x"][-1] for trace in data if trace["x"]), default=0.0)
 
 
 def _y(title: str) -> dict[str, Any]:

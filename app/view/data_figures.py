@@ -1,62 +1,42 @@
-"""How long the examples of a data set are, as a figure and in words. Pure functions, no Plotly
-needed.
+"""The lengths of a data set's examples are shown here, as a figure and in words. All functions are
+pure and need no Plotly.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from app.view.drawing import BLUE, GREY, Figure
+from app.view.drawing import BLUE, GREY, Figure, vertical_line
 from engine.words import counted
 
 LIMIT_COLOUR = "--rs-text"
-"""Of the theme: the page puts in what it is in light or in dark."""
+"""The page replaces this name by the theme's colour, in light or in dark."""
 
 
 def lengths_figure(preview: Mapping[str, Any]) -> Figure:
-    """A histogram of tokens per example, `preview` being that of `engine.data`; what is cut is
-    grey, the cut a line.
+    """Returns a histogram of tokens per example; `preview` is that of `engine.data`. Examples that
+    are cut are grey, and a dotted line stands where the cut is.
     """
-    counts, edges, longest = (
-        preview["histogram"]["counts"],
-        preview["histogram"]["edges"],
-        preview["max_seq_len"],
-    )
-    spans = list(zip(edges, edges[1:]))
-    data = [
-        {
-            "type": "bar",
-            "x": [(low + high - 1) / 2 for low, high in spans],
-            "y": counts,
-            "width": [high - low for low, high in spans],
-            "marker": {
-                "color": [GREY if low > longest else BLUE for low, _ in spans],
-                "line": {"width": 0},
-            },
-            "customdata": [
-                f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}" for low, high in spans
-            ],
-            "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
-        }
-    ]
-    cut = (
-        [
-            {
-                "type": "line",
-                "xref": "x",
-                "yref": "paper",
-                "x0": longest,
-                "x1": longest,
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": LIMIT_COLOUR, "width": 1, "dash": "dot"},
-            }
-        ]
-        if preview["rows_cut"]
-        else []
-    )
+    histogram = preview["histogram"]
+    longest = preview["max_seq_len"]
+    spans = list(itertools.pairwise(histogram["edges"]))
+    bars = {
+        "type": "bar",
+        "x": [(low + high - 1) / 2 for low, high in spans],
+        "y": histogram["counts"],
+        "width": [high - low for low, high in spans],
+        "marker": {
+            "color": [_bar_colour(low, longest) for low, _ in spans],
+            "line": {"width": 0},
+        },
+        "customdata": [_bar_words(low, high) for low, high in spans],
+        "hovertemplate": "%{customdata} tokens: %{y} examples<extra></extra>",
+    }
+    cut_line = {"color": LIMIT_COLOUR, "width": 1, "dash": "dot"}
+    cut = [vertical_line(longest, cut_line)] if preview["rows_cut"] else []
     layout = {
         "bargap": 0.06,
         "showlegend": False,
@@ -73,22 +53,33 @@ def lengths_figure(preview: Mapping[str, Any]) -> Figure:
         },
         "yaxis": {"fixedrange": True, "zeroline": False, "nticks": 3, "rangemode": "tozero"},
     }
-    return {"data": data, "layout": layout}
+    return {"data": [bars], "layout": layout}
+
+
+def _bar_colour(low: int, longest: int) -> str:
+    is_cut = low > longest
+    return GREY if is_cut else BLUE
+
+
+def _bar_words(low: int, high: int) -> str:
+    """Returns the numbers of tokens that a bar counts, of which `high` is not one."""
+    return f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}"
 
 
 def lengths_words(preview: Mapping[str, Any]) -> str:
-    """The same in words, and how full the rows are that the examples share; empty without an
-    example.
+    """Returns a sentence about the lengths and, where rows are packed, how full they are. It is
+    empty without an example.
     """
     lengths = preview["lengths"]
     if not lengths:
         return ""
-    said = (
-        f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
-        f"{statistics.median(lengths):,.0f} in the median"
-        if min(lengths) < max(lengths)
-        else f"Every example has {lengths[0]:,} tokens"
-    )
+    if min(lengths) < max(lengths):
+        said = (
+            f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
+            f"{statistics.median(lengths):,.0f} in the median"
+        )
+    else:
+        said = f"Every example has {lengths[0]:,} tokens"
     rows = preview["packed_rows"]
     if rows is not None:
         said += (

@@ -1,9 +1,14 @@
-"""How a run does, in words, with an advice and a change of its settings where one would help. Pure
-functions of a snapshot.
+"""A `Diagnosis` says how a run does, with an advice and a change of its settings where one would
+help. All functions are pure and read a snapshot.
+
+- Before the first step, it says so.
+- Memory that grows all along comes first, since it ends a run.
+- Otherwise the thing that compute waits for most is named, with what would help against it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,37 +22,38 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.runs.snapshot import OVER_STATES, RunSnapshot
 
 COMPUTE_BOUND_SHARE = 0.05
-"""Share of waiting up to which nothing needs to be done."""
+"""Nothing needs to be done where less than this share of the time is spent waiting."""
 TOLD_SHARE = 0.01
-"""Share from which a further cause is named."""
+"""A further cause is named from this share of the time on."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A change of the run's settings: `label` says it in words, `changes` are config values by
-    dotted name.
-    """
+    """An `Offer` is a change of the run's settings."""
 
     label: str
+    """The label says the change in words."""
     changes: dict[str, Any]
+    """These are config values by dotted name."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`text` is one sentence, `advice` one more or nothing; `tone` as `dashboard.css` colours it."""
+    """A `Diagnosis` says how a run does."""
 
     text: str
+    """The text is one sentence."""
     tone: str = "calm"
+    """`dashboard.css` has a colour for each tone."""
     advice: str = ""
+    """The advice is one more sentence, or nothing."""
     offer: Offer | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For a page: with settings called as the form calls them."""
-        offer = (
-            None
-            if self.offer is None
-            else {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
-        )
+        """Returns what a page takes; it calls settings as the form does."""
+        offer = None
+        if self.offer is not None:
+            offer = {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
         return {
             "text": as_labelled(self.text),
             "tone": self.tone,
@@ -57,17 +63,12 @@ class Diagnosis:
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
-    """Of the latest steps. Without `config` (one that does not load) no change is offered."""
+    """Returns a diagnosis of the latest steps. Without `config` (one that does not load) no change
+    is offered.
+    """
     shares = recent_shares(snapshot)
-    if not shares and snapshot.state == "preparing":
-        return Diagnosis("Getting ready: the first step has not begun.")
     if not shares:
-        compiles = (
-            " Its blocks are compiled in it, which takes a while once."
-            if snapshot.plan_choices.get("compiled")
-            else ""
-        )
-        return Diagnosis(f"The first step is under way.{compiles}")
+        return _before_the_first_step(snapshot)
     growing = next((kind for kind in memory_kinds(snapshot) if kind.growth.is_growing), None)
     if growing is not None:
         return _growing(snapshot, growing)
@@ -86,6 +87,15 @@ def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagn
     return Diagnosis(f"{found.text}{also}.", "warn", found.advice, found.offer)
 
 
+def _before_the_first_step(snapshot: RunSnapshot) -> Diagnosis:
+    if snapshot.state == "preparing":
+        return Diagnosis("Getting ready: the first step has not begun.")
+    text = "The first step is under way."
+    if snapshot.plan_choices.get("compiled"):
+        text += " Its blocks are compiled in it, which takes a while once."
+    return Diagnosis(text)
+
+
 def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
     text = f"Compute-bound: {in_share(total)} of the time is spent waiting."
     if config is not None and config.engine.save_level not in (AUTO, "all"):
@@ -100,7 +110,9 @@ def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
 
 
 def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
-    """It names the step at which the limit would be reached, while the run goes on."""
+    """Returns how much memory grew and, while the run goes on, the step at which the limit would be
+    reached.
+    """
     name = "Host" if kind.name == "host" else kind.name
     found = kind.growth
     text = (
@@ -109,18 +121,18 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
     )
     if snapshot.state in OVER_STATES:
         return Diagnosis(text, "warn", "A resume begins with fresh memory.")
+    if not kind.limit or found.per_step <= 0:
+        return Diagnosis(text, "warn")
     left = kind.limit - kind.most
-    full = snapshot.step + left / found.per_step if kind.limit and found.per_step > 0 else None
-    if full is not None and full < snapshot.total_steps:
+    full = snapshot.step + left / found.per_step
+    if full < snapshot.total_steps:
         return Diagnosis(
             text,
             "warn",
             f"At this rate it is full at about step {max(snapshot.step, int(full)):,} of "
             f"{snapshot.total_steps:,}: save now; a stop and a resume begin with fresh memory.",
         )
-    return Diagnosis(
-        text, "warn", "At this rate it lasts until the run's end." if full is not None else ""
-    )
+    return Diagnosis(text, "warn", "At this rate it lasts until the run's end.")
 
 
 # ------------------------------------------------------------------ what compute waits for
@@ -128,11 +140,12 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
 
 @dataclass(frozen=True)
 class _Case:
-    """A run whose compute waits most for one thing."""
+    """A `_Case` is a run whose compute waits most for one thing."""
 
     snapshot: RunSnapshot
     config: TrainConfig | None
     share: float
+    """This share of the time is spent waiting for that thing."""
 
     @property
     def worker(self) -> str:
@@ -144,22 +157,25 @@ class _Case:
 
     @property
     def more_tokens(self) -> Offer | None:
-        """Twice the rows a step and, where their number is set, half the steps: as many rows in
-        all.
+        """Offers twice the rows a step and, where the number of steps is set, half the steps: as
+        many rows in all.
         """
-        config = self.config
-        if config is None or 2 * config.train.batch_size > LARGEST["batch_size"]:
+        if self.config is None:
             return None
-        rows = 2 * config.train.batch_size
+        train = self.config.train
+        rows = 2 * train.batch_size
+        if rows > LARGEST["batch_size"]:
+            return None
         changes: dict[str, Any] = {"train.batch_size": rows}
-        label = f"{rows:,} rows a step instead of {config.train.batch_size:,}"
-        if config.train.steps is not None and config.train.steps > 1:
-            changes["train.steps"] = -(-config.train.steps // 2)
-            label += f", {changes['train.steps']:,} steps instead of {config.train.steps:,}"
+        label = f"{rows:,} rows a step instead of {train.batch_size:,}"
+        if train.steps is not None and train.steps > 1:
+            steps = math.ceil(train.steps / 2)
+            changes["train.steps"] = steps
+            label += f", {steps:,} steps instead of {train.steps:,}"
         return Offer(label, changes)
 
     def back_to_auto(self, *names: str) -> Offer | None:
-        """What of these settings was set by hand, given back to the planner."""
+        """Offers to give those of the settings back to the planner that were set by hand."""
         if self.config is None:
             return None
         changed = {}
@@ -167,7 +183,9 @@ class _Case:
             section, _, key = name.partition(".")
             if getattr(getattr(self.config, section), key) != AUTO:
                 changed[name] = AUTO
-        return Offer(", ".join(f"{name}: auto" for name in changed), changed) if changed else None
+        if not changed:
+            return None
+        return Offer(", ".join(f"{name}: auto" for name in changed), changed)
 
 
 def _optimizer(case: _Case) -> Diagnosis:
@@ -206,7 +224,9 @@ def _d2h(case: _Case) -> Diagnosis:
 
 
 def _late(case: _Case, what: str, advice: str, *settings: str) -> Diagnosis:
-    """Of a transfer: `advice` is given where none of the settings that bear on it was set by hand."""
+    """Returns the diagnosis of a transfer. `advice` is given where none of the settings that bear
+    on it was set by hand.
+    """
     text = f"{what}: {case.worker} waits {case.percent} for them"
     by_hand = case.back_to_auto(*settings)
     if by_hand is not None:
@@ -234,7 +254,9 @@ def _other(case: _Case) -> Diagnosis:
     if by_hand is not None:
         return Diagnosis(
             text,
-            advice="Larger micro-batches need fewer launches; the planner takes the largest that fits.",
+            advice=(
+                "Larger micro-batches need fewer launches; the planner takes the largest that fits."
+            ),
             offer=by_hand,
         )
     return Diagnosis(

@@ -1,8 +1,8 @@
-"""What all figures share: colours, numbers and names as Plotly takes them. A figure is plain
-`{"data": ..., "layout": ...}`.
+"""All figures share these colours, and the form of numbers, names and lines that Plotly takes. A
+figure is plain `{"data": ..., "layout": ...}`.
 
-Colours that follow the theme (text, grid, background) are filled in by the page; these are the same
-in light and dark.
+Colours that follow the theme (text, grid, background) are filled in by the page; the colours below
+are the same in light and dark.
 """
 
 from __future__ import annotations
@@ -13,50 +13,64 @@ import numpy as np
 
 Figure = dict[str, Any]
 
-BLUE, GREEN, AMBER, VIOLET, ORANGE, RED, GREY, TEAL, PINK = (
-    "#3b7de0",
-    "#2f9e6e",
-    "#d19a1f",
-    "#8f63d8",
-    "#d96f32",
-    "#d64550",
-    "#8a93a3",
-    "#1496ab",
-    "#c05a94",
-)
+BLUE = "#3b7de0"
+GREEN = "#2f9e6e"
+AMBER = "#d19a1f"
+VIOLET = "#8f63d8"
+ORANGE = "#d96f32"
+RED = "#d64550"
+GREY = "#8a93a3"
+TEAL = "#1496ab"
+PINK = "#c05a94"
 
 
 def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:
-    """Short JSON: significant digits that a screen can show, whole numbers without a point, None
-    for what is not finite.
+    """Returns values[n] for short JSON, each in so many significant `digits` as a screen can show.
+    They are whole numbers where all are; what is not finite is None.
 
-    In whole arrays: every figure of a run that goes on passes here once a second, beside the
-    engine's own Python.
+    The work is done on whole arrays: every figure of a run that goes on passes here once a second,
+    beside the engine's own Python.
     """
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
     exact = np.where(finite, values, 0.0)
     magnitude = np.floor(np.log10(np.abs(exact), out=np.zeros_like(exact), where=exact != 0))
     decimals = digits - 1 - magnitude
-    # By a whole power of ten, which is exact: the quotient is then the number nearest to the
-    # decimal one, and prints as it.
-    up, down = 10.0 ** np.clip(decimals, 0, 300), 10.0 ** np.clip(-decimals, 0, 300)
+    # Scaled by a whole power of ten, which is exact: the quotient is then the float nearest to the
+    # decimal number, and prints as that number.
+    up = 10.0 ** np.clip(decimals, 0, 300)
+    down = 10.0 ** np.clip(-decimals, 0, 300)
     short = np.rint(exact * up / down) / up * down
-    listed = short.tolist()
-    if np.all(short == np.rint(short)) and np.all(np.abs(short) < 2.0**53):
-        listed = short.astype(np.int64).tolist()
+    # Above 2 ** 53 a float cannot tell neighbouring whole numbers apart.
+    are_whole = np.all(short == np.rint(short)) and np.all(np.abs(short) < 2.0**53)
+    listed: list[float | int | None] = (short.astype(np.int64) if are_whole else short).tolist()
     if not finite.all():
-        listed = [value if known else None for value, known in zip(listed, finite.tolist())]
+        for index in np.flatnonzero(~finite):
+            listed[index] = None
     return listed
 
 
 def escaped(text: str) -> str:
-    """Plotly reads a few HTML tags in labels; names are text."""
+    """Returns a name as plain text for Plotly, which reads a few HTML tags in labels."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:
+    """Returns a shape: a line from the bottom of the figure to its top."""
+    return {
+        "type": "line",
+        "xref": "x",
+        "yref": "paper",
+        "x0": x,
+        "x1": x,
+        "y0": 0,
+        "y1": 1,
+        "line": line,
+    }
+
+
 def say_empty(layout: dict[str, Any], text: str) -> None:
-    """A sentence in place of axes that would count nothing."""
+    """Puts a sentence in place of axes that would count nothing."""
     for name in layout:
         if name.startswith(("xaxis", "yaxis")):
             layout[name]["visible"] = False

@@ -1,4 +1,6 @@
-"""What a job takes beside what is free, as figures. Pure functions, no Plotly needed."""
+"""Figures show here what a job takes beside what is free. All functions are pure and need no
+Plotly.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from app.view.drawing import (
     Figure,
     escaped,
     rounded,
+    vertical_line,
 )
 from app.words import GIB, in_bytes
 from engine.fit.memory_items import Item, MemoryItem
@@ -42,64 +45,55 @@ PART_COLOURS = {
     MemoryItem.CHECKPOINTS: BLUE,
     MemoryItem.EXPORT: GREEN,
 }
-"""By item: what means the same has one colour wherever it stands. The small ones, which every run
-has, are grey.
+"""Items that mean the same have one colour wherever they stand. The small ones, which every run
+has, are not named here and are grey.
 """
-FREE_COLOUR, LIMIT_COLOUR = "--rs-free", "--rs-text"
-"""Colours of the theme: the page puts in what they are in light or in dark."""
+FREE_COLOUR = "--rs-free"
+LIMIT_COLOUR = "--rs-text"
+"""The page replaces both names by the theme's colours, in light or in dark."""
 
 
 def item_colour(kind: MemoryItem) -> str:
-    """Of an item of host memory, GPU memory or disk."""
+    """Returns the colour of an item of host memory, GPU memory or disk."""
     return PART_COLOURS.get(kind, GREY)
 
 
 def item_words(item: Item) -> str:
-    """Its name for the screen."""
+    """Returns the name of an item for the screen."""
     return item.name.replace("_", " ")
 
 
 def fit_figure(part: Part) -> Figure:
-    """One stacked bar, in GiB: a segment for each item, then what stays free; the limit as a line,
-    where one is known.
+    """Returns one stacked bar in GiB: a segment for each item, then what stays free. The limit is a
+    line, where one is known.
     """
-    total, limit = part.total / GIB, None if part.limit is None else part.limit / GIB
+    total = part.total / GIB
     data = [
         _segment(item_words(item), item.bytes, item_colour(item.kind))
         for item in part.items
         if item.bytes
     ]
-    if limit is not None and limit > total:
-        data.append(_segment("free", part.limit - part.total, FREE_COLOUR) | {"meta": "free"})
-    line = (
-        []
-        if limit is None
-        else [
-            {
-                "type": "line",
-                "xref": "x",
-                "yref": "paper",
-                "x0": limit,
-                "x1": limit,
-                "y0": 0,
-                "y1": 1,
-                "line": {"color": LIMIT_COLOUR, "width": 2},
-            }
-        ]
-    )
+    limit_line = []
+    end = total
+    if part.limit is not None:
+        limit = part.limit / GIB
+        if limit > total:
+            free = _segment("free", part.limit - part.total, FREE_COLOUR)
+            data.append(free | {"meta": "free"})
+        limit_line = [vertical_line(limit, {"color": LIMIT_COLOUR, "width": 2})]
+        end = max(total, limit)
     hidden = {"visible": False, "fixedrange": True}
-    # A hundredth more than the longest: the line at its end is inside.
-    end = 1.01 * max(total, limit or 0.0)
     layout = {
         "barmode": "stack",
         "bargap": 0,
         "showlegend": False,
         "hovermode": "closest",
         "dragmode": False,
-        "shapes": line,
+        "shapes": limit_line,
         "uirevision": "kept",
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
-        "xaxis": hidden | {"range": [0, end]},
+        # A hundredth more than the longest, so that the line at its end is inside.
+        "xaxis": hidden | {"range": [0, 1.01 * end]},
         "yaxis": hidden | {"range": [-0.5, 0.5]},
     }
     return {"data": data, "layout": layout}

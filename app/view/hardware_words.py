@@ -1,4 +1,6 @@
-"""Machines, their rates and what they can train, in words for the Hardware tab. Pure functions."""
+"""Machines, their rates and what they can train are put into words here for the Hardware tab. All
+functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -29,30 +31,32 @@ FIGURE_NAMES = {
     "cpu_cores": "CPU cores",
     "power_watts": "Power",
 }
+MEASURED = "Measured on this machine."
+MEASURED_ON_CPU = (
+    "Measured on this machine, for the times of steps in float32; on the CPU nothing is chosen by "
+    "speed."
+)
+UNKNOWN = (
+    "Not known: this card is not among the known ones. The first run, or Measure, measures them."
+)
+UNKNOWN_ON_CPU = (
+    "Not measured. Once they are, times of steps in float32 are predicted; nothing is chosen by "
+    "speed on the CPU."
+)
 
 
 def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
-    """Pairs of name and text, and sentences."""
-    limited = (
-        "a limit of its control group"
-        if machine.ram_limit < machine.ram_total
-        else "all that is built in"
-    )
-    used = max(0, machine.ram_limit - machine.ram_available)
+    """Returns `pairs` of a name and a text, and `notes`, which are sentences."""
     pairs = [
         ["Processor", f"{machine.cpu_name}, {counted(machine.cpu_cores, 'core')} usable"],
-        [
-            "RAM",
-            f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limited}); "
-            f"{in_bytes(used)} in use; swap is not counted",
-        ],
+        ["RAM", _ram_in_words(machine)],
     ]
-    pairs += [
-        [f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU", _gpu_in_words(gpu)]
-        for gpu in machine.gpus
-    ]
-    pairs += [] if machine.gpus else [["GPU", "none: blocks compute on the CPU"]]
-    pairs += [["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"]]
+    for gpu in machine.gpus:
+        name = f"GPU {gpu.index}" if len(machine.gpus) > 1 else "GPU"
+        pairs.append([name, _gpu_in_words(gpu)])
+    if not machine.gpus:
+        pairs.append(["GPU", "none: blocks compute on the CPU"])
+    pairs.append(["Disk", f"{in_bytes(machine.disk_free)} free in {machine.disk_path}"])
     notes = list(machine.notes)
     if len(machine.gpus) > 1:
         notes.append(f"One GPU computes: the first, {machine.gpus[0].name}.")
@@ -63,14 +67,22 @@ def machine_facts(machine: Machine, busy: bool) -> dict[str, Any]:
     return {"pairs": pairs, "notes": notes}
 
 
+def _ram_in_words(machine: Machine) -> str:
+    is_limited = machine.ram_limit < machine.ram_total
+    limit = "a limit of its control group" if is_limited else "all that is built in"
+    used = max(0, machine.ram_limit - machine.ram_available)
+    return (
+        f"{in_bytes(machine.ram_available)} free of {in_bytes(machine.ram_limit)} ({limit}); "
+        f"{in_bytes(used)} in use; swap is not counted"
+    )
+
+
 def _gpu_in_words(gpu: GpuInfo) -> str:
     words = [f"{gpu.name}, {in_bytes(gpu.free)} free of {in_bytes(gpu.total)}"]
     if gpu.driver:
         words.append(f"driver {gpu.driver}")
-    now, most = (
-        _bus(gpu.pcie_generation, gpu.pcie_width),
-        _bus(gpu.pcie_generation_max, gpu.pcie_width_max),
-    )
+    now = _bus(gpu.pcie_generation, gpu.pcie_width)
+    most = _bus(gpu.pcie_generation_max, gpu.pcie_width_max)
     if now or most:
         words.append(f"{now or most} now, {most or now} at most")
     return "; ".join(words)
@@ -87,26 +99,19 @@ def rates_in_words(
     estimated: Rates | None,
     known: KnownMachine | None,
 ) -> dict[str, Any]:
-    """What plans are made with, the measured rates if there are any: `origin` is measured,
-    estimated or unknown; `at` Unix seconds of the last measurement. `estimated` rates are by the
-    specification of the `known` machine.
+    """Returns the rates that plans are made with, the measured ones if there are any. `origin` is
+    measured, estimated or unknown; `at` is the Unix time of the last measurement. `estimated` rates
+    are by the specification of the `known` machine.
     """
+    has_gpu = bool(machine.gpus)
     if measured is not None:
-        said = (
-            "Measured on this machine."
-            if machine.gpus
-            else (
-                "Measured on this machine, for the times of steps in float32; on the CPU nothing "
-                "is chosen by speed."
-            )
-        )
         return {
             "origin": "measured",
-            "said": said,
+            "said": MEASURED if has_gpu else MEASURED_ON_CPU,
             "at": measured_at,
-            "pairs": _rate_pairs(measured, bool(machine.gpus)),
+            "pairs": _rate_pairs(measured, has_gpu),
         }
-    if estimated is not None:
+    if estimated is not None and known is not None:
         return {
             "origin": "estimated",
             "said": f"Estimated from the specification of the {known.name}. The first run, or "
@@ -114,41 +119,34 @@ def rates_in_words(
             "at": None,
             "pairs": _rate_pairs(estimated, True),
         }
-    said = (
-        "Not known: this card is not among the known ones. The first run, or Measure, measures "
-        "them."
-        if machine.gpus
-        else (
-            "Not measured. Once they are, times of steps in float32 are predicted; nothing is "
-            "chosen by speed on the CPU."
-        )
-    )
-    return {"origin": "unknown", "said": said, "at": None, "pairs": []}
+    return {
+        "origin": "unknown",
+        "said": UNKNOWN if has_gpu else UNKNOWN_ON_CPU,
+        "at": None,
+        "pairs": [],
+    }
 
 
-def _rate_pairs(rates: Rates, gpu: bool) -> list[list[str]]:
+def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
+    """Returns pairs of a name and a rate. Rates are in units a second: bytes, operations or
+    parameters.
+    """
     host = ADAMW_BYTES * rates.adamw
     update = [
         "AdamW on the host",
         f"{rates.adamw / 1e9:,.3g} billion parameters/s ({host / 1e9:,.3g} GB/s of RAM)",
     ]
-    product = ["Matrix products", f"{rates.matmul / 1e12:,.3g} TFLOPS in bf16"]
-    if not gpu:
-        product[1] = f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"
+    if not has_gpu:
+        memory = f"{rates.device_memory / 1e9:,.3g} GB/s, read and written"
         return [
-            product,
-            [
-                "Norms, activations, sums",
-                f"{rates.device_memory / 1e9:,.3g} GB/s, read and written",
-            ],
+            ["Matrix products", f"{rates.matmul / 1e9:,.3g} GFLOPS in fp32"],
+            ["Norms, activations, sums", memory],
             update,
         ]
+    bus = f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back"
     return [
-        [
-            "Bus, both ways at once",
-            f"{rates.h2d / 1e9:,.3g} GB/s to the GPU, {rates.d2h / 1e9:,.3g} GB/s back",
-        ],
-        product,
+        ["Bus, both ways at once", bus],
+        ["Matrix products", f"{rates.matmul / 1e12:,.3g} TFLOPS in bf16"],
         ["GPU memory", f"{rates.device_memory / 1e9:,.4g} GB/s"],
         update,
         ["AdamW beside a busy bus", f"{rates.adamw_busy / 1e9:,.3g} billion parameters/s"],
@@ -156,7 +154,7 @@ def _rate_pairs(rates: Rates, gpu: bool) -> list[list[str]]:
 
 
 def known_in_words(known: KnownMachine) -> dict[str, Any]:
-    """A known machine with its figures, each with where it is from."""
+    """Returns a known machine with its figures, each with the sources that it is from."""
     values = {
         "memory_mib": gpu_memory_words(known),
         "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
@@ -169,56 +167,55 @@ def known_in_words(known: KnownMachine) -> dict[str, Any]:
     }
     if known.best_bf16_flops is not None:
         values["best_bf16_flops"] = f"{known.best_bf16_flops / 1e12:,.4g} TFLOPS"
+    figures = [
+        {"name": FIGURE_NAMES[name], "value": value, "sources": list(known.sources.get(name, ()))}
+        for name, value in values.items()
+    ]
     return {
         "name": known.name,
         "maker": known.maker,
         "memory": f"{known.ram_gib:g} GiB RAM",
         "note": known.note,
-        "figures": [
-            {
-                "name": FIGURE_NAMES[name],
-                "value": value,
-                "sources": list(known.sources.get(name, ())),
-            }
-            for name, value in values.items()
-        ],
+        "figures": figures,
     }
 
 
 def gpu_memory_words(known: KnownMachine) -> str:
+    """Returns the GPU memory of a known machine in words."""
     return "shared with RAM" if known.unified else f"{known.memory_mib / 1024:,.4g} GiB"
 
 
 def free_memory_words(machine: Machine) -> str:
-    """Of a column's head: RAM and GPU memory that are free."""
+    """Returns the RAM and the GPU memory that are free, for the head of a column."""
     card = f", {machine.gpus[0].free / GIB:,.0f} GPU" if machine.gpus else ", no GPU"
     return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
 
 
 def cell_words(found: Cell) -> dict[str, str]:
-    """The verdict in a word, with its tone, and the speed."""
+    """Returns the verdict in a word, with its tone, and the speed."""
     tone, word = VERDICT_WORDS[found.verdict]
     return {"tone": tone, "word": word, "speed": speed_words(found)}
 
 
 def speed_words(found: Cell) -> str:
-    return (
-        ""
-        if found.tokens_per_second is None
-        else f"about {rounded_rate(found.tokens_per_second)} tokens/s"
-    )
+    """Returns the tokens per second that a cell promises, or nothing where they are not known."""
+    if found.tokens_per_second is None:
+        return ""
+    return f"about {rounded_rate(found.tokens_per_second)} tokens/s"
 
 
 def in_billions(count: int) -> str:
+    """Returns a count of parameters, as in 7.62 billion."""
     return f"{count / 1e9:,.3g} billion"
 
 
 def rounded_rate(rate: float) -> str:
+    """Returns a rate as a whole number, of which three digits are not zero."""
     return f"{float(f'{rate:.3g}'):,.0f}"
 
 
 def cell_detail(found: Cell) -> str:
-    """Of one cell, in a sentence or two."""
+    """Returns a sentence or two about one cell."""
     takes = f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least."
     if found.missing:
         return f"{takes} Missing: {found.missing}."
@@ -229,4 +226,7 @@ def cell_detail(found: Cell) -> str:
 
 
 def and_gpu_memory(found: Cell) -> str:
+    """Returns the GPU memory that a cell takes, to go on with after its RAM; nothing where no GPU
+    computes.
+    """
     return "" if found.gpu_bytes is None else f" and {in_bytes(found.gpu_bytes)} of GPU memory"

@@ -1,12 +1,15 @@
-"""What a run asks of the machine: throughput, where a step's time goes, memory, power and energy."""
+"""Figures show here what a run asks of the machine: throughput, where a step's time goes, memory,
+power and energy.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from app.view.axes import LIMIT_SHARE, Axis, curve, figure, level, one_row, places, two_rows
+from app.view.axes import LIMIT_SHARE, Axis, Line, curve, figure, level, one_row, places, two_rows
 from app.view.curve_points import downsample
 from app.view.drawing import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, RED, VIOLET, Figure, rounded
 from app.view.step_time import PARTS, step_parts
@@ -14,27 +17,26 @@ from app.words import GIB
 from engine.runs.snapshot import RunSnapshot
 
 AREA_POINTS = 300
-"""Of a stacked area, at most: each is the mean of a stretch, since areas must add up."""
+"""A stacked area has so many points at most. Each is the mean of a stretch, since areas must add
+up.
+"""
 SLOWEST_DRAWN = 1.5
-"""Times the slow steps (95th percentile), up to which the axis of step times goes: a first step
+"""The axis of step times goes up to so many times the slow steps (95th percentile): a first step
 that compiles would press the others flat.
 """
 
 
 def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Tokens per second above, TFLOPS below with the measured ceiling; padding and recompute are
-    not counted in either.
+    """Returns tokens per second above and TFLOPS below, with the measured ceiling. Padding and
+    recompute are not counted in either.
     """
     steps = snapshot.steps
-    x, tflops = places(snapshot, steps, axis), np.asarray(steps.tflops, dtype=float)
+    x = places(snapshot, steps, axis)
+    rates = np.asarray(steps.tokens_per_second, dtype=float)
+    tflops = np.asarray(steps.tflops, dtype=float)
     data = [
-        curve(
-            "tokens/s",
-            *downsample(x, np.asarray(steps.tokens_per_second, dtype=float)),
-            BLUE,
-            width=1.5,
-        ),
-        curve("TFLOPS", *downsample(x, tflops), AMBER, row=2, width=1.5),
+        curve("tokens/s", *downsample(x, rates), Line(BLUE, width=1.5)),
+        curve("TFLOPS", *downsample(x, tflops), Line(AMBER, row=2, width=1.5)),
     ]
     ceiling = snapshot.ceiling_tflops
     if len(tflops) and 0 < LIMIT_SHARE * ceiling <= tflops.max():
@@ -45,13 +47,12 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Seconds of a step, stacked: compute, and above it what compute waited for."""
-    x, parts = places(snapshot, snapshot.steps, axis), step_parts(snapshot.steps)
-    seconds = np.asarray(snapshot.steps.seconds, dtype=float)
-    size = max(1, -(-len(x) // AREA_POINTS))
-    ends = _thinned(x, size, last=True)
+    """Returns the seconds of a step, stacked: compute, and above it what compute waited for."""
+    x = places(snapshot, snapshot.steps, axis)
+    size = max(1, math.ceil(len(x) / AREA_POINTS))
+    ends = rounded(_lasts(x, size), 12)
     data = []
-    for name, values in parts.items():
+    for name, values in step_parts(snapshot.steps).items():
         label, colour = PARTS[name]
         if name != "compute" and not values.any():
             continue
@@ -60,75 +61,82 @@ def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
                 "type": "scatter",
                 "mode": "lines",
                 "name": label,
-                "x": rounded(ends, 12),
+                "x": ends,
                 "stackgroup": "step",
-                "y": rounded(_thinned(values, size), 4),
+                "y": rounded(_means(values, size), 4),
                 "line": {"width": 0, "color": colour},
                 "fillcolor": colour,
                 "hovertemplate": "%{y:.3~g} s",
             }
         )
-    axes = {"yaxis": one_row("seconds a step", from_zero=True)}
-    if len(seconds) and seconds.max() > (top := SLOWEST_DRAWN * float(np.percentile(seconds, 95))):
-        axes["yaxis"] |= {"range": [0, float(f"{top:.3g}")], "autorange": False}
-    drawn = figure(data, axis, axes)
+    y = one_row("seconds a step", from_zero=True)
+    seconds = np.asarray(snapshot.steps.seconds, dtype=float)
+    if len(seconds):
+        top = SLOWEST_DRAWN * float(np.percentile(seconds, 95))
+        if seconds.max() > top:
+            y |= {"range": [0, float(f"{top:.3g}")], "autorange": False}
+    drawn = figure(data, axis, {"yaxis": y})
     drawn["layout"]["showlegend"] = len(data) > 1
     return drawn
 
 
-def _thinned(values: np.ndarray, size: int, last: bool = False) -> np.ndarray:
-    """The mean, or the last, of each `size` values; the last ones may be fewer."""
+def _lasts(values: np.ndarray, size: int) -> np.ndarray:
+    """Returns the last of each `size` of values[n]; the last stretch may be shorter."""
+    ends = np.minimum(np.arange(0, len(values), size) + size, len(values))
+    return values[ends - 1]
+
+
+def _means(values: np.ndarray, size: int) -> np.ndarray:
+    """Returns the mean of each `size` of values[n]; the last stretch may be shorter."""
+    if not len(values):
+        return values
     starts = np.arange(0, len(values), size)
     ends = np.minimum(starts + size, len(values))
-    if last or not len(values):
-        return values[ends - 1] if len(values) else values
     return np.add.reduceat(values, starts) / (ends - starts)
 
 
 def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """GiB: host above (this process, and what of it is pinned), GPU below where there is one, each
-    with its limit.
+    """Returns memory in GiB, each kind with its limit. Above is the host (this process, and what of
+    it is pinned), below the GPU where there is one.
     """
     memory = snapshot.memory
     x = places(snapshot, memory, axis)
 
-    def column(name: str, label: str, colour: str, row: int = 1, **style: Any) -> dict[str, Any]:
+    def column(name: str, label: str, line: Line) -> dict[str, Any]:
         values = np.asarray(getattr(memory, name), dtype=float) / GIB
-        return curve(label, *downsample(x, values), colour, row=row, **style)
+        return curve(label, *downsample(x, values), line)
 
-    data = [column("host_rss", "process", BLUE, width=2)]
+    data = [column("host_rss", "process", Line(BLUE))]
     if any(memory.host_pinned):
-        data.append(column("host_pinned", "pinned", GREEN, width=1.5))
+        data.append(column("host_pinned", "pinned", Line(GREEN, width=1.5)))
     if len(memory) and 0 < LIMIT_SHARE * memory.host_total[-1] <= np.max(memory.host_rss):
         data.append(level("host limit", x, memory.host_total[-1] / GIB, RED))
-    if not (len(memory) and memory.gpu_total[-1]):
+    has_gpu = len(memory) and memory.gpu_total[-1]
+    if not has_gpu:
         return figure(data, axis, {"yaxis": one_row("host GiB", from_zero=True)})
     data += [
-        column("gpu_reserved", "reserved", VIOLET, row=2, width=1.5),
-        column("gpu_allocated", "allocated", AMBER, row=2, width=2),
-        column("gpu_peak", "peak", PINK, row=2, width=1.2, dash="dash"),
-        column("gpu_driver", "whole card", GREY, row=2, width=1.5),
+        column("gpu_reserved", "reserved", Line(VIOLET, row=2, width=1.5)),
+        column("gpu_allocated", "allocated", Line(AMBER, row=2)),
+        column("gpu_peak", "peak", Line(PINK, row=2, width=1.2, dash="dash")),
+        column("gpu_driver", "whole card", Line(GREY, row=2, width=1.5)),
         level("GPU limit", x, memory.gpu_total[-1] / GIB, RED, row=2),
     ]
     return figure(data, axis, two_rows("host GiB", "GPU GiB", from_zero=True))
 
 
 def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """The card's watts above, its watt hours so far below; `is_absent` where no driver tells."""
+    """Returns the card's watts above and its watt hours so far below. The figure `is_absent` where
+    the driver tells none.
+    """
     memory = snapshot.memory
     if not any(memory.power):
-        return figure(
-            [], axis, {"yaxis": one_row("W", from_zero=True)}, "The driver does not tell."
-        ) | {"is_absent": True}
+        axes = {"yaxis": one_row("W", from_zero=True)}
+        return figure([], axis, axes, "The driver does not tell.") | {"is_absent": True}
     x = places(snapshot, memory, axis)
+    power = downsample(x, np.asarray(memory.power, dtype=float))
+    energy = downsample(x, np.asarray(memory.energy, dtype=float))
     data = [
-        curve("W", *downsample(x, np.asarray(memory.power, dtype=float)), ORANGE, width=1.5),
-        curve(
-            "Wh so far",
-            *downsample(x, np.asarray(memory.energy, dtype=float)),
-            GREEN,
-            row=2,
-            width=2,
-        ),
+        curve("W", *power, Line(ORANGE, width=1.5)),
+        curve("Wh so far", *energy, Line(GREEN, row=2)),
     ]
     return figure(data, axis, two_rows("W", "Wh so far", from_zero=True))

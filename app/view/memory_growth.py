@@ -1,4 +1,9 @@
-"""Does memory grow, or stay as it is? A statement made from samples alone, pure functions."""
+"""Whether memory grows or stays as it is, is worked out here from samples alone. All functions are
+pure.
+
+- Memory grows where each quarter of the latter half of the samples brings its part of the growth.
+- Otherwise memory is steady from the first sample on after which all lie within `TOLERANCE`.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +13,43 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCE = 0.02
-"""Share by which samples that stay as they are may lie above or below their middle."""
+"""Steady samples lie above or below their middle by this share at most."""
 FEWEST_SAMPLES = 8
-"""That a statement is made of."""
+"""A statement is made of so many samples at least."""
 GROWTH_SHARE = 0.01
-"""Growth of the latter half of the samples from which it is told."""
+"""Growth is told from this share in the latter half of the samples on."""
 EVEN_SHARE = 1 / 12
-"""Of that growth, what each quarter of them must bring: growth in one step is none that goes on."""
+"""Each quarter of the latter half must bring this share of its growth. Growth in one step alone is
+none that goes on.
+"""
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """What a row of samples says. `steady_since`: the step from which on all lie within
-    `TOLERANCE`, None while that is unknown or too few do; `share`: how far they lie above or below
-    their middle. `is_growing`: they grow all along.
-    """
+    """A `MemoryGrowth` is what a row of samples says. By default it says nothing."""
 
     steady_since: int | None = None
+    """The samples lie within `TOLERANCE` from this step on. It is None where that is not known, or
+    where too few do.
+    """
     share: float = 0.0
+    """The steady samples lie above or below their middle by this share."""
     is_growing: bool = False
+    """The samples grow all along."""
     grown: float = 0.0
-    """Units of the samples by which they grew in the latter half, 0 unless they grow all along."""
+    """The samples grew by so much in the latter half; 0 unless they grow all along."""
     grows_since: int = 0
-    """The step that the latter half begins at."""
+    """The latter half begins at this step."""
     per_step: float = 0.0
-    """Growth of a step there."""
+    """The samples grow by so much each step there."""
 
 
 def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth:
-    """Of samples in the order of their steps, as many values as steps. Nothing is said of fewer
-    than `FEWEST_SAMPLES`.
+    """Returns what samples in the order of their steps say; there are as many values as steps. They
+    say nothing where there are fewer than `FEWEST_SAMPLES`.
     """
-    at, samples = np.asarray(steps), np.asarray(values, dtype=float)
+    at = np.asarray(steps)
+    samples = np.asarray(values, dtype=float)
     if len(samples) < FEWEST_SAMPLES or not samples[-1] > 0:
         return MemoryGrowth()
     grown = _grown(samples)
@@ -49,7 +59,9 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
         return MemoryGrowth(
             is_growing=True, grown=grown, grows_since=int(at[first]), per_step=grown / length
         )
-    highest, lowest = np.maximum.accumulate(samples[::-1]), np.minimum.accumulate(samples[::-1])
+    # From the last sample backwards, so that place n tells of the n + 1 latest samples.
+    highest = np.maximum.accumulate(samples[::-1])
+    lowest = np.minimum.accumulate(samples[::-1])
     shares = (highest - lowest) / (highest + lowest)
     within = int(np.argmax(shares > TOLERANCE)) or len(samples)
     if within < FEWEST_SAMPLES:
@@ -60,13 +72,15 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
 
 
 def _grown(samples: np.ndarray) -> float:
-    """How much the latter half grew, if it did in each quarter of it; medians, so that single peaks
-    do not count. Those of the outer quarters lie three quarters of the half apart.
-    """
+    """Returns how much the latter half of the samples[n] grew if each quarter of it did, else 0."""
     half = samples[len(samples) // 2 :]
     if len(half) < FEWEST_SAMPLES:
         return 0.0
+    # Medians, so that single peaks do not count.
     medians = np.array([np.median(part) for part in np.array_split(half, 4)])
     total = medians[-1] - medians[0]
     is_even = (np.diff(medians) >= EVEN_SHARE * total).all()
-    return 4 / 3 * float(total) if total > GROWTH_SHARE * medians[0] and is_even else 0.0
+    if not is_even or total <= GROWTH_SHARE * medians[0]:
+        return 0.0
+    # The medians of the outer quarters lie three quarters of the half apart.
+    return 4 / 3 * float(total)

@@ -1,5 +1,5 @@
-"""The curves of a run by the name of their place on the page, and what each says in words. Pure
-functions of a snapshot.
+"""The curves of a run have names here, those of their places on the page, and a sentence each. All
+functions are pure and read a snapshot.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "power": power_figure,
     "norms": norms_figure,
 }
-"""Figures on the linked axis."""
+"""These figures are drawn on the linked axis."""
+SHARE_SEEN = 0.005
+"""A part of a step is told from this share of its time on."""
 
 
 def summaries(snapshot: RunSnapshot) -> dict[str, str]:
-    """One sentence a figure, for those who cannot or will not read the curve."""
-    steps, memory, said = snapshot.steps, snapshot.memory, {}
-    if len(steps):
+    """Returns a sentence for each figure, for those who cannot or will not read the curve."""
+    said = {}
+    if len(snapshot.steps):
         said["loss"] = _loss_words(snapshot)
-        norm = steps.grad_norm
-        said["optimizer"] = (
-            f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
-            f"{norm[-1]:.2g}, {np.min(norm):.2g} to {np.max(norm):.2g} so far"
-        )
+        said["optimizer"] = _optimizer_words(snapshot)
         said["throughput"] = _throughput_words(snapshot)
         said["step_time"] = _step_time_words(snapshot)
+    memory = snapshot.memory
     if len(memory):
         said["memory"] = _memory_words(snapshot)
     if len(memory) and any(memory.power):
@@ -59,8 +58,9 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
-    """Names of the figures that show something to look at."""
-    return {"memory"} if any(kind.growth.is_growing for kind in memory_kinds(snapshot)) else set()
+    """Returns the names of the figures that show something to look at."""
+    is_growing = any(kind.growth.is_growing for kind in memory_kinds(snapshot))
+    return {"memory"} if is_growing else set()
 
 
 def _loss_words(snapshot: RunSnapshot) -> str:
@@ -69,8 +69,17 @@ def _loss_words(snapshot: RunSnapshot) -> str:
         f"{steps.loss[0]:.3g} at step {steps.step[0]:,}, {steps.loss[-1]:.3g} at step "
         f"{steps.step[-1]:,}"
     )
-    return told + (
-        f"; held out {evals.loss[-1]:.3g} at step {evals.step[-1]:,}" if len(evals) else ""
+    if len(evals):
+        told += f"; held out {evals.loss[-1]:.3g} at step {evals.step[-1]:,}"
+    return told
+
+
+def _optimizer_words(snapshot: RunSnapshot) -> str:
+    steps = snapshot.steps
+    norm = steps.grad_norm
+    return (
+        f"rate {in_digits(steps.learning_rate[-1])} at step {steps.step[-1]:,}; norm "
+        f"{norm[-1]:.2g}, {np.min(norm):.2g} to {np.max(norm):.2g} so far"
     )
 
 
@@ -82,8 +91,8 @@ def _memory_words(snapshot: RunSnapshot) -> str:
 
 
 def _throughput_words(snapshot: RunSnapshot) -> str:
-    """What was measured, beside what the plan's simulation had predicted and what the machine can
-    do, where that is known.
+    """Returns what was measured, beside what the plan's simulation predicted and what the machine
+    can do, where that is known.
     """
     steps = snapshot.steps
     told = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
@@ -92,7 +101,8 @@ def _throughput_words(snapshot: RunSnapshot) -> str:
         seconds = float(np.median(steps.seconds))
         told += f"; a step takes {in_step_time(seconds)}, {in_step_time(predicted)} were predicted"
     if snapshot.ceiling_tflops:
-        tflops, ceiling = float(np.median(steps.tflops)), snapshot.ceiling_tflops
+        tflops = float(np.median(steps.tflops))
+        ceiling = snapshot.ceiling_tflops
         told += (
             f"; {in_digits(tflops)} TFLOPS, {in_share(tflops / ceiling)} of the "
             f"{in_digits(ceiling)} that large matrix products reach here"
@@ -101,11 +111,11 @@ def _throughput_words(snapshot: RunSnapshot) -> str:
 
 
 def _step_time_words(snapshot: RunSnapshot) -> str:
-    """Shares of the latest steps, those that can be seen."""
-    shares = recent_shares(snapshot)
-    told = [
-        f"{PARTS[name][0]} {in_share(share)}" for name, share in shares.items() if share >= 0.005
-    ]
+    """Returns the shares in the time of the latest steps that can be seen."""
+    told = []
+    for name, share in recent_shares(snapshot).items():
+        if share >= SHARE_SEEN:
+            told.append(f"{PARTS[name][0]} {in_share(share)}")
     return f"of the latest steps: {', '.join(told)}" if told else ""
 
 
@@ -119,5 +129,6 @@ def _norms_words(snapshot: RunSnapshot) -> str:
         name = snapshot.units[unit] if unit < len(snapshot.units) else f"unit {unit}"
         return f"{name} ({in_digits(latest[unit])})"
 
-    most, least = max(latest, key=latest.__getitem__), min(latest, key=latest.__getitem__)
+    most = max(latest, key=latest.__getitem__)
+    least = min(latest, key=latest.__getitem__)
     return f"step {norms.step[-1]:,}: largest in {said(most)}, smallest in {said(least)}"

@@ -1,18 +1,24 @@
-"""Recorded spans as they can be drawn: by lane, merged to a bounded number, and as the phases of a
-step. Pure functions.
+"""Recorded spans are prepared here for drawing: by lane, merged to a bounded number, and as the
+phases of a step. All functions are pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypeVar
 
 from engine.plan.ops import UPDATE_LANES, Lane
+from engine.runs.events import Span, Wait
 
 MAX_SPANS = 1500
 MAX_PHASES = 240
 LANES = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
-"""From top to bottom: what comes in, what the device does with it, what goes out, and the host."""
+"""The lanes stand so from top to bottom: what comes in, what the device does with it, what goes
+out, and the host.
+"""
+GAPS_SEEN = 500
+"""A gap between spans is seen where it is longer than one part in so many of what is drawn."""
 
 PHASES = {
     "embed": "Forward",
@@ -23,144 +29,176 @@ PHASES = {
     "embed_backward": "Backward",
     "reduce": "Backward",
 }
-"""Of an op of COMPUTE; the others belong to whatever is going on."""
-
+"""An op of COMPUTE begins this phase. Ops that are not named here belong to the phase under way."""
 
 Window = tuple[float, float]
-"""A stretch of a step, in seconds from its first op: from, to."""
+"""A window goes from one time of a step to another, in seconds from the step's first op."""
+
+Piece = TypeVar("Piece", Span, Wait)
 
 
-def within(pieces: list[dict[str, Any]], window: Window | None) -> list[dict[str, Any]]:
-    """The spans, or waits, that the window shows at least a part of; all of them without one."""
+class TimedSpan(Span):
+    """A `TimedSpan` may also say how long its op was predicted to take."""
+
+    predicted: NotRequired[float]
+
+
+class MergedSpan(TimedSpan):
+    """A `MergedSpan` is one bar of the drawing. It stands for neighbours of one lane."""
+
+    count: int
+    """The bar stands for so many spans."""
+    last: str
+    """The last of them is of this unit; `unit` is that of the first."""
+    share: dict[str, float]
+    """Each op takes so many seconds of the bar."""
+
+
+def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
+    """Returns the spans, or the waits, of which the window shows at least a part; without a window,
+    all of them.
+    """
     if window is None:
-        return pieces
-    return [piece for piece in pieces if piece["end"] >= window[0] and piece["start"] <= window[1]]
+        return list(pieces)
+    begin, end = window
+    return [piece for piece in pieces if piece["end"] >= begin and piece["start"] <= end]
 
 
-def lane_names(spans: list[dict[str, Any]]) -> list[str]:
-    """The lanes of a step: those of optimizers on the device where they have spans, the others
-    always.
+def lane_names(spans: Sequence[Span]) -> list[Lane]:
+    """Returns the lanes of a step. Those of optimizers on the device are among them where they have
+    spans, the others always.
     """
     used = {span["lane"] for span in spans}
     return [lane for lane in LANES if lane in used or lane not in UPDATE_LANES]
 
 
 def lanes_of(
-    spans: list[dict[str, Any]], limit: int = MAX_SPANS, names: list[str] | None = None
-) -> dict[str, list[dict[str, Any]]]:
-    """Spans by lane in order of time, at most `limit` in all: the shortest neighbours of a lane are
-    merged first, those of one op before others. A merged span has `count` > 1 and the op that fills
-    most of it. `names`: the lanes, those of `spans` if not given.
+    spans: Sequence[Span], limit: int = MAX_SPANS, names: Sequence[Lane] | None = None
+) -> dict[Lane, list[MergedSpan]]:
+    """Returns the spans of each lane in order of time, at most `limit` in all. `names` are the
+    lanes; those that `spans` have if they are not given.
+
+    Neighbours of a lane are merged until the limit is kept: the shortest first, and those of one op
+    before those of several. The merged span has the op that fills most of it.
     """
-    lanes = {
-        lane: sorted(
-            (span for span in spans if span["lane"] == lane), key=lambda span: span["start"]
-        )
-        for lane in names or lane_names(spans)
-    }
-    length = max((span["end"] for span in spans), default=0.0) - min(
-        (span["start"] for span in spans), default=0.0
-    )
-    merged = {
-        lane: [
-            dict(span, count=1, last=span["unit"], share={span["op"]: span["end"] - span["start"]})
-            for span in own
-        ]
-        for lane, own in lanes.items()
-    }
-    width, any_op = length / MAX_SPANS, False
-    while sum(map(len, merged.values())) > limit:
-        merged = {lane: _merge(own, width, any_op) for lane, own in merged.items()}
-        width, any_op = (2 * width, False) if any_op else (width, True)
-    return merged
+    lanes: dict[Lane, list[MergedSpan]] = {}
+    for lane in names or lane_names(spans):
+        own = [_unmerged(span) for span in spans if span["lane"] == lane]
+        lanes[lane] = sorted(own, key=_start)
+    first = min((span["start"] for span in spans), default=0.0)
+    last = max((span["end"] for span in spans), default=0.0)
+    width = (last - first) / MAX_SPANS
+    # The passes take turns: of one op up to a width, of any ops up to it, then twice the width.
+    is_any_op = False
+    while sum(map(len, lanes.values())) > limit:
+        lanes = {lane: _merge(own, width, is_any_op) for lane, own in lanes.items()}
+        if is_any_op:
+            width *= 2
+        is_any_op = not is_any_op
+    return lanes
 
 
-def _merge(spans: list[dict[str, Any]], width: float, any_op: bool) -> list[dict[str, Any]]:
-    """One pass over a lane that joins neighbours while the result is no longer than `width`
-    seconds.
+def _start(piece: Span | Wait) -> float:
+    return piece["start"]
+
+
+def _unmerged(span: Span) -> MergedSpan:
+    share = {span["op"]: span["end"] - span["start"]}
+    # The copy also has what was predicted, where `span` is a `TimedSpan`.
+    return {**span, "count": 1, "last": span["unit"], "share": share}
+
+
+def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[MergedSpan]:
+    """Returns the spans of a lane after one pass, which joins neighbours while the result is no
+    longer than `width` seconds.
     """
-    joined: list[dict[str, Any]] = []
+    joined: list[MergedSpan] = []
     for span in spans:
         last = joined[-1] if joined else None
         if (
             last is not None
             and span["end"] - last["start"] <= width
-            and (any_op or span["op"] == last["op"])
+            and (is_any_op or span["op"] == last["op"])
         ):
-            share = dict(last["share"])
-            for op, seconds in span["share"].items():
-                share[op] = share.get(op, 0.0) + seconds
-            joined[-1] = dict(
-                last,
-                end=max(last["end"], span["end"]),
-                last=span["last"],
-                share=share,
-                count=last["count"] + span["count"],
-                op=max(share, key=share.get),
-            )
+            joined[-1] = _both(last, span)
         else:
             joined.append(span)
     return joined
 
 
+def _both(one: MergedSpan, other: MergedSpan) -> MergedSpan:
+    """Returns the span that stands for two neighbours."""
+    share = one["share"].copy()
+    for op, seconds in other["share"].items():
+        share[op] = share.get(op, 0.0) + seconds
+    both = one.copy()
+    both["end"] = max(one["end"], other["end"])
+    both["last"] = other["last"]
+    both["share"] = share
+    both["count"] = one["count"] + other["count"]
+    both["op"] = max(share, key=share.__getitem__)
+    return both
+
+
 def gaps_of(
-    compute: list[dict[str, Any]], length: float, window: Window | None = None
+    compute: Sequence[Span], length: float, window: Window | None = None
 ) -> list[tuple[float, float]]:
-    """Gaps between the spans of the COMPUTE lane that are long enough to be seen, as (start, end)
-    in seconds. `length`: of the step; `window`: where only the spans in it are given.
+    """Returns the gaps between the spans of the COMPUTE lane that are long enough to be seen, each
+    from its start to its end in seconds. The step is `length` seconds long. Where `compute` holds
+    the spans of a `window` alone, its gaps are looked for in the window.
     """
     begin, end = window or (0.0, length)
-    gaps, busy_until = [], max(0.0, begin)
+    shortest = (end - begin) / GAPS_SEEN
+    gaps = []
+    busy_until = max(0.0, begin)
     for span in compute:
-        if span["start"] - busy_until > (end - begin) / 500:
+        if span["start"] - busy_until > shortest:
             gaps.append((busy_until, span["start"]))
         busy_until = max(busy_until, span["end"])
     return gaps
 
 
-def longest(waits: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    """At most `limit` of the waits, in order of time."""
+def longest(waits: Sequence[Wait], limit: int) -> list[Wait]:
+    """Returns the longest waits, at most `limit`, in order of time."""
     kept = sorted(waits, key=lambda wait: wait["start"] - wait["end"])[:limit]
-    return sorted(kept, key=lambda wait: wait["start"])
+    return sorted(kept, key=_start)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of a step, in seconds from its first op: Forward, Loss, Backward, or Updates once
-    COMPUTE has done all. `label` and `short` also say of which round, where there are several.
-    """
+    """A `Phase` is a stretch of a step, in seconds from the step's first op."""
 
     name: str
+    """It is Forward, Loss, Backward, or Updates once COMPUTE has done everything."""
     label: str
+    """The label also says which round the phase is of, where a step has several."""
     short: str
+    """The short label is for a phase that is drawn narrow."""
     start: float
     end: float
 
 
-def phases_of(spans: list[dict[str, Any]], limit: int = MAX_PHASES) -> list[Phase]:
-    """The phases of a step by its COMPUTE spans, in order of time and without gaps. Of more than
-    `limit`, the shortest are left out. Empty without COMPUTE spans of a known phase.
+def phases_of(spans: Sequence[Span], limit: int = MAX_PHASES) -> list[Phase]:
+    """Returns the phases of a step by its COMPUTE spans, in order of time and without gaps. Of more
+    than `limit`, the shortest are left out. There are none without COMPUTE spans of a known phase.
     """
-    compute = sorted(
-        (span for span in spans if span["lane"] == Lane.COMPUTE), key=lambda span: span["start"]
-    )
-    turns: list[tuple[str, float]] = []
-    for span in compute:
-        name = PHASES.get(span["op"])
-        if name is not None and (not turns or turns[-1][0] != name):
-            turns.append((name, span["start"]))
+    compute = sorted((span for span in spans if span["lane"] == Lane.COMPUTE), key=_start)
+    turns = _turns(compute)
     if not turns:
         return []
+    done = max(span["end"] for span in compute)
+    end = max(span["end"] for span in spans)
     rounds = sum(name == "Forward" for name, _ in turns)
-    done, end = max(span["end"] for span in compute), max(span["end"] for span in spans)
-    phases, number = [], 0
-    for (name, start), (_, stop) in zip(turns, [*turns[1:], ("", done)]):
+    number = 0
+    phases = []
+    for index, (name, start) in enumerate(turns):
+        is_last = index + 1 == len(turns)
+        stop = done if is_last else turns[index + 1][1]
         number += name == "Forward"
-        label, short = (
-            (f"{name}, round {number} of {rounds}", f"{name} {number}/{rounds}")
-            if rounds > 1
-            else (name, name)
-        )
+        if rounds > 1:
+            label, short = f"{name}, round {number} of {rounds}", f"{name} {number}/{rounds}"
+        else:
+            label = short = name
         phases.append(Phase(name, label, short, start, stop))
     if end > done:
         phases.append(Phase("Updates", "Updates", "Updates", done, end))
@@ -168,3 +206,13 @@ def phases_of(spans: list[dict[str, Any]], limit: int = MAX_PHASES) -> list[Phas
         kept = sorted(phases, key=lambda phase: phase.start - phase.end)[:limit]
         phases = sorted(kept, key=lambda phase: phase.start)
     return phases
+
+
+def _turns(compute: Sequence[Span]) -> list[tuple[str, float]]:
+    """Returns each phase that COMPUTE turns to, with the time at which it does."""
+    turns: list[tuple[str, float]] = []
+    for span in compute:
+        name = PHASES.get(span["op"])
+        if name is not None and (not turns or turns[-1][0] != name):
+            turns.append((name, span["start"]))
+    return turns

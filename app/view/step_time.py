@@ -1,5 +1,5 @@
-"""Where the time of steps went: compute, and what compute waited for. Pure functions of a
-snapshot's columns.
+"""The time of steps is divided here: into compute, and what compute waited for. All functions are
+pure and read a snapshot's columns.
 """
 
 from __future__ import annotations
@@ -18,35 +18,42 @@ PARTS = {
     "optimizer": ("the optimizer", PINK),
     "other": ("launches and the rest", GREY),
 }
-"""Parts of a step from the bottom of the drawing to its top: what they are called, and their
-colours, as in the timeline.
+"""These are the parts of a step from the bottom of the drawing to its top. Each has its words and
+its colour, which is that of the timeline.
 """
 
 
 def step_parts(steps: StepTable) -> dict[str, np.ndarray]:
-    """Seconds of each of `PARTS` by step, which add up to the step's. Data's share is taken out of
-    other, where it was counted; causes that this version does not know are other.
+    """Returns seconds[steps] of each of `PARTS`, which add up to those of the step. Causes that
+    this version does not know belong to `other`.
     """
     parts = {cause: np.asarray(steps.exposed[cause], dtype=float) for cause in EXPOSED_CAUSES}
     for cause in steps.exposed:
         if cause not in parts:
             parts["other"] = parts["other"] + np.asarray(steps.exposed[cause], dtype=float)
+    # Records count the seconds in which rows were put together as part of `other`.
     data = np.minimum(np.asarray(steps.data_seconds, dtype=float), parts["other"])
-    parts |= {"data": data, "other": parts["other"] - data}
-    parts["compute"] = np.maximum(0.0, np.asarray(steps.seconds, dtype=float) - sum(parts.values()))
+    parts["data"] = data
+    parts["other"] = parts["other"] - data
+    seconds = np.asarray(steps.seconds, dtype=float)
+    parts["compute"] = np.maximum(0.0, seconds - sum(parts.values()))
     return {name: parts[name] for name in PARTS}
 
 
 def recent_shares(snapshot: RunSnapshot) -> dict[str, float]:
-    """Share of each of `PARTS` in the time of the latest steps; empty before the first. A session's
-    first step, in which much is done once, counts only while it is the only one.
+    """Returns the share of each of `PARTS` in the time of the latest steps, or nothing before the
+    first step. A session's first step, in which much is done once, counts only while it is the only
+    one.
     """
     steps = snapshot.steps
-    first = (snapshot.resumed_step or 0) + 1
-    kept = [
-        k for k in range(max(0, len(steps) - RECENT_STEPS), len(steps)) if steps.step[k] != first
-    ] or [len(steps) - 1]
-    seconds = sum(steps.seconds[k] for k in kept) if len(steps) else 0.0
+    if not len(steps):
+        return {}
+    first_of_session = (snapshot.resumed_step or 0) + 1
+    latest = range(max(0, len(steps) - RECENT_STEPS), len(steps))
+    kept = [index for index in latest if steps.step[index] != first_of_session]
+    if not kept:
+        kept = [len(steps) - 1]
+    seconds = sum(steps.seconds[index] for index in kept)
     if not seconds:
         return {}
     return {name: float(values[kept].sum()) / seconds for name, values in step_parts(steps).items()}

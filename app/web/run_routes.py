@@ -33,7 +33,7 @@ from starlette.routing import Route
 from app.pages.run_details import run_details
 from app.session.session import Session
 from app.view.axes import AXES
-from app.view.run_words import run_row
+from app.view.run_row import run_row
 from app.web.queue_routes import queue_rows
 from app.web.requests import answering_errors, count_of, json_body, text_of
 from engine.config.changes import Change

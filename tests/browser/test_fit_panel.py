@@ -25,8 +25,8 @@ import app.pages.checker
 from engine.machine.known_machines import named_machine, with_figures
 machine = with_figures(named_machine("H200", 120), disk_gib=2000)
 app.pages.checker.read_machine = lambda folder: machine
-from app.main import serve
-serve(port=int(sys.argv[1]), runs_dir=sys.argv[2], open_browser=False)
+from app.main import Address, serve
+serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 """
 
 MEASURE = """

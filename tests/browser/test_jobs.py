@@ -25,8 +25,8 @@ def slowly(job, *given):
     time.sleep(1)
     progress(job, *given)
 Job.progress = slowly
-from app.main import serve
-serve(port=int(sys.argv[1]), runs_dir=sys.argv[2], open_browser=False)
+from app.main import Address, serve
+serve(Address(port=int(sys.argv[1])), runs_dir=sys.argv[2], open_browser=False)
 """
 
 

@@ -214,7 +214,7 @@ def test_weights_are_not_loaded_beside_a_run_that_is_being_prepared_elsewhere(ta
         recorder = RunRecorder(folder.path, folder.id)
         recorder.emit(StateChanged(state="running"))
         recorder.close()
-        talk._session._look_again()
+        talk._session._list.forget()
         assert texts(say(talk, "one")) == [{"base": "abc", "tuned": "abc"}]
 
 

@@ -63,7 +63,7 @@ def kill(pid):
 
 
 def state(session, run_id):
-    session._look_again()
+    session._list.forget()
     return next(run.state for run in session.runs() if run.id == run_id)
 
 

@@ -13,8 +13,9 @@ from app.view.axes import AXES
 from app.view.curve_points import MAX_POINTS, downsample, smooth
 from app.view.learning_figures import MAP_CELLS, MAP_COLUMNS
 from app.view.machine_figures import AREA_POINTS
+from app.view.run_bar import ACTIONS, ShownRun, run_bar, sentence
 from app.view.run_figures import FIGURES, alarms, summaries
-from app.view.run_words import ACTIONS, details, run_bar, sentence, tiles
+from app.view.run_words import details, tiles
 from app.view.step_time import PARTS, recent_shares
 from app.words import STATE_TONES, STATE_WORDS, in_bytes, in_count, in_digits, in_share, in_time
 from engine.runs.events import (
@@ -285,7 +286,7 @@ def test_every_state_has_words_a_tone_and_a_sentence(finished):
 
 def test_the_bar_of_a_running_run():
     bar = run_bar(
-        fold(run_events(30, total=120, ended=None)), "run-1", "Synthetic", is_running=True
+        fold(run_events(30, total=120, ended=None)), ShownRun("run-1", "Synthetic", is_running=True)
     )
     assert (bar["state"], bar["step"], bar["progress"]) == ("running", "30 of 120", 0.25)
     assert bar["left"] == "22 s"
@@ -299,20 +300,22 @@ def test_the_bar_of_a_running_run():
 
 def test_a_run_whose_process_is_gone_is_interrupted():
     snapshot = fold(run_events(50, total=120, ended=None))
-    bar = run_bar(snapshot, "run-1", "Synthetic", is_running=False)
+    bar = run_bar(snapshot, ShownRun("run-1", "Synthetic", is_running=False))
     assert (
         bar["state"] == "interrupted"
         and bar["actions"] == ["resume"]
         and "checkpoint of step 40." in bar["sentence"]
     )
     assert (
-        run_bar(fold(run_events(5)), "run-1", "Synthetic", is_running=False)["state"] == "finished"
+        run_bar(fold(run_events(5)), ShownRun("run-1", "Synthetic", is_running=False))["state"]
+        == "finished"
     )
 
 
 def test_a_request_is_shown_until_it_is_taken():
     bar = run_bar(
-        fold(run_events(5, total=9, ended=None)), "run-1", "x", is_running=True, pending="stop"
+        fold(run_events(5, total=9, ended=None)),
+        ShownRun("run-1", "x", is_running=True, pending="stop"),
     )
     assert (
         bar["actions"] == []

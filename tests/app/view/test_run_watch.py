@@ -111,7 +111,7 @@ def test_a_damaged_record_is_told(session):
 def test_a_page_without_an_address_opens_the_active_or_else_the_newest_run(session, engine):
     assert get(session, "/api/live").json()["run_id"] is None
     folder = finished_run(session)
-    session._look_again()
+    session._list.forget()
     assert get(session, "/api/live").json()["run_id"] == folder.id
     run_id = session.start(CONFIG)
     assert get(session, "/api/live").json()["run_id"] == run_id

@@ -4,6 +4,7 @@ predicted.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import plotly.graph_objects as go
@@ -11,10 +12,9 @@ import pytest
 
 from app.session.session import Session
 from app.view.spans import MAX_PHASES, MAX_SPANS, gaps_of, lanes_of, phases_of
+from app.view.timeline_bars import MAX_WAITS, OP_GROUPS
 from app.view.timeline_figure import (
     MAX_BOXES,
-    MAX_WAITS,
-    OP_GROUPS,
     timeline_figure,
     timeline_legend,
     timeline_part,
@@ -110,7 +110,7 @@ def test_many_spans_are_merged_without_moving_time():
         assert min(s["start"] for s in own) == min(s["start"] for s in before)
         assert max(s["end"] for s in own) == max(s["end"] for s in before)
         assert sum(s["count"] for s in own) == len(before)
-        assert all(a["start"] <= b["start"] for a, b in zip(own, own[1:]))
+        assert all(a["start"] <= b["start"] for a, b in itertools.pairwise(own))
 
 
 def test_few_spans_stay_as_they_are():
@@ -322,7 +322,7 @@ def test_rounds_are_counted():
         "Backward, round 1 of 3",
         "Forward, round 2 of 3",
     ]
-    assert all(a.end == b.start for a, b in zip(phases, phases[1:]))
+    assert all(a.end == b.start for a, b in itertools.pairwise(phases))
     band = timeline_phases(StepTimeline(1, of_ops(*ops)))
     assert band[3] == {
         "label": "Forward, round 2 of 3: 2.00 s",

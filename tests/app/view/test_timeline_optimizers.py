@@ -4,6 +4,7 @@ measured times.
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import plotly.graph_objects as go
@@ -13,15 +14,8 @@ from app.pages.theme import DARK, LIGHT
 from app.view.run_figures import summaries
 from app.view.run_words import details
 from app.view.spans import MAX_SPANS, lanes_of
-from app.view.timeline_figure import (
-    LANE_WORDS,
-    OP_COLOURS,
-    OP_GROUPS,
-    OP_WORDS,
-    timeline_figure,
-    timeline_legend,
-    timeline_said,
-)
+from app.view.timeline_bars import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS
+from app.view.timeline_figure import timeline_figure, timeline_legend, timeline_said
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
@@ -177,7 +171,7 @@ def test_seven_lanes_are_merged_within_the_limit(limit):
         assert own[0]["start"] == min(s["start"] for s in before)
         assert max(s["end"] for s in own) == max(s["end"] for s in before)
         assert sum(s["count"] for s in own) == len(before)
-        assert all(a["start"] <= b["start"] for a, b in zip(own, own[1:]))
+        assert all(a["start"] <= b["start"] for a, b in itertools.pairwise(own))
 
 
 def test_merged_states_say_how_many_ops_they_are():

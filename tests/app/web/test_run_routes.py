@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from app.session import session as session_module
+from app.session import run_list as run_list_module
 from app.session.session import Session
 from engine.errors import RunError
 from engine.runs.events import StateChanged
@@ -37,23 +37,23 @@ def test_wrong_requests_are_refused_in_a_sentence(session, body):
 
 def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
     finished_run(session)
-    reads, read = [], session_module.list_runs
+    reads, read = [], run_list_module.list_runs
 
     def slowly(runs_dir):
         reads.append(runs_dir)
         time.sleep(0.05)
         return read(runs_dir)
 
-    monkeypatch.setattr(session_module, "list_runs", slowly)
-    monkeypatch.setattr(session_module, "LIST_SECONDS", 60.0)
+    monkeypatch.setattr(run_list_module, "list_runs", slowly)
+    monkeypatch.setattr(run_list_module, "LIST_SECONDS", 60.0)
     assert {len(rows) for rows in at_once(10, lambda number: session.runs_to_show())} == {
         1
     } and len(reads) == 1
-    monkeypatch.setattr(session_module, "folders_by_step", None)
+    monkeypatch.setattr(run_list_module, "folders_by_step", None)
     assert session.runs_to_show()[0][1] is False, (
         "nothing of a run is looked up outside the list that is kept"
     )
-    session._look_again()
+    session._list.forget()
     monkeypatch.undo()
     finished_run(session)
     assert len(session.runs()) == 2
@@ -66,7 +66,7 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
     (exported.export_path / "config.json").write_text("{}")
 
     def talks():
-        session._look_again()
+        session._list.forget()
         return {
             row["id"]
             for row in get(session, "/api/runs").json()["runs"]

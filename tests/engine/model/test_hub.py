@@ -15,7 +15,7 @@ import time
 import pytest
 import yaml
 
-from app.view.run_words import run_bar
+from app.view.run_bar import ShownRun, run_bar
 from engine.errors import FitError, ModelError
 from engine.model import hub as engine_hub
 from engine.model.hub import fetch
@@ -342,7 +342,7 @@ def test_the_run_bar_says_how_far_it_is():
     snapshot._job_progressed(
         1.0, JobProgressed("download", 34, 100, "3 of 7 files, about 12 min left")
     )
-    shown = run_bar(snapshot, "one", "Tiny", True)
+    shown = run_bar(snapshot, ShownRun("one", "Tiny", True))
     assert (
         shown["sentence"] == "Downloading the model 34 %: 3 of 7 files, about 12 min left."
         and "stop" in shown["actions"]

@@ -13,7 +13,8 @@ from dataclasses import replace
 import pytest
 
 from app.view.run_watch import Watch
-from app.view.run_words import details, run_row
+from app.view.run_row import run_row
+from app.view.run_words import details
 from engine.cli.train import runs_as_text
 from engine.runs.events import LogLine, RunStarted, StepFinished
 from engine.runs.folder import RunFolder

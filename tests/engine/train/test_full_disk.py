@@ -16,7 +16,7 @@ import engine.runs.recorder
 import engine.train.disk_space
 import engine.train.memory_watch
 import engine.train.prepare
-from app.view.run_words import run_bar
+from app.view.run_bar import ShownRun, run_bar
 from engine.errors import DiskFullError
 from engine.runs.control import send_command
 from engine.runs.events import (
@@ -443,9 +443,7 @@ def test_a_bar_offers_what_such_a_run_can_take():
     ):
         bar = run_bar(
             RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for=lacks),
-            "r",
-            "Run",
-            True,
+            ShownRun("r", "Run", True),
         )
         assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == (
             "The disk is full.",
@@ -454,13 +452,13 @@ def test_a_bar_offers_what_such_a_run_can_take():
             saves,
         )
     waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for="record")
-    bar = run_bar(waiting, "r", "Run", True, "save")
+    bar = run_bar(waiting, ShownRun("r", "Run", True, "save"))
     assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), (
         "a request hides no other"
     )
-    bar = run_bar(waiting, "r", "Run", False)
+    bar = run_bar(waiting, ShownRun("r", "Run", False))
     assert bar["actions"] == ["resume"] and bar["stop_saves"] and not bar["waits"]
-    bar = run_bar(RunSnapshot(state="paused"), "r", "Run", True)
+    bar = run_bar(RunSnapshot(state="paused"), ShownRun("r", "Run", True))
     assert (
         "Resume continues at once" in bar["sentence"]
         and "resume" in bar["actions"]

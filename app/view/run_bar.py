@@ -1,0 +1,197 @@
+"""The run bar stands above the tabs. It says in plain data how a run is doing, or how it ended, and
+what can be asked of it. All functions are pure and need neither Plotly nor Gradio.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from app.view.diagnosis import diagnosis
+from app.words import STATE_TONES, STATE_WORDS, in_count, in_digits, in_share, in_time
+from engine.runs.folder import shown_state
+from engine.runs.snapshot import OVER_STATES, RECENT_STEPS, Job, RunSnapshot
+
+JOB_WORDS = {
+    "download": "Downloading the model",
+    "load_model": "Loading the model",
+    "tokenise": "Reading the data",
+    "allocate": "Reserving host memory",
+    "checkpoint": "Writing a checkpoint",
+    "export": "Exporting",
+    "evaluate": "Evaluating on held-out rows",
+    "sample": "Held-out prompts",
+    "prompts": "Sample prompts",
+    "dry_run": "Trying a step",
+}
+PENDING_WORDS = {
+    "stop": "Stop requested: finishing the step, then saving.",
+    "discard": "Discard requested: finishing the step.",
+    "pause": "Pause requested: finishing the step.",
+    "resume": "Resuming.",
+    "save": "Save requested: finishing the step.",
+    "change": "Change requested: made before the next step.",
+}
+PASSING_WORDS = {
+    "preparing": "Getting ready.",
+    "pausing": "Finishing the step, then pausing.",
+    "stopping": "Finishing the step, then saving.",
+    "saving": "Saving.",
+}
+"""A run in one of these states is soon in another one."""
+ACTIONS = {
+    "preparing": ("stop", "discard"),
+    "running": ("pause", "save", "change", "stop", "discard"),
+    "pausing": ("stop", "discard"),
+    "paused": ("resume", "save", "change", "stop", "discard"),
+    "stopped": ("resume",),
+    "failed": ("resume",),
+    "interrupted": ("resume",),
+}
+"""A person can ask for these in each state."""
+ACTIONS_ON_A_FULL_DISK = {
+    "record": ("stop", "discard"),
+    "checkpoint": ("save", "stop", "discard"),
+    "stop": ("save", "stop", "discard"),
+}
+"""A person can ask for these while a run waits for space on the disk, by what it cannot write. The
+run goes on by itself, so there is no resume.
+"""
+MARKS = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
+"""The title of a browser's tab begins with one of these, by the tone of the state."""
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """A `ShownRun` is what the bar shows of a run besides its record."""
+
+    run_id: str
+    name: str
+    is_running: bool
+    """Some process holds the run."""
+    pending: str | None = None
+    """This command was asked for and has not been taken yet."""
+    learning_rate: float | None = None
+    """The settings have this peak. It is None where they cannot be read."""
+
+
+def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
+    """Returns the texts and numbers of the bar, and what can be asked of the run."""
+    state = shown_state(snapshot.state, run.is_running)
+    tone = STATE_TONES[state]
+    rates = snapshot.steps.tokens_per_second
+    seconds = snapshot.steps.seconds
+    lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
+    # A run that cannot write its record cannot tell that it has taken a request. What can be asked
+    # of it stays on offer then.
+    pending = None if lacks_space_for == "record" else run.pending
+    actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or ACTIONS.get(state, ())
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "state": state,
+        "word": STATE_WORDS[state],
+        "tone": tone,
+        "progress": round(snapshot.progress, 4),
+        "step": f"{snapshot.step:,} of {snapshot.total_steps:,}" if snapshot.total_steps else "–",
+        "left": _time_left(snapshot, state),
+        "rate": in_count(recent_median(rates)) if rates else "–",
+        "sentence": PENDING_WORDS[pending] if pending else sentence(snapshot, state),
+        "actions": [] if pending else list(actions),
+        "pending": pending,
+        "waits": bool(lacks_space_for),
+        "stop_saves": lacks_space_for not in ("record", "stop"),
+        "settings": {
+            "learning_rate": run.learning_rate,
+            "steps": snapshot.total_steps,
+            "done": snapshot.step,
+        },
+        "title": f"{_mark(snapshot, state)} {run.name} · Ramstream",
+        "step_seconds": recent_median(seconds) if seconds else None,
+    }
+
+
+def recent_median(values: Sequence[float]) -> float:
+    """Returns the median over the latest steps."""
+    return float(np.median(values[-RECENT_STEPS:]))
+
+
+def _mark(snapshot: RunSnapshot, state: str) -> str:
+    """Returns what a browser's tab shows first, where its width cuts the rest off."""
+    if state == "running":
+        return f"{100 * snapshot.progress:.0f} %"
+    return MARKS.get(STATE_TONES[state], STATE_WORDS[state])
+
+
+def _time_left(snapshot: RunSnapshot, state: str) -> str:
+    if state in ("running", "paused", "pausing") and snapshot.seconds_left is not None:
+        return in_time(snapshot.seconds_left)
+    return "–"
+
+
+# ------------------------------------------------------------------ the sentence
+
+
+def sentence(snapshot: RunSnapshot, state: str) -> str:
+    """Returns one sentence that says how the run is doing, or how it ended."""
+    if state in OVER_STATES or state == "interrupted":
+        return _how_it_ended(snapshot, state)
+    if snapshot.job is not None:
+        return _job_sentence(snapshot.job)
+    if state == "paused":
+        if snapshot.lacks_space_for:
+            return snapshot.reason
+        return f"Paused at step {snapshot.step:,}: Resume continues at once."
+    if state == "running":
+        return diagnosis(snapshot).text
+    return snapshot.reason or PASSING_WORDS[state]
+
+
+def _how_it_ended(snapshot: RunSnapshot, state: str) -> str:
+    at = f"step {snapshot.step:,}"
+    if state == "interrupted":
+        return _how_it_was_interrupted(snapshot, at)
+    if state == "finished":
+        return _how_it_finished(snapshot)
+    words = {
+        "stopped": f"Stopped at {at} and saved: Resume continues there.",
+        "discarded": f"Discarded at {at}.",
+        "failed": "The run failed.",
+    }
+    return snapshot.reason or words[state]
+
+
+def _how_it_was_interrupted(snapshot: RunSnapshot, at: str) -> str:
+    saved = snapshot.checkpoints[-1].step if snapshot.checkpoints else None
+    if saved:
+        then = f"goes on from the checkpoint of step {saved:,}."
+    else:
+        then = "starts anew, as nothing was saved yet."
+    return f"The run was interrupted at {at}, when its program ended; Resume {then}"
+
+
+def _how_it_finished(snapshot: RunSnapshot) -> str:
+    text = f"Finished {snapshot.step:,} steps in {in_time(snapshot.seconds)}"
+    scores = {match.moment: match for match in snapshot.exact_matches if match.total}
+    if "after" in scores:
+        shown = [
+            in_share(scores[moment].correct / scores[moment].total)
+            for moment in ("before", "after")
+            if moment in scores
+        ]
+        return f"{text}; held-out exact match {' → '.join(shown)}."
+    if snapshot.evals.loss:
+        return f"{text}; held-out loss {in_digits(snapshot.evals.loss[-1])}."
+    return f"{text}."
+
+
+def _job_sentence(job: Job) -> str:
+    words = JOB_WORDS.get(job.job, job.job.replace("_", " ").capitalize())
+    if job.total:
+        words += f" {in_share(job.done / job.total)}"
+    if job.message:
+        words += f": {job.message[0].lower()}{job.message[1:].rstrip('.')}"
+    return f"{words}."

@@ -1,0 +1,70 @@
+"""A row of the Runs tab is one run of the list, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from app.view.run_bar import ACTIONS
+from app.words import STATE_TONES, STATE_WORDS, in_digits, in_time
+from engine.runs.listing import RunSummary
+
+
+def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
+    """Returns one row; `can_talk` is whether the run has weights to talk to. A run that cannot be
+    shown is told as unreadable, so that it hides no other.
+    """
+    try:
+        return _run_row(run, can_talk)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        unreadable = replace(
+            run,
+            state="unreadable",
+            step=0,
+            total_steps=0,
+            loss=None,
+            seconds=0.0,
+            reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
+        )
+        return _run_row(unreadable, False)
+
+
+def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
+    steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
+    return {
+        "id": run.id,
+        "name": run.name,
+        "note": run.note,
+        "state": run.state,
+        "word": STATE_WORDS[run.state],
+        "tone": STATE_TONES[run.state],
+        "steps": steps,
+        "loss": in_digits(run.loss),
+        "model": run.model,
+        "data": run.data,
+        "created": run.created,
+        "at_work": in_time(run.seconds),
+        "reason": run.reason,
+        "actions": _row_actions(run, can_talk),
+        "export_folder": f"exports/{run.id}",
+    }
+
+
+def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
+    """Returns what a row offers, in the order of its buttons."""
+    asked = ACTIONS.get(run.state, ())
+    is_readable = run.state != "unreadable"
+    # A pause is ended in the run bar, beside what else a paused run can be asked.
+    can_resume = "resume" in asked and run.state != "paused"
+    can_delete = "stop" not in asked and STATE_TONES[run.state] != "busy"
+    offers = [
+        ("open", is_readable),
+        ("resume", can_resume),
+        ("talk", can_talk and is_readable),
+        ("export", is_readable and run.state != "preparing"),
+        ("details", True),
+        ("draft", is_readable),
+        ("compare", is_readable),
+        ("delete", can_delete),
+    ]
+    return [action for action, is_offered in offers if is_offered]

@@ -1,0 +1,193 @@
+"""The bars of the timeline are made here, with their colours and words: a bar for each span or for
+merged neighbours, and one for each stretch in which COMPUTE waited. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from app.view.drawing import BLUE, GREEN, GREY, ORANGE, PINK, TEAL, VIOLET, escaped, rounded
+from app.view.spans import MergedSpan, longest
+from app.words import in_short_time
+from engine.plan.ops import Lane, OpKind
+from engine.runs.events import Span, Wait
+
+OP_GROUPS = {
+    "Weights in": (BLUE, (OpKind.PREFETCH,)),
+    "Boundaries, sums": (
+        GREY,
+        (
+            OpKind.STORE_BOUNDARY,
+            OpKind.FETCH_BOUNDARY,
+            OpKind.FETCH_GRAD,
+            OpKind.REDUCE,
+            OpKind.SUMMARY,
+            OpKind.CLIP,
+            OpKind.LEND,
+            OpKind.RECLAIM,
+        ),
+    ),
+    "Forward": (GREEN, (OpKind.EMBED, OpKind.FORWARD, OpKind.LOSS)),
+    "Backward": (VIOLET, (OpKind.BACKWARD, OpKind.EMBED_BACKWARD)),
+    "Gradients out": (ORANGE, (OpKind.OFFLOAD,)),
+    "States in and out": (
+        TEAL,
+        (OpKind.FETCH_STATES, OpKind.FETCH_GRADIENT, OpKind.OFFLOAD_WEIGHTS, OpKind.OFFLOAD_STATES),
+    ),
+    "Optimizer": (PINK, (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.APPLIED)),
+}
+"""Each colour of the timeline stands for these ops, in the order of the legend."""
+
+WAIT_COLOUR = "rgba(214, 69, 80, 0.35)"
+WAITS = {
+    "h2d": (BLUE, "weights (H2D)"),
+    "d2h": (ORANGE, "gradients out (D2H)"),
+    "optimizer": (PINK, "the optimizer"),
+    "other": (GREY, "other work"),
+}
+"""Stretches in which COMPUTE waited are red, hatched in the colour of what it waited for."""
+
+OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
+OP_WORDS: dict[str, str] = {
+    OpKind.PREFETCH: "weights in",
+    OpKind.OFFLOAD: "gradients out",
+    OpKind.UPDATE: "optimizer",
+    OpKind.SUMMARY: "loss and norms out",
+    OpKind.STORE_BOUNDARY: "boundary to host",
+    OpKind.FETCH_BOUNDARY: "boundary from host",
+    OpKind.FETCH_GRAD: "gradient sum from host",
+    OpKind.REDUCE: "norm of the gradient",
+    OpKind.CLIP: "clip factor",
+    OpKind.FETCH_STATES: "optimizer states in",
+    OpKind.FETCH_GRADIENT: "gradient in",
+    OpKind.DEVICE_UPDATE: "optimizer on the GPU",
+    OpKind.OFFLOAD_WEIGHTS: "updated weights out",
+    OpKind.OFFLOAD_STATES: "optimizer states out",
+    OpKind.APPLIED: "everything updated is home",
+    OpKind.LEND: "memory of activations for states",
+    OpKind.RECLAIM: "memory of states for activations",
+}
+
+LANE_WORDS = {
+    Lane.H2D: "H2D",
+    Lane.STATES_IN: "States in",
+    Lane.COMPUTE: "Compute",
+    Lane.UPDATE: "Update",
+    Lane.D2H: "D2H",
+    Lane.STATES_OUT: "States out",
+    Lane.HOST: "Host",
+}
+
+SECOND_TONE = 0.74
+"""Every other one of neighbours of one op has this opacity, so that each can be told from the
+next.
+"""
+MAX_WAITS = 400
+"""So many stretches of waiting are drawn at most."""
+
+
+def _bars(name: str, lane: Lane, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
+    """Returns a trace of bars in the row of a lane, between times in seconds."""
+    begin = 1000 * np.array(starts, dtype=float)
+    end = 1000 * np.array(ends, dtype=float)
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [LANE_WORDS[lane]] * len(begin),
+        "base": rounded(begin, 9),
+        "x": rounded(end - begin, 6),
+    }
+
+
+def _bars_of(name: str, lane: Lane, pieces: Sequence[Span | Wait]) -> dict[str, Any]:
+    starts = [piece["start"] for piece in pieces]
+    ends = [piece["end"] for piece in pieces]
+    return _bars(name, lane, starts, ends)
+
+
+def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int) -> dict[str, Any]:
+    """Returns a trace with a bar for each span of a lane. A step has so many `batches`."""
+    look = {
+        "width": 0.72,
+        "marker": {
+            "color": [OP_COLOURS.get(span["op"], GREY) for span in spans],
+            "opacity": _tones(spans),
+            "line": {"width": 0},
+        },
+        "customdata": [_span_words(span, batches) for span in spans],
+        "hovertemplate": "%{customdata}<br>%{x:.3~g} ms, from %{base:.4~g} ms<extra></extra>",
+    }
+    return _bars_of(lane, lane, spans) | look
+
+
+def _tones(spans: list[MergedSpan]) -> list[float]:
+    """Returns the opacity of each span, which differs from that of a neighbour of the same op."""
+    tones: list[float] = []
+    before: str | None = None
+    for span in spans:
+        is_second = span["op"] == before and tones[-1] == 1
+        tones.append(SECOND_TONE if is_second else 1)
+        before = span["op"]
+    return tones
+
+
+def _span_words(span: MergedSpan, batches: int) -> str:
+    """Returns what is said of a bar that the mouse points at."""
+    what = escaped(OP_WORDS.get(span["op"], span["op"].replace("_", " ")))
+    unit, last = span["unit"], span["last"]
+    if span["count"] > 1:
+        units = unit if unit == last else f"{unit} to {last}"
+        return f"{escaped(units)}: {span['count']} ops, mostly {what}"
+    words = f"{escaped(unit)}: {what}"
+    number = span.get("micro_batch")
+    if batches > 1 and number is not None:
+        words += f", micro-batch {number + 1} of {batches}"
+    if "predicted" in span:
+        words += f"<br>{in_words(span['predicted'])} predicted"
+    return words
+
+
+def wait_bars(waits: list[Wait]) -> list[dict[str, Any]]:
+    """Returns a trace for each cause that COMPUTE waited for."""
+    by_cause: dict[str, list[Wait]] = {cause: [] for cause in WAITS}
+    for wait in longest(waits, MAX_WAITS):
+        cause = wait.get("cause", "other")
+        by_cause[cause if cause in WAITS else "other"].append(wait)
+    return [_bars_of_cause(cause, own) for cause, own in by_cause.items() if own]
+
+
+def _bars_of_cause(cause: str, waits: list[Wait]) -> dict[str, Any]:
+    colour, words = WAITS[cause]
+    look = {
+        "width": 0.72,
+        "marker": {
+            "color": WAIT_COLOUR,
+            "line": {"width": 0},
+            "pattern": {"shape": "/", "fgcolor": colour, "size": 6, "solidity": 0.5},
+        },
+        "hovertemplate": (
+            f"Compute waits for {words}<br>%{{x:.3~g}} ms, from %{{base:.4~g}} ms<extra></extra>"
+        ),
+    }
+    return _bars_of(f"waiting: {cause}", Lane.COMPUTE, waits) | look
+
+
+def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
+    """Returns the gaps of a record that does not say for what COMPUTE waited."""
+    starts = [start for start, _ in gaps]
+    ends = [end for _, end in gaps]
+    look = {
+        "width": 0.5,
+        "marker": {"color": WAIT_COLOUR, "line": {"width": 0}},
+        "hovertemplate": "waiting for %{x:.3~g} ms<extra></extra>",
+    }
+    return _bars("waiting", Lane.COMPUTE, starts, ends) | look
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time of a part of a step, in milliseconds where it is less than a second."""
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else in_short_time(seconds)
