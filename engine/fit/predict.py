@@ -12,7 +12,7 @@ from engine.machine.rates import Rates
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Op, StepPlan
 from engine.plan.simulate import Simulated, simulate
 
@@ -47,8 +47,10 @@ def predicted_step(
         [unit.name for unit in shape.blocks],
         shape.tied,
         choices,
-        {unit.name: unit.numel for unit in shape.units},
-        sum(PLANE_ITEM_BYTES[shape.dtype].values()),
+        PlaneSizes(
+            {unit.name: unit.numel for unit in shape.units},
+            sum(PLANE_ITEM_BYTES[shape.dtype].values()),
+        ),
     )
     seconds_of: Callable[[Op], float] = op_seconds(
         plan, shape, rates, rows, row_length, shape.varlen(packed, device)

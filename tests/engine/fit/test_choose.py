@@ -20,7 +20,7 @@ from engine.model.layout import DOCUMENTS, Activations
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import StepPlan
 from engine.plan.simulate import simulate
 from engine.plan.validate import validate
@@ -107,9 +107,8 @@ def either(compiler, request):
 
 
 def plan_of(chosen) -> StepPlan:
-    return build_step_plan(
-        [unit for unit in NUMEL if unit.startswith("block")], False, chosen.choices, NUMEL
-    )
+    blocks = [unit for unit in NUMEL if unit.startswith("block")]
+    return build_step_plan(blocks, False, chosen.choices, PlaneSizes(NUMEL))
 
 
 def with_candidates(monkeypatch, gib: float, **changes):
@@ -195,7 +194,8 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     chosen, seen = with_candidates(monkeypatch, gib)
 
     def simulated(size, choices) -> float:
-        plan = build_step_plan([unit.name for unit in shape.blocks], False, choices, NUMEL)
+        blocks = [unit.name for unit in shape.blocks]
+        plan = build_step_plan(blocks, False, choices, PlaneSizes(NUMEL))
         return simulate(plan, op_seconds(plan, shape, rates, size, 1024)).seconds
 
     ours = simulated(chosen.micro_batch_size, chosen.choices)

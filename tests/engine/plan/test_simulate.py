@@ -27,7 +27,7 @@ from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Lane, Op
 from engine.plan.simulate import simulate
 from tests.support.tiny import tiny_config
@@ -61,7 +61,7 @@ def of_lane(**seconds: float):
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices):
-    plan = build_step_plan(BLOCKS, False, choices, NUMEL)
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
     for seconds in (
         of_lane(COMPUTE=1.0),
         of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2),
@@ -79,7 +79,7 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_ops_keep_their_lane_and_their_waits(choices):
-    plan = build_step_plan(BLOCKS, True, choices, NUMEL)
+    plan = build_step_plan(BLOCKS, True, choices, PlaneSizes(NUMEL))
     seconds = of_lane(
         COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1
     )
@@ -235,8 +235,7 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         [unit.name for unit in shape.blocks],
         False,
         PlanChoices(device_homes=homes, update_buffers=2),
-        numel,
-        2 * weight + states,
+        PlaneSizes(numel, 2 * weight + states),
     )
 
     def of(kind: str, unit: str, **rates: float) -> float:
