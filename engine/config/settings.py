@@ -22,8 +22,8 @@ from engine.errors import ConfigError
 from engine.files import write_whole
 from engine.words import GIB
 
-AUTO = "auto"
 Auto = Literal["auto"]
+AUTO: Auto = "auto"
 
 LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20}
 """Beyond these a number is a slip of the keyboard, and arithmetic on it would take hours."""

@@ -113,7 +113,7 @@ class _Proof:
                     )
 
     def _is_there_before(self, buffer: Buffer, content: Content) -> bool:
-        """Returns whether a buffer holds its content before the first step. Planes do, and so do
+        """Tells whether a buffer holds its content before the first step. Planes do, and so do
         weights in the slot in which they are updated.
         """
         on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)

@@ -181,7 +181,7 @@ class StepWriter:
         self._finish_gradient(EMBED, round_)
 
     def _is_first_lender(self, block: str) -> bool:
-        """Returns whether this is the first block, in forward order, whose activations' memory is
+        """Tells whether this is the first block, in forward order, whose activations' memory is
         lent. Backward comes to it last of the lenders.
         """
         return self.device.lenders[:1] == [block]
@@ -364,7 +364,7 @@ class StepWriter:
     # ------------------------------------------------------------------ gradients
 
     def _starts_sum(self, micro_batch: int, round_: _Round) -> bool:
-        """Returns whether a backward of this micro-batch begins its unit's sum."""
+        """Tells whether a backward of this micro-batch begins its unit's sum."""
         new_sum = round_.number == 0 or self._choices.gradient_sum != GradientSum.DEVICE
         return new_sum and micro_batch == round_.micro_batches[0]
 

@@ -16,6 +16,7 @@ from engine.fit.cost import (
     GRADIENT_BYTES,
     HALF_SPEED_TOKENS,
     Cost,
+    MicroBatch,
     attention_flops,
     op_seconds,
     parameter_flops,
@@ -164,7 +165,7 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     kept_plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, kept_blocks=3))
 
     def of(kind: str, plan=plan, **rates: float) -> float:
-        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
+        seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
         return seconds(next(op for op in plan.ops if op.kind == kind and op.unit == block.name))
 
     assert of("prefetch", h2d=1.0) == pytest.approx(4 * block.numel)
@@ -195,11 +196,12 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
 
 def test_packed_rows_have_a_kernel_of_their_own(shape):
     rates = only(packed_attention=1.0)
-    packed = Cost(shape, rates, 2, 16, False, varlen=True)
+    packed = Cost(shape, rates, MicroBatch(2, 16, varlen=True), False)
     assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
     assert packed.backward("block 0") == pytest.approx(2.5 * packed.forward("block 0"))
     plain, packed = (
-        Cost(shape, only(device_memory=1.0), 2, 16, False, varlen) for varlen in (False, True)
+        Cost(shape, only(device_memory=1.0), MicroBatch(2, 16, varlen), False)
+        for varlen in (False, True)
     )
     more = PACKED_BYTES / 3 * 32 * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
     assert packed.forward("block 0") - plain.forward("block 0") == pytest.approx(more)
@@ -210,7 +212,7 @@ def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
     plan = build_step_plan(
         [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
     )
-    seconds = op_seconds(plan, shape, only(call=1.0), 2, 16)
+    seconds = op_seconds(plan, shape, only(call=1.0), MicroBatch(2, 16))
     took = {op.kind: seconds(op) for op in plan.ops if op.lane == Lane.COMPUTE}
     forward, backward = BLOCK_CALLS["forward"], BLOCK_CALLS["backward"]
     assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [
@@ -220,8 +222,8 @@ def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
         backward,
     ]
     assert took["backward"] == pytest.approx(forward + backward)
-    slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), 2, 16)
-    free = op_seconds(plan, shape, only(matmul=1.0), 2, 16)
+    slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), MicroBatch(2, 16))
+    free = op_seconds(plan, shape, only(matmul=1.0), MicroBatch(2, 16))
     assert all(slow(op) == free(op) for op in plan.ops if op.kind in ("forward", "backward"))
 
 
@@ -239,7 +241,7 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
     )
 
     def of(kind: str, unit: str, **rates: float) -> float:
-        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
+        seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
     for unit in homes:
@@ -280,7 +282,9 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     plan = build_step_plan(
         [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
     )
-    found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))
+    found = simulate(
+        plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), MicroBatch(2, 16))
+    )
     # Attention's backward multiplies its scores once more, which nobody counts.
     again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
     assert found.busy[Lane.COMPUTE] == pytest.approx(flops["hardware"] + again)
@@ -290,12 +294,18 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
 def test_small_micro_batches_are_slower_by_the_token(shape):
     rates = only(matmul=1.0)
     few, many = (
-        step_seconds(Cost(shape, rates, 64 // m, 16, False), PlanChoices(micro_batches=m), 0.0)
+        step_seconds(
+            Cost(shape, rates, MicroBatch(64 // m, 16), False), PlanChoices(micro_batches=m), 0.0
+        )
         for m in (16, 1)
     )
     assert few > 3 * many
     even = [
-        step_seconds(Cost(shape, rates, 4096 // m, 1024, False), PlanChoices(micro_batches=m), 0.0)
+        step_seconds(
+            Cost(shape, rates, MicroBatch(4096 // m, 1024), False),
+            PlanChoices(micro_batches=m),
+            0.0,
+        )
         for m in (16, 1)
     ]
     assert even[0] == pytest.approx(even[1], rel=0.01)
@@ -318,7 +328,9 @@ def test_a_mixture_counts_the_experts_that_a_token_uses():
 
 def test_ops_without_a_duration_take_none(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices())
-    seconds = op_seconds(plan, shape, Rates(*[1] * len(Rates.__dataclass_fields__)), 1, 8)
+    seconds = op_seconds(
+        plan, shape, Rates(*[1] * len(Rates.__dataclass_fields__)), MicroBatch(1, 8)
+    )
     assert {op.kind for op in plan.ops if seconds(op) == 0.0} == {"summary", "clip"}
     assert isinstance(plan.ops[0], Op)
 
@@ -328,7 +340,7 @@ def test_ops_without_a_duration_take_none(shape):
 
 def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
     return choose_homes(
-        Cost(shape, rates, 2, 16, False), PlanChoices(update_buffers=buffers, **changes)
+        Cost(shape, rates, MicroBatch(2, 16), False), PlanChoices(update_buffers=buffers, **changes)
     )
 
 
