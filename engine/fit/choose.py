@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from engine.config.settings import AUTO, TrainConfig
+from engine.config.settings import AUTO
 from engine.fit.cost import Cost, MicroBatch, step_seconds
 from engine.fit.fill_memory import Candidate, MemoryFiller
 from engine.fit.job import Job, Target, refuse_contradictions
@@ -35,7 +35,6 @@ from engine.fit.spreads import Spread, spreads
 from engine.fit.update_placement import choose_homes
 from engine.machine.rates import TYPICAL, Rates
 from engine.machine.read_machine import compiler_problem
-from engine.model.shape import ModelShape
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 from engine.words import GIB
@@ -119,14 +118,15 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
     return tuple(planner.chosen(candidate) for candidate in found)
 
 
-def kernels_compiled(
-    shape: ModelShape, config: TrainConfig, device: str, here: bool = True
-) -> bool:
+def _kernels_compiled(job: Job, target: Target) -> bool:
     """Tells whether blocks run compiled, as the settings say or as this machine can."""
-    asked = config.engine.kernels
+    asked = job.config.engine.kernels
     if asked != AUTO:
         return asked == "compiled"
-    return device == "cuda" and shape.dtype == "bfloat16" and not (here and compiler_problem())
+    if target.device != "cuda" or job.shape.dtype != "bfloat16":
+        return False
+    # This machine may be unable to compile; of another it is assumed that it can.
+    return not (target.here and compiler_problem())
 
 
 def _planner(job: Job, target: Target, quick: bool) -> _Planner:
@@ -134,7 +134,7 @@ def _planner(job: Job, target: Target, quick: bool) -> _Planner:
     if job.rounding:
         compiled = job.rounding.get("compiled", False)
     else:
-        compiled = kernels_compiled(job.shape, job.config, target.device, target.here)
+        compiled = _kernels_compiled(job, target)
     sizer = Sizer(job, _device_memory(job, target), compiled)
     free_host_bytes = target.host_free - job.shape.host_bytes - HOST_RESERVE_BYTES
     filler = MemoryFiller(sizer, free_host_bytes, quick)

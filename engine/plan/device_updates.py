@@ -65,36 +65,43 @@ class DeviceUpdates:
     ):
         self._choices = choices
         self._drafts = drafts
-        self._homes = frozenset(choices.device_homes)
+        self._units = frozenset(choices.device_homes)
+        """The optimizers of these units run on the device."""
         self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD), **slots}
         self.piece_numel = 0
         self.buffers: list[Buffer] = []
-        if self._homes:
+        if self._units:
             self.piece_numel = max(sizes.numel[block] for block in blocks)
             self.buffers = [
                 Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
         self.spare = self.buffers[: choices.spare_buffers]
         self._own = self.buffers[choices.spare_buffers :]
+        """These buffers live all run long."""
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The activations of these blocks give their memory to the spare buffers."""
+        # The pieces of all units, in the order of the next forward pass, with the elements and the
+        # buffer of each.
         self._bounds = {
             unit: _cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
         }
         self._pieces: list[Piece] = []
         for unit in (EMBED, *blocks, HEAD):
-            if unit in self._homes:
+            if unit in self._units:
                 self._pieces += [(unit, number) for number in range(len(self._bounds[unit]))]
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # No other gradient takes the place of these in the staging buffers before the step ends.
         self._may_stay_staged = {EMBED, *blocks[:2]}
+        self._staging: dict[str, Buffer] = {}
+        """The complete gradients of these units stay in this staging buffer."""
         self.arena: list[str] = []
         self._sums_of: dict[Buffer, list[str]] = {}
-        if self._homes and choices.gradient_sum == GradientSum.DEVICE:
+        """A buffer lies over the sums of these blocks."""
+        if self._units and choices.gradient_sum == GradientSum.DEVICE:
             self._lay_over_sums(blocks, sizes)
+        # What was written so far.
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
-        self._staging: dict[str, Buffer] = {}
         self._lent = False
 
     def _buffers_in_turn(self) -> Iterator[Buffer]:
@@ -129,7 +136,7 @@ class DeviceUpdates:
         """Returns the slot in which the unit is updated because it is still there when the step
         ends; None where the unit is in no slot then, or its optimizer runs on the host.
         """
-        return self._slots.get(unit) if unit in self._homes else None
+        return self._slots.get(unit) if unit in self._units else None
 
     def placed_units(self) -> tuple[tuple[str, Buffer], ...]:
         """Returns the units that are updated in a slot, each with its slot."""
@@ -140,7 +147,7 @@ class DeviceUpdates:
         """Returns the weights on the host. With the optimizer on the device they arrive there piece
         by piece.
         """
-        if unit not in self._homes:
+        if unit not in self._units:
             return {Buffer(BufferKind.WEIGHTS, unit): READY}
         pieces = range(len(self._bounds[unit]))
         return {Buffer(BufferKind.WEIGHTS, unit, piece=number): READY for number in pieces}
@@ -179,7 +186,7 @@ class DeviceUpdates:
         """It is True where the unit's complete gradient stays in the staging buffer. The
         optimizer reads it there, so the gradient need not leave the device.
         """
-        if unit in self._homes and unit in self._may_stay_staged:
+        if unit in self._units and unit in self._may_stay_staged:
             self._staging[unit] = staging
             return True
         return False

@@ -56,25 +56,23 @@ def from_text(text: str) -> StepPlan:
 
 def _read_plan(text: str) -> StepPlan:
     head, _, ops = text.partition("\n\n")
-    facts = [line.partition(":")[2].strip() for line in head.splitlines()]
-    kept, compiled, homes, placed, slots, sums, stagings, rings, updates, spare, piece, arena = (
-        facts
-    )
-    placed_parts = [each.partition(" in ") for each in _words(placed, "; ")]
+    lines = [line.partition(":") for line in head.splitlines()]
+    facts = {label: value.strip() for label, _, value in lines}
+    placed_parts = [each.partition(" in ") for each in _words(facts["placed"], "; ")]
     return StepPlan(
         ops=tuple(map(_read_op, ops.splitlines())),
-        slots=_read_units(slots),
-        grads=_read_units(sums),
-        stagings=_read_units(stagings),
-        rings=_read_buffers(rings),
-        kept_units=frozenset(_words(kept)),
-        compiled=compiled == "yes",
-        device_homes=_words(homes),
+        slots=_read_units(facts["slots"]),
+        grads=_read_units(facts["sums"]),
+        stagings=_read_units(facts["stagings"]),
+        rings=_read_buffers(facts["rings"]),
+        kept_units=frozenset(_words(facts["kept units"])),
+        compiled=facts["compiled"] == "yes",
+        device_homes=_words(facts["homes on the device"]),
         placed=tuple((unit, read_buffer(slot)) for unit, _, slot in placed_parts),
-        update_buffers=_read_buffers(updates),
-        spare_buffers=_read_buffers(spare),
-        piece_numel=int(piece),
-        arena=_words(arena),
+        update_buffers=_read_buffers(facts["update buffers"]),
+        spare_buffers=_read_buffers(facts["spare buffers"]),
+        piece_numel=int(facts["elements of a piece"]),
+        arena=_words(facts["arena"]),
     )
 
 

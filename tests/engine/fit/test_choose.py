@@ -204,7 +204,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     ours = simulated(chosen.micro_batch_size, chosen.choices)
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
     spreads = {}
-    for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0]):
+    for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
         spreads.setdefault((size, choices.rounds), choices)
     for (size, _), choices in [*spreads.items()][: choosing.SIMULATED]:
         assert ours <= 1.002 * simulated(size, choices)
@@ -245,10 +245,7 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     ):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
         c = chosen.choices
-        assert (
-            c.rounds <= MOST_ROUNDS
-            and -(-rows // chosen.micro_batch_size) == c.micro_batches
-        )
+        assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
         assert c.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
     asked = on_gpu(139, train__micro_batch_size=4)
     assert (
