@@ -71,7 +71,7 @@ class _Search:
             name for name, part in needs.parts.items() if part.verdict not in self._wanted
         )
         self._partial: dict[PartName, _Option] = {}
-        """The least change that helps a bad part, where it does not help all of them."""
+        """Each bad part has the least change that helps it, where that does not help all."""
 
     def remedies(self) -> tuple[Remedy, ...]:
         found = []

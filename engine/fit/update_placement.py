@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.fit.cost import Cost, host_rate
 from engine.model.shape import UnitShape
@@ -168,6 +169,16 @@ class _Placement:
         return unit.numel * self._shape.item_bytes / self._rates.h2d_busy
 
 
+class _Mark(NamedTuple):
+    """A mark keeps a state of the lanes, so that they can go back to it."""
+
+    inward: float
+    outward: float
+    weights_sent: float
+    pieces: int
+    freed: int
+
+
 @dataclass
 class _Lanes:
     """The `_Lanes` tell what the lanes of optimizers on the device have done so far. They follow
@@ -180,7 +191,9 @@ class _Lanes:
     first: int
     """This many pieces after them are fetched before the gradients are complete."""
     inward: float = -math.inf
+    """The lane of states to the device is free at this time."""
     outward: float = 0.0
+    """The lane of states to the host is free at this time."""
     weights_sent: float = 0.0
     """The weights of the pieces that were there first are on the host at this time."""
     updated: list[float] = field(default_factory=list)
@@ -238,16 +251,20 @@ class _Lanes:
         between = range(self.spare, self.spare + min(self.first, later, self.spare))
         return self.weights_sent + sum(self.owed[piece] for piece in (*spares, *between))
 
-    def mark(self) -> tuple[float, float, float, int, int]:
+    def mark(self) -> _Mark:
         """Returns the present state, for `back_to`."""
-        return self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
+        return _Mark(
+            self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
+        )
 
-    def back_to(self, mark: tuple[float, float, float, int, int]) -> None:
+    def back_to(self, mark: _Mark) -> None:
         """Forgets everything that was done since `mark`."""
-        self.inward, self.outward, self.weights_sent, pieces, freed = mark
-        del self.updated[pieces:]
-        del self.owed[pieces:]
-        del self.freed[freed:]
+        self.inward = mark.inward
+        self.outward = mark.outward
+        self.weights_sent = mark.weights_sent
+        del self.updated[mark.pieces :]
+        del self.owed[mark.pieces :]
+        del self.freed[mark.freed :]
 
     def _send(self, piece: int) -> None:
         self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]

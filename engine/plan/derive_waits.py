@@ -64,8 +64,8 @@ def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
 
 @dataclass
 class _History:
-    """The history of the ops that were looked at so far: who touched each buffer last, and what is
-    known to have finished. A position counts the ops over both steps.
+    """A history knows, of the ops that were looked at so far, which touched each buffer last and
+    which are known to have finished. A position counts the ops over both steps.
     """
 
     _lanes: list[Lane] = field(default_factory=list)

@@ -80,15 +80,10 @@ class DeviceUpdates:
         """These buffers live all run long."""
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
         """The activations of these blocks give their memory to the spare buffers."""
-        # The pieces of all units, in the order of the next forward pass, with the elements and the
-        # buffer of each.
         self._bounds = {
             unit: _cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
         }
-        self._pieces: list[Piece] = []
-        for unit in (EMBED, *blocks, HEAD):
-            if unit in self._units:
-                self._pieces += [(unit, number) for number in range(len(self._bounds[unit]))]
+        self._pieces = self._pieces_in_order(blocks)
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
         # No other gradient takes the place of these in the staging buffers before the step ends.
         self._may_stay_staged = {EMBED, *blocks[:2]}
@@ -103,6 +98,14 @@ class DeviceUpdates:
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
         self._lent = False
+
+    def _pieces_in_order(self, blocks: list[str]) -> list[Piece]:
+        """Returns the pieces of all units, in the order of the next forward pass."""
+        pieces: list[Piece] = []
+        for unit in (EMBED, *blocks, HEAD):
+            if unit in self._units:
+                pieces += [(unit, number) for number in range(len(self._bounds[unit]))]
+        return pieces
 
     def _buffers_in_turn(self) -> Iterator[Buffer]:
         """Yields the buffers that pieces go through: each spare buffer once, then the others in
@@ -176,15 +179,15 @@ class DeviceUpdates:
 
     def all_planes(self) -> dict[Buffer, Content]:
         """Returns the planes that are ready when all pieces are applied."""
-        return {
-            Buffer(kind, unit, piece=number): READY
-            for unit, number in self._pieces
-            for kind in (BufferKind.WEIGHTS, BufferKind.STATES)
-        }
+        planes = {}
+        for unit, number in self._pieces:
+            planes[Buffer(BufferKind.WEIGHTS, unit, piece=number)] = READY
+            planes[Buffer(BufferKind.STATES, unit, piece=number)] = READY
+        return planes
 
     def keep_staged(self, unit: str, staging: Buffer) -> bool:
-        """It is True where the unit's complete gradient stays in the staging buffer. The
-        optimizer reads it there, so the gradient need not leave the device.
+        """Tells whether the unit's complete gradient stays in the staging buffer. The optimizer
+        reads it there, so the gradient need not leave the device.
         """
         if unit in self._units and unit in self._may_stay_staged:
             self._staging[unit] = staging

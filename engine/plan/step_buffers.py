@@ -86,11 +86,10 @@ class StepBuffers:
         """
         if not self._choices.host_boundaries:
             return ()
-        return tuple(
-            Buffer(way, number=number)
-            for way in (BufferKind.STORE_RING, BufferKind.FETCH_RING)
-            for number in range(self._choices.boundary_rings)
-        )
+        numbers = range(self._choices.boundary_rings)
+        store = [Buffer(BufferKind.STORE_RING, number=number) for number in numbers]
+        fetch = [Buffer(BufferKind.FETCH_RING, number=number) for number in numbers]
+        return (*store, *fetch)
 
     def next_ring(self, way: BufferKind) -> Buffer:
         """Returns the ring buffer whose turn it is on its way to the host or back."""

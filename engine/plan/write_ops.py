@@ -63,7 +63,7 @@ class _Round:
 
 @dataclass
 class _HostBoundaries:
-    """The boundaries of one block on the host, for its backward in one round."""
+    """These are the boundaries of one block on the host, for its backward in one round."""
 
     waiting: Iterator[int]
     """The boundaries of these micro-batches are not fetched yet."""
