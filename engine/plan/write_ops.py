@@ -106,9 +106,9 @@ class StepWriter:
         }
         self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
         self._current = 0
-        """The next block to compute is at this of the uses."""
+        """The block that is written next stands at this place in `_uses`."""
         self._next_fetch = 0
-        """The prefetches of all uses before this one are written."""
+        """The prefetches of all uses before this place are written."""
 
     # ------------------------------------------------------------------ the step
 
@@ -226,7 +226,7 @@ class StepWriter:
         writes = {slot: Content(ContentKind.WEIGHTS, unit)}
         self._emit(Prefetch, unit, self.device.planes(unit), writes, slot=slot)
 
-    def _use(self) -> BlockUse:
+    def _current_use(self) -> BlockUse:
         """Returns the use of the block that is written now."""
         return self._uses[self._current]
 
@@ -239,7 +239,7 @@ class StepWriter:
         self._emit(Embed, EMBED, reads, writes, micro_batch=micro_batch, slot=slot)
 
     def _forward(self, block: str, micro_batch: int, round_: _Round) -> None:
-        slot = self._use().slot
+        slot = self._current_use().slot
         state = hidden(micro_batch)
         reads = self.device.weights(block, slot)
         reads[state] = _state_after(self._below.get(block, ""), round_)
@@ -316,7 +316,7 @@ class StepWriter:
         )
 
     def _backward_unit(self, block: str, round_: _Round, boundaries: _HostBoundaries) -> None:
-        slot, grad = self._use().slot, self.buffers.grad(block)
+        slot, grad = self._current_use().slot, self.buffers.grad(block)
         for micro_batch in round_.micro_batches:
             state = hidden(micro_batch)
             reads = self.device.weights(block, slot)
