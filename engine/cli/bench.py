@@ -19,7 +19,8 @@ from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
 from engine.fit.choose import Chosen, choose
-from engine.fit.cost import step_flops
+from engine.fit.cost import MicroBatch, step_flops
+from engine.fit.job import Job, Target
 from engine.fit.needs import Verdict
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
@@ -188,7 +189,8 @@ def _streamed(
     if backend.device.type == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
     length, rows = config.data.max_seq_len, config.train.batch_size
-    chosen = choose(shape, config, backend.device.type, limit, free, length, rates=ceilings.rates())
+    target = Target(backend.device.type, limit, free, ceilings.rates())
+    chosen = choose(Job(shape, config, length), target)
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
@@ -225,7 +227,11 @@ def _as_figures(
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
     predicted = predicted_seconds(
-        shape, choices, ceilings.rates(), chosen.micro_batch_size, length, backend.device.type
+        shape,
+        choices,
+        ceilings.rates(),
+        MicroBatch(chosen.micro_batch_size, length),
+        backend.device.type,
     )
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {

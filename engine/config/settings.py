@@ -25,6 +25,7 @@ from engine.words import GIB
 AUTO: Final = "auto"
 Auto = Literal["auto"]
 
+
 MOST_PROMPTS = 50
 """An evaluation answers at most this many prompts."""
 

@@ -1,7 +1,8 @@
-"""Which plan a job gets, what that takes of memory and time, whether it fits, and what would help.
+"""These files choose the plan of a job, tell what that takes of memory and time and whether it
+fits, and find what would help.
 
-No torch, unless the shape of a model is asked for that nobody has built here before
+They load no torch, unless somebody asks for the shape of a model that nobody has built here before
 (`engine.model.find_shape`).
 
-It may import the rooms before it in `engine`, up to `runs`.
+The room may import the rooms before it in `engine`, up to `runs`.
 """

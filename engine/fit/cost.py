@@ -1,11 +1,18 @@
-"""How long the ops of a step take, from the rates of a machine and the shape of a model, and how
-many FLOPs they are. No torch.
+"""The cost of a step's ops, in seconds and in FLOPs, is estimated from the rates of a machine and
+the shape of a model. No torch.
+
+- `op_seconds` gives the time of each op of a plan, for the simulator.
+- `step_seconds` gives the time of a whole step in closed form, fast enough to compare hundreds of
+  choices.
+- Both take the times of a step's parts from `Cost`: matrix products and attention by their FLOPs,
+  everything else by the bytes that it reads and writes.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.layout import PLANE_ITEM_BYTES
@@ -21,6 +28,7 @@ from engine.plan.ops import (
     FetchGrad,
     Forward,
     GradientSum,
+    Lane,
     Loss,
     Offload,
     OfPiece,
@@ -35,132 +43,156 @@ from engine.plan.ops import (
 )
 
 BUS_SHARE = 0.9
-"""Of the bus to the device, what the copies of states reach: their parts make space for prefetches.
+"""The copies of states reach this share of the bus to the device: their parts make space for
+prefetches.
 """
 GRADIENT_BYTES = 27
-"""Of the device's memory, in the time that a backward takes for each parameter beside what grows
-with its tokens: the gradient is written, read and added to an fp32 sum (measured:
+"""A backward takes the time of this many bytes of device memory for each parameter, beside what
+grows with its tokens: the gradient is written, read and added to an fp32 sum (measured:
 docs/performance.md).
 """
 BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
-"""Operations in whose time one block is launched, about; in backward torch launches most of it from
-C++.
+"""One block is launched in about the time of this many operations. In backward torch launches most
+of it from C++.
 """
 HALF_SPEED_TOKENS = 300
-"""Tokens at which matrix products of a block reach half of their speed on a GPU, about."""
+"""A block's matrix products reach half of their speed on a GPU at about this many tokens."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A micro-batch has `rows` full rows of `row_length` tokens."""
+
+    rows: int
+    row_length: int
+    varlen: bool = False
+    """Attention goes document by document in the variable-length kernel. A row is taken for one
+    document.
+    """
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.row_length
 
 
 def op_seconds(
-    plan: StepPlan,
-    shape: ModelShape,
-    rates: Rates,
-    rows: int,
-    row_length: int,
-    varlen: bool = False,
-    loss_share: float = 1.0,
+    plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
 ) -> Callable[[Op], float]:
-    """Seconds of each op of `plan`, for micro-batches of `rows` full rows.
+    """Returns a function that tells the seconds of each op of `plan`.
 
     An op of COMPUTE takes the time of its matrix products, of its attention and of its other
     traffic: every byte that autograd keeps of a block is written once and read once in a pass over
     it, and twice that in a backward; compiled, half of that. On a GPU it takes no less than
-    launching it does. varlen: attention goes document by document in the variable-length kernel; a
-    row is taken for one document. loss_share: tokens that carry loss, of all.
+    launching it does.
     """
-    sizes = {unit.name: unit for unit in shape.units}
-    cost = Cost(shape, rates, rows, row_length, plan.compiled, varlen)
-    summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
-    adamw = host_rate(rates, bool(plan.device_homes))
+    return _OpSeconds(plan, shape, rates, micro_batch).of
 
-    def seconds(op: Op) -> float:
+
+class _OpSeconds:
+    """An `_OpSeconds` knows how long each op of one plan takes."""
+
+    def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
+        self._plan = plan
+        self._rates = rates
+        self._item = shape.item_bytes
+        self._numel = {unit.name: unit.numel for unit in shape.units}
+        self._cost = Cost(shape, rates, micro_batch, plan.compiled)
+        self._adamw = host_rate(rates, bool(plan.device_homes))
+        self._summary = next((op.index for op in plan.ops if isinstance(op, Summary)), 0)
+
+    def of(self, op: Op) -> float:
+        """Returns the seconds of one op."""
+        if isinstance(op, OfPiece):
+            return self._of_piece(op)
+        if op.lane == Lane.COMPUTE:
+            return self._of_compute(op)
+        return self._of_host_or_copy(op)
+
+    def _of_piece(self, op: OfPiece) -> float:
+        start, stop = op.piece
+        if isinstance(op, DeviceUpdate):  # every plane is read and written
+            return (stop - start) * 2 * self._cost.state_bytes / self._rates.device_memory
+        return self._cost.carried(op.kind, stop - start, early=op.index < self._summary)
+
+    def _of_compute(self, op: Op) -> float:
+        cost = self._cost
         match op:
-            case Prefetch() | FetchGrad():
-                return sizes[op.unit].numel * shape.item_bytes / rates.h2d
-            case Offload():
-                return sizes[op.unit].numel * shape.item_bytes / rates.d2h
-            case DeviceUpdate(piece=(start, stop)):
-                return (stop - start) * 2 * cost.state_bytes / rates.device_memory
-            case OfPiece(piece=(start, stop)):
-                return cost.carried(op.kind, stop - start, early=op.index < summary)
-            case StoreBoundary():
-                return cost.hidden_bytes / rates.d2h
-            case FetchBoundary():
-                return cost.hidden_bytes / rates.h2d
-            case Update():
-                return sizes[op.unit].numel / adamw
             case Forward():
                 return cost.forward(op.unit)
             case Backward():
-                again = 0.0 if op.unit in plan.kept_units else cost.forward(op.unit)
+                again = 0.0 if op.unit in self._plan.kept_units else cost.forward(op.unit)
                 return again + cost.backward(op.unit) + cost.gradient(op.unit, GRADIENT_BYTES)
             case Loss():
-                return cost.loss(loss_share)
-            case Embed():
-                return max(2 * cost.hidden_bytes / rates.device_memory, cost.launch(OpKind.FORWARD))
-            case EmbedBackward():
-                return max(
-                    4 * cost.hidden_bytes / rates.device_memory
-                    + cost.gradient(EMBED, 8 + shape.item_bytes),
-                    cost.launch(OpKind.BACKWARD),
-                )
+                return cost.loss()
+            case Embed() | EmbedBackward():
+                return self._of_embed(op)
             case Reduce():
-                return cost.gradient(op.unit, 8 + shape.item_bytes)
+                return cost.gradient(op.unit, 8 + self._item)
         return 0.0
 
-    return seconds
+    def _of_embed(self, op: Op) -> float:
+        cost, memory = self._cost, self._rates.device_memory
+        if isinstance(op, Embed):
+            return max(2 * cost.hidden_bytes / memory, cost.launch(OpKind.FORWARD))
+        work = 4 * cost.hidden_bytes / memory + cost.gradient(EMBED, 8 + self._item)
+        return max(work, cost.launch(OpKind.BACKWARD))
+
+    def _of_host_or_copy(self, op: Op) -> float:
+        rates, hidden_bytes = self._rates, self._cost.hidden_bytes
+        match op:
+            case Prefetch() | FetchGrad():
+                return self._numel[op.unit] * self._item / rates.h2d
+            case Offload():
+                return self._numel[op.unit] * self._item / rates.d2h
+            case StoreBoundary():
+                return hidden_bytes / rates.d2h
+            case FetchBoundary():
+                return hidden_bytes / rates.h2d
+            case Update():
+                return self._numel[op.unit] / self._adamw
+        return 0.0
 
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
-    """About how long a step takes, in closed form: fast enough to compare hundreds of choices.
-    `simulate` is exact. waited: for updates, as `choose_homes` has it.
+    """Returns an estimate of a step's seconds in closed form: the longest of compute and the two
+    ways of the bus. It is fast enough to compare hundreds of choices; `simulate` is exact.
+
+    waited: seconds in which the first forward pass waits for updates, as `choose_homes` has them.
     """
     shape, rates = cost.shape, cost.rates
-    again = cost.first_forwards[len(shape.blocks) - choices.kept_blocks]
-    compute = choices.micro_batches * (cost.passes + again + cost.loss(1.0))
+    recomputed = len(shape.blocks) - choices.kept_blocks
+    again = cost.first_forwards[recomputed]
+    compute = choices.micro_batches * (cost.passes + again + cost.loss())
     streamed = sum(
         unit.numel for unit in shape.blocks[: len(shape.blocks) - choices.resident_blocks]
     )
     carried = (2 * choices.rounds * streamed + (shape.plane_numel - streamed)) * shape.item_bytes
     if choices.host_boundaries:
-        carried += (
-            choices.micro_batches * (len(shape.blocks) - choices.kept_blocks) * cost.hidden_bytes
-        )
+        carried += choices.micro_batches * recomputed * cost.hidden_bytes
     gradients = choices.rounds if choices.gradient_sum == GradientSum.HOST else 1
     returned = gradients * shape.plane_numel * shape.item_bytes
     return max(compute, carried / rates.h2d, returned / rates.d2h) + waited
 
 
 def host_rate(rates: Rates, beside_states: bool) -> float:
-    """Parameters a second of AdamW on the host. Beside states on the bus it has the bus for itself
-    about half of the time (measured: docs/performance.md).
+    """Returns the number of parameters that AdamW updates on the host in a second. Beside states on
+    the bus it has the bus for itself about half of the time (measured: docs/performance.md).
     """
     return 2 / (1 / rates.adamw + 1 / rates.adamw_busy) if beside_states else rates.adamw
 
 
 class Cost:
-    """Seconds of the parts of a step, for one micro-batch of full rows."""
+    """A `Cost` knows the seconds of the parts of a step, for one micro-batch."""
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        rates: Rates,
-        rows: int,
-        row_length: int,
-        compiled: bool,
-        varlen: bool = False,
-    ):
-        self.shape, self.rates, self.compiled = shape, rates, compiled
-        self.rows, self.row_length, self.tokens = rows, row_length, rows * row_length
-        self.hidden_bytes = self.tokens * shape.hidden_size * shape.item_bytes
-        self._sizes = {unit.name: unit for unit in shape.units}
+    def __init__(self, shape: ModelShape, rates: Rates, micro_batch: MicroBatch, compiled: bool):
+        self.shape = shape
+        self.rates = rates
+        self._micro_batch = micro_batch
+        self._compiled = compiled
+        self.hidden_bytes = micro_batch.tokens * shape.hidden_size * shape.item_bytes
+        self._numel = {unit.name: unit.numel for unit in shape.units}
         self._share = block_share(shape)
-        self._attention = attention_flops(shape, rows, row_length) / (
-            rates.packed_attention if varlen else rates.attention
-        )
-        self._unpacking = 0.0
-        if varlen:
-            features = self.tokens * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
-            self._unpacking = features * PACKED_BYTES / 3 / rates.device_memory
+        self._attention, self._unpacking = self._attention_seconds()
         self._forward = {
             unit.name: max(self._pass(unit, 1.0, 1.0), self.launch(OpKind.FORWARD))
             for unit in shape.blocks
@@ -171,17 +203,17 @@ class Cost:
             for unit in shape.blocks
         }
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
-        """Of the first blocks, by their number."""
+        """Entry n tells the seconds of a forward through the first n blocks."""
         self.passes = (
             sum(self._forward.values())
             + sum(self._backward.values())
             + sum(self.gradient(unit.name, GRADIENT_BYTES) for unit in shape.blocks)
         )
-        """Forward and backward of all blocks."""
+        """Forward and backward of all blocks take this many seconds."""
 
     def launch(self, kind: OpKind) -> float:
-        """Seconds that the calls of a block take: a GPU may be done with what they ask for before
-        they are through.
+        """Returns the seconds that the calls of a block take. A GPU may be done with what they ask
+        for before they are through.
         """
         return BLOCK_CALLS[kind] * self.rates.call
 
@@ -191,33 +223,47 @@ class Cost:
     def backward(self, block: str) -> float:
         return self._backward[block]
 
-    def _pass(self, size: UnitShape, times: float, attention_times: float) -> float:
+    def _attention_seconds(self) -> tuple[float, float]:
+        """Returns the seconds of a block's attention in forward, and of the copies that packed rows
+        need around the variable-length kernel.
+        """
+        shape, rates, micro_batch = self.shape, self.rates, self._micro_batch
+        flops = attention_flops(shape, micro_batch.rows, micro_batch.row_length)
+        if not micro_batch.varlen:
+            return flops / rates.attention, 0.0
+        width = shape.attention_width + PACKED_WIDTH * shape.attention_heads
+        features = micro_batch.tokens * width
+        return flops / rates.packed_attention, features * PACKED_BYTES / 3 / rates.device_memory
+
+    def _pass(self, unit: UnitShape, times: float, attention_times: float) -> float:
+        """Returns the seconds of a pass over a block that computes its matrix products `times`
+        times.
+        """
+        rates, tokens = self.rates, self._micro_batch.tokens
         # On the CPU it is the overhead that makes small products slow.
-        matmul = (
-            self.rates.matmul
-            * self.tokens
-            / (self.tokens + (0 if self.rates.overhead else HALF_SPEED_TOKENS))
-        )
-        kept = (size.compiled_activations if self.compiled else size.activations).of(
-            self.rows, self.row_length
-        )
-        # Written and read; compiled, what is computed again from it is neither.
-        touched = times * (1 if self.compiled else 2) * kept
+        slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
+        matmul = rates.matmul * tokens / (tokens + slow_tokens)
+        activations = unit.compiled_activations if self._compiled else unit.activations
+        kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
+        # What is kept is written and read. Compiled, what is computed again from it is neither.
+        touched = times * (1 if self._compiled else 2) * kept
         return (
-            times * 2 * size.parameter_count * self._share * self.tokens / matmul
+            times * 2 * unit.parameter_count * self._share * tokens / matmul
             + attention_times * self._attention
             + times * self._unpacking
-            + touched / self.rates.device_memory
-            + times * self.rates.overhead
+            + touched / rates.device_memory
+            + times * rates.overhead
         )
 
     @property
     def state_bytes(self) -> int:
-        """Of a parameter: everything that its optimizer needs."""
+        """Returns the bytes of everything that the optimizer needs for one parameter."""
         return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
-        """Copies of states, which share the bus with others. early: while nothing is updated yet."""
+        """Returns the seconds of a copy of states, which shares the bus with others. early: it
+        begins while nothing is updated yet.
+        """
         item = PLANE_ITEM_BYTES[self.shape.dtype]
         weight, grad = item["weight_high"], item["grad"]
         h2d = BUS_SHARE * (self.rates.h2d if early else self.rates.h2d_busy)
@@ -231,17 +277,19 @@ class Cost:
         return numel * (self.state_bytes - grad - weight) / self.rates.d2h_busy
 
     def gradient(self, unit: str, touches: int) -> float:
-        """Of a unit's fp32 sum and its rounding: bytes touched per element."""
-        return self._sizes[unit].numel * touches / self.rates.device_memory
+        """Returns the seconds of work on a unit's fp32 sum. touches: bytes that are read or written
+        for each element.
+        """
+        return self._numel[unit] * touches / self.rates.device_memory
 
-    def loss(self, share: float) -> float:
-        """Forward and backward of the head; share: of the tokens, those that carry loss."""
-        shape, positions = self.shape, self.tokens * share
+    def loss(self) -> float:
+        """Returns the seconds of forward and backward of the head on all tokens."""
+        shape, tokens = self.shape, float(self._micro_batch.tokens)
         tail = shape.head.parameter_count + (shape.embed.parameter_count if shape.tied else 0)
-        logit_bytes = shape.compiled_logit_bytes if self.compiled else shape.logit_bytes
+        logit_bytes = shape.compiled_logit_bytes if self._compiled else shape.logit_bytes
         work = (
-            positions * tail * 6 / self.rates.matmul
-            + positions * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
+            tokens * tail * 6 / self.rates.matmul
+            + tokens * shape.vocab_size * logit_bytes * 2 / self.rates.device_memory
             + self.gradient(HEAD, 8)
         )
         return max(work, self.launch(OpKind.FORWARD))
@@ -252,41 +300,45 @@ class Cost:
 _FORMULA = "6 x parameters that a token passes through x tokens"
 PLANNED_FLOPS_FORMULA = f"{_FORMULA} of full rows; recompute not counted"
 MEASURED_FLOPS_FORMULA = f"{_FORMULA} (padding and recompute not counted) / seconds"
-"""As they are shown: of a step that is planned, and of the rate of one that was run."""
+"""The first formula is shown for a planned step, the second for the rate of a step that was run."""
 
 
 def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """FLOPs of forward and backward on so many tokens, by the formula that is shown."""
+    """Returns the FLOPs of forward and backward on so many tokens, by the formula that is shown."""
     return 6 * active_parameters * tokens
 
 
 def largest_product(shape: ModelShape, tokens: int) -> float:
-    """FLOPs of the largest matrix product of a block on so many tokens."""
+    """Returns the FLOPs of the largest matrix product of a block on so many tokens."""
     return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
 
 
 def block_share(shape: ModelShape) -> float:
-    """Share of the parameters of the blocks that a token passes through: less than 1 in a mixture
-    of experts.
+    """Returns the share of the blocks' parameters that a token passes through. It is less than 1 in
+    a mixture of experts.
     """
     blocks = sum(unit.parameter_count for unit in shape.blocks)
+    if not blocks:
+        return 0.0
     outside = shape.head.parameter_count + shape.embed.parameter_count
-    return min(1.0, max(0.0, (shape.active_parameters - outside) / blocks)) if blocks else 0.0
+    return min(1.0, max(0.0, (shape.active_parameters - outside) / blocks))
 
 
 def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
-    """FLOPs of the attention of one block in a forward pass, of two matrix products that causality
-    halves.
+    """Returns the FLOPs of the attention of one block in a forward pass: two matrix products, which
+    causality halves.
     """
     seen = min(row_length, shape.sliding_window or row_length)
     return 2.0 * rows * row_length * seen * shape.attention_width
 
 
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
-    """FLOPs of a step of `rows` full rows by three counts: `parameters`, those of
-    `parameter_flops`; `model`, the matrix products and the causal attention of forward and
-    backward, the embedding's look-up left out; `hardware`, the same and the second forward of
-    `recomputed` blocks.
+    """Returns the FLOPs of a step of `rows` full rows by three counts.
+
+    - `parameters` counts as `parameter_flops` does.
+    - `model` counts the matrix products and the causal attention of forward and backward, without
+      the embedding's look-up.
+    - `hardware` counts the same and the second forward of `recomputed` blocks.
     """
     tokens = rows * row_length
     outside = 0 if shape.tied else shape.embed.parameter_count

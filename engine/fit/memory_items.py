@@ -1,7 +1,7 @@
-"""What a report of memory is made of: items, each of a kind that says what it counts as. No torch.
+"""A report of memory is made of items. The kind of an item says what the item counts as. No torch.
 
-Records and JSON carry an item's kind as text, its name. It is read back here, and nothing else
-looks at its wording.
+Records and JSON carry an item's kind as text, its name. The text is read back here, and nothing
+else looks at its wording.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.plan.buffers import Word
 
 
 class PartName(Word):
-    """What holds the items: a report has a part for each, under this name."""
+    """A report has a part with this name for each kind of memory that holds items."""
 
     HOST = "host"
     GPU = "gpu"
@@ -23,21 +23,23 @@ class PartName(Word):
 
 
 MEMORY = (PartName.HOST, PartName.GPU)
-"""What a machine must hold; its disk is easily changed."""
+"""A machine must hold these parts; its disk is easily changed."""
 
 
 class MemoryItem(Word):
-    """What takes memory. The values are the names that reports show, and stand in records of runs."""
+    """A `MemoryItem` is something that takes memory. The values are the names that reports show.
+    They stand in records of runs.
+    """
 
     # On the host.
     RUNTIME = "Runtime"
-    """The program with its libraries; where it is about to train itself, as it is now, its data
-    included.
+    """It is the program with its libraries. Where the program is about to train itself, it is the
+    program as it is now, its data included.
     """
     LIBRARIES = "Libraries"
-    """What the program has yet to load."""
+    """The program has yet to load these."""
     MARGIN = "Margin"
-    """Room that is set aside."""
+    """This room is set aside."""
     WEIGHT_HIGH = "weight_high"
     WEIGHT_LOW = "weight_low"
     EXP_AVG = "exp_avg"
@@ -46,7 +48,7 @@ class MemoryItem(Word):
     HOST_BOUNDARIES = "Boundaries on the host"
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
-    """What reading weights takes more than the planes and boundaries of training do."""
+    """Reading weights takes this much more than the planes and boundaries of training do."""
     # On the device, buffers that live all run long.
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"
@@ -71,39 +73,42 @@ class MemoryItem(Word):
     RECORD = "Record"
 
     UNKNOWN = ""
-    """An item of another version of this program: it counts as what a run takes, and as nothing
-    special.
+    """It is an item of another version of this program. It counts as something that a run takes,
+    and as nothing special.
     """
 
     @property
     def is_plane(self) -> bool:
+        """Tells whether the item is a plane of the model's states."""
         return self.value in PLANES
 
     @property
     def is_weights(self) -> bool:
-        """Whether it is a plane of weights."""
+        """Tells whether the item is a plane of weights."""
         return self.value in WEIGHT_PLANES
 
     @property
     def is_overhead(self) -> bool:
-        """Whether the program takes it whatever it trains."""
+        """Tells whether the program takes it whatever it trains."""
         return self in _OVERHEAD
 
     @property
     def is_activation(self) -> bool:
-        """Whether it comes and goes within a step; other buffers of the device live all run long."""
+        """Tells whether the item comes and goes within a step. Other buffers of the device live
+        all run long.
+        """
         return self in _ACTIVATIONS
 
     @property
     def is_there_in_training(self) -> bool:
-        """Whether steps take it: not what is only set aside, nor what is only there while weights
-        are read.
+        """Tells whether steps take it. Room that is only set aside is not taken, nor is memory
+        that is only needed while weights are read.
         """
         return self not in (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK)
 
     @property
     def is_there_from_the_start(self) -> bool:
-        """Whether the host holds it before the first plane."""
+        """Tells whether the host holds it before the first plane."""
         return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
 
 
@@ -130,33 +135,36 @@ _ACTIVATIONS = frozenset(
 
 @dataclass(frozen=True)
 class Item:
-    """One line of a report."""
+    """An item is one line of a report."""
 
     kind: MemoryItem
     bytes: int
     note: str = ""
     unknown_name: str = ""
-    """What another version of this program calls it, where the kind is UNKNOWN."""
+    """Another version of this program calls the item so, where the kind is UNKNOWN."""
 
     @property
     def name(self) -> str:
-        """For people, and for records."""
+        """Returns the name for people and for records."""
         return self.unknown_name or self.kind.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as records have it."""
+        """Returns plain data, as records have it."""
         return {"name": self.name, "bytes": self.bytes, "note": self.note}
 
 
 def read_item(values: Mapping[str, Any]) -> Item:
-    """The item whose `to_dict` this is, by whatever version of this program."""
-    name, rest = values["name"], (values["bytes"], values.get("note", ""))
+    """Returns the item whose `to_dict` is `values`, by whatever version of this program."""
+    name, size, note = values["name"], values["bytes"], values.get("note", "")
     try:
-        return Item(MemoryItem(name), *rest)
+        return Item(MemoryItem(name), size, note)
     except ValueError:
-        return Item(MemoryItem.UNKNOWN, *rest, unknown_name=name)
+        return Item(MemoryItem.UNKNOWN, size, note, unknown_name=name)
 
 
 def items_of(report: Mapping[str, Any], part: PartName) -> tuple[Item, ...]:
-    """Of one part of a report that is plain data (`FitReport.to_dict()`); empty where it has none."""
-    return tuple(map(read_item, (report.get(part) or {}).get("items") or ()))
+    """Returns the items of one part of a report that is plain data (`FitReport.to_dict()`). It
+    returns none where the report has no such part.
+    """
+    values = (report.get(part) or {}).get("items") or ()
+    return tuple(read_item(each) for each in values)

@@ -1,8 +1,9 @@
-"""Models x machines: does it fit, and how fast? The largest model for a machine, and the machines
-for a model. No torch.
+"""A table of models and machines tells whether each model fits on each machine, and how fast it
+trains. This file also finds the largest model for a machine, and the machines for a model. No
+torch.
 
-Fits are judged with the leanest plan of a job, speeds come from a plan that is chosen and simulated
-as a run's is, but of fewer ways (`choose`'s `quick`: some per cent slower at most).
+Fits are judged with the leanest plan of a job. Speeds come from a plan that is chosen as a run's
+is, but from fewer ways (`choose`'s `quick`: some per cent slower at most), and simulated.
 """
 
 from __future__ import annotations
@@ -25,14 +26,30 @@ from engine.words import GIB
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
-"""Machines that a table shows where none are named."""
+"""A table shows these machines where none are named."""
 RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""GiB of RAM that machines are sold with."""
+"""Machines are sold with so many GiB of RAM."""
+
+CSV_HEAD = (
+    "model",
+    "family",
+    "parameters",
+    "active_parameters",
+    "machine",
+    "ram_bytes_available",
+    "gpu_bytes_free",
+    "verdict",
+    "host_bytes",
+    "gpu_bytes",
+    "missing",
+    "tokens_per_second",
+    "estimated",
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A machine of a table."""
+    """A column is one machine of a table."""
 
     name: str
     machine: Machine
@@ -40,22 +57,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one machine. Bytes are the least that it takes."""
+    """A cell tells about one model on one machine. Bytes are the least that the model takes."""
 
     verdict: Verdict
     host_bytes: int
     gpu_bytes: int | None
     missing: str
-    """What is too small, and by how many GiB; empty where the model fits."""
+    """It says what is too small, and by how many GiB; it is empty where the model fits."""
     tokens_per_second: float | None = None
-    """None where it does not fit, was not asked for, or no rates of the machine are known."""
+    """It is None where the model does not fit, where speeds were not asked for, or where no rates
+    of the machine are known.
+    """
     estimated: bool = True
-    """From the card's specification, not measured."""
+    """The speed comes from the card's specification; it is not measured."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model with its cells, in the order of the columns."""
+    """A row is one model with its cells, in the order of the columns."""
 
     entry: CatalogEntry
     parameters: int
@@ -64,8 +83,8 @@ class Row:
 
 
 def columns(names: Sequence[str], here: Machine) -> tuple[Column, ...]:
-    """This machine, and known ones with their typical RAM: those of exactly these names. Raises
-    ConfigError for a name that is not known.
+    """Returns the columns of this machine and of the known machines with exactly these names, which
+    have their typical RAM. Raises ConfigError for a name that is not known.
     """
     known = {machine.name: machine for machine in machines()}
     unknown = [name for name in names if name not in known]
@@ -82,8 +101,8 @@ def table(
     models: Iterable[CatalogEntry] | None = None,
     timed: bool = True,
 ) -> list[Row]:
-    """A row for each model that the settings of `config` suit, all of the catalog if none are
-    given. timed: with speeds, which take some hundredths of a second a cell.
+    """Returns a row for each model that the settings of `config` suit. The models are all of the
+    catalog if none are given. timed: with speeds, which take some hundredths of a second a cell.
     """
     rows = []
     for entry in catalog() if models is None else models:
@@ -99,14 +118,14 @@ def table(
 
 
 def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool = True) -> Cell:
-    """`shape` on `machine` with the settings of `config`. Raises ConfigError where they contradict
-    the model.
+    """Returns the cell of `shape` on `machine` with the settings of `config`. Raises ConfigError
+    where the settings contradict the model.
     """
     least = least_needs(config, machine, shape)
     verdict = least.verdict(MEMORY)
     parts = {name: part for name, part in least.parts.items() if name in MEMORY}
     missing = ", ".join(
-        f"{(part.total - part.limit) / GIB:,.0f} GiB of {PART_WORDS[name]}"
+        f"{(part.total - part.known_limit) / GIB:,.0f} GiB of {PART_WORDS[name]}"
         for name, part in parts.items()
         if part.verdict == Verdict.DOES_NOT_FIT
     )
@@ -117,24 +136,24 @@ def cell(config: TrainConfig, shape: ModelShape, machine: Machine, timed: bool =
             rate = config.train.batch_size * config.data.max_seq_len / needs.step_seconds
     gpu_bytes = parts[PartName.GPU].total if PartName.GPU in parts else None
     return Cell(
-        verdict,
-        parts[PartName.HOST].total,
-        gpu_bytes,
-        missing,
-        rate,
-        measured_rates(config, machine) is None,
+        verdict=verdict,
+        host_bytes=parts[PartName.HOST].total,
+        gpu_bytes=gpu_bytes,
+        missing=missing,
+        tokens_per_second=rate,
+        estimated=measured_rates(config, machine) is None,
     )
 
 
 def largest_model(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, Cell] | None:
-    """The model of the catalog with the most parameters that `machine` can train, its speed
-    included; None where it can train none.
+    """Returns the model of the catalog with the most parameters that `machine` can train, its speed
+    included. Returns None where it can train none.
     """
-    fitting = [
-        (entry, shape)
-        for entry in catalog()
-        if (shape := entry.shape(config.model.dtype)) is not None and _fits(config, shape, machine)
-    ]
+    fitting = []
+    for entry in catalog():
+        shape = entry.shape(config.model.dtype)
+        if shape is not None and _fits(config, shape, machine):
+            fitting.append((entry, shape))
     if not fitting:
         return None
     entry, shape = max(fitting, key=lambda found: found[1].parameter_count)
@@ -143,16 +162,16 @@ def largest_model(config: TrainConfig, machine: Machine) -> tuple[CatalogEntry, 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A machine that can train a model, with the least RAM of `RAM_SIZES` that does."""
+    """An offer is a machine that can train a model, with the least RAM of `RAM_SIZES` that does."""
 
     known: KnownMachine
-    ram_gib: int
+    ram_gib: float
     cell: Cell
 
 
 def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> list[Offer]:
-    """The known machines that can train this, least RAM first and then the fastest; those whose GPU
-    cannot hold it, and those that are not supported, are left out.
+    """Returns the known machines that can train this model, least RAM first and then the fastest.
+    Machines whose GPU cannot hold the model, and those that are not supported, are left out.
     """
     offers = []
     for known in machines():
@@ -162,17 +181,15 @@ def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> 
     return sorted(offers, key=lambda offer: (offer.ram_gib, -(offer.cell.tokens_per_second or 0)))
 
 
-def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> int | None:
-    """GiB; what is soldered cannot be chosen."""
-    sizes = (known.ram_gib,) if known.unified else RAM_SIZES
-    return next(
-        (
-            ram
-            for ram in sizes
-            if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram))
-        ),
-        None,
-    )
+def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> float | None:
+    """Returns the least GiB of RAM that suffice; None where none do. RAM that is soldered cannot be
+    chosen.
+    """
+    sizes: Sequence[float] = (known.ram_gib,) if known.unified else RAM_SIZES
+    for ram in sizes:
+        if _fits(config, shape, with_figures(known.machine(ram), ram_gib=ram)):
+            return ram
+    return None
 
 
 def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
@@ -186,87 +203,80 @@ def _fits(config: TrainConfig, shape: ModelShape, machine: Machine) -> bool:
 
 
 def as_csv(rows: Sequence[Row], shown: Sequence[Column]) -> str:
-    """A line for each model and machine, figures in bytes and tokens a second."""
+    """Returns a line for each model and machine, with figures in bytes and tokens a second."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        (
-            "model",
-            "family",
-            "parameters",
-            "active_parameters",
-            "machine",
-            "ram_bytes_available",
-            "gpu_bytes_free",
-            "verdict",
-            "host_bytes",
-            "gpu_bytes",
-            "missing",
-            "tokens_per_second",
-            "estimated",
-        )
-    )
+    writer.writerow(CSV_HEAD)
     for row in rows:
         for column, found in zip(shown, row.cells):
-            gpus = column.machine.gpus
-            writer.writerow(
-                (
-                    row.entry.id,
-                    row.entry.family,
-                    row.parameters,
-                    row.active_parameters,
-                    column.name,
-                    column.machine.ram_available,
-                    gpus[0].free if gpus else "",
-                    found.verdict,
-                    found.host_bytes,
-                    "" if found.gpu_bytes is None else found.gpu_bytes,
-                    found.missing,
-                    "" if found.tokens_per_second is None else round(found.tokens_per_second, 1),
-                    found.estimated,
-                )
-            )
+            writer.writerow(_csv_line(row, column, found))
     return text.getvalue()
 
 
-def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any]]:
-    """Plain data of every row, for tools and the screen."""
-    return [
-        {
-            "id": row.entry.id,
-            "title": row.entry.title,
-            "family": row.entry.family,
-            "parameters": row.parameters,
-            "active_parameters": row.active_parameters,
-            "cells": {
-                column.name: {
-                    "verdict": found.verdict.value,
-                    "host_bytes": found.host_bytes,
-                    "gpu_bytes": found.gpu_bytes,
-                    "missing": found.missing,
-                    "tokens_per_second": found.tokens_per_second,
-                    "estimated": found.estimated,
-                }
-                for column, found in zip(shown, row.cells)
-            },
-        }
-        for row in rows
-    ]
-
-
-def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
-    """For the terminal: tokens a second where a model fits, and what is missing where it does not."""
-    lines = [["model", *(column.name for column in shown)]]
-    lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
-        for cells in lines
+def _csv_line(row: Row, column: Column, found: Cell) -> tuple[object, ...]:
+    gpus = column.machine.gpus
+    speed = found.tokens_per_second
+    return (
+        row.entry.id,
+        row.entry.family,
+        row.parameters,
+        row.active_parameters,
+        column.name,
+        column.machine.ram_available,
+        gpus[0].free if gpus else "",
+        found.verdict,
+        found.host_bytes,
+        "" if found.gpu_bytes is None else found.gpu_bytes,
+        found.missing,
+        "" if speed is None else round(speed, 1),
+        found.estimated,
     )
 
 
+def as_dicts(rows: Sequence[Row], shown: Sequence[Column]) -> list[dict[str, Any]]:
+    """Returns plain data of every row, for tools and the screen."""
+    return [_row_as_dict(row, shown) for row in rows]
+
+
+def _row_as_dict(row: Row, shown: Sequence[Column]) -> dict[str, Any]:
+    cells = zip(shown, row.cells)
+    return {
+        "id": row.entry.id,
+        "title": row.entry.title,
+        "family": row.entry.family,
+        "parameters": row.parameters,
+        "active_parameters": row.active_parameters,
+        "cells": {column.name: _cell_as_dict(found) for column, found in cells},
+    }
+
+
+def _cell_as_dict(found: Cell) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict.value,
+        "host_bytes": found.host_bytes,
+        "gpu_bytes": found.gpu_bytes,
+        "missing": found.missing,
+        "tokens_per_second": found.tokens_per_second,
+        "estimated": found.estimated,
+    }
+
+
+def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
+    """Returns the table for the terminal: tokens a second where a model fits, and what is missing
+    where it does not.
+    """
+    lines = [["model", *(column.name for column in shown)]]
+    lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    return "\n".join(_aligned(cells, widths) for cells in lines)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(text.ljust(width) for text, width in zip(cells, widths)).rstrip()
+
+
 def cell_in_words(found: Cell) -> str:
-    """1,240 tokens/s; fits; needs 83 GiB of RAM more."""
+    """Returns a cell in words, such as "1,240 tokens/s", "fits" or "83 GiB of RAM more"."""
     if found.verdict == Verdict.DOES_NOT_FIT:
         return f"{found.missing} more"
     mark = "" if found.verdict == Verdict.FITS else ", only just"

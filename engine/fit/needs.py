@@ -1,20 +1,21 @@
-"""What one job takes of host memory, GPU memory and disk, item by item. No torch.
+"""`Needs` are what one job takes of host memory, GPU memory and disk, item by item. No torch.
 
-The plan is the one that the run will use (`engine.fit.choose`), the planes are what HostStore
+The plan is the one that the run will use (`engine.fit.choose`). The planes are what HostStore
 allocates, to the byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit.choose import Chosen, choose, least_choices
-from engine.fit.cost import largest_product
+from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.job import Job, Target
 from engine.fit.memory_items import MEMORY, Item, MemoryItem, PartName
 from engine.fit.predict import predicted_seconds
 from engine.machine.known_machines import known_rates
@@ -27,22 +28,25 @@ from engine.plan.buffers import Word
 from engine.words import GIB, MIB, in_gib
 
 TIGHT_SHARE = 0.9
-"""Above this share of a limit the verdict is `tight`."""
+"""The verdict is `tight` above this share of a limit."""
 
 RUNTIME_BYTES = {"cuda": round(1.9 * GIB), "cpu": 480 * MIB}
-"""Of the program with its libraries (measured: docs/performance.md); kernels compile in this
-process.
+"""The program takes this much with its libraries (measured: docs/performance.md). Kernels compile
+in this process.
 """
 RUNTIME_GROWTH_BYTES = {"cuda": 830 * MIB, "cpu": 64 * MIB}
-"""What libraries still load and compile once a run is prepared."""
+"""Libraries still load and compile this much once a run is prepared."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""Pages of a checkpoint that are written and not yet synced."""
-DATA_FACTOR, DATA_LEAST_BYTES, DATA_UNKNOWN_BYTES = 0.05, 32 * MIB, 256 * MIB
-"""Some 50 bytes a document stay in memory, a twentieth of the file where documents have 1,000;
-tokens stay on disk. Hub data sets have no size before they are loaded.
+"""This much is taken by pages of a checkpoint that are written and not yet synced."""
+DATA_FACTOR = 0.05
+"""This share of a data file stays in memory: some 50 bytes a document, where documents have 1,000.
+Tokens stay on disk.
 """
+DATA_LEAST_BYTES = 32 * MIB
+DATA_UNKNOWN_BYTES = 256 * MIB
+"""A data set on the Hub is taken for this much, because it has no size before it is loaded."""
 RECORD_BYTES = 16 * MIB
-"""Events, timelines, manifests and tokenizer files of a run."""
+"""Events, timelines, manifests and tokenizer files of a run take this much."""
 
 PLANE_NOTES = {
     "weight_high": "weights as the device sees them",
@@ -55,8 +59,8 @@ PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "
 
 
 class Verdict(Word):
-    """Whether what is needed fits, from the best answer to the worst. The values stand in records
-    of runs.
+    """A verdict says whether what is needed fits. They stand from the best to the worst, and their
+    values stand in records of runs.
     """
 
     FITS = "fits"
@@ -66,30 +70,57 @@ class Verdict(Word):
 
 @dataclass(frozen=True)
 class Resident:
-    """RAM of this program, where it is about to train itself: bytes that it has, its data among
-    them, and bytes of libraries that it has yet to load.
-    """
+    """A `Resident` tells the RAM of this program, where the program is about to train itself."""
 
     now: int
+    """The program has so many bytes, its data among them."""
     to_come: int
+    """It has yet to load so many bytes of libraries."""
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """These are facts that a session knows when it is about to train, beyond its settings and its
+    machine. All of them are optional.
+    """
+
+    rounding: Mapping[str, Any] = field(default_factory=dict)
+    """The session continues one that rounded so (`Job.rounding`)."""
+    rates: Rates | None = None
+    """The machine was measured and has these rates; None stands for those of `rates_of`."""
+    resident: Resident | None = None
+    """It is this program that trains, and it has this RAM."""
+    steps: int | None = None
+    """The whole run has this many steps, where the data are known."""
+
+
+NOTHING_MORE = SessionFacts()
+"""A job that is only asked about has no such facts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one kind of memory must hold. `limit` is None where it is not known, and then not
-    judged.
+    """A part says what one kind of memory must hold. `limit` is None where it is not known, and
+    then it is not judged.
     """
 
     items: tuple[Item, ...]
     limit: int | None
     least: int | None = None
-    """What it would take with the leanest plan, where the plan fills what is free on purpose; else
-    None.
+    """The leanest plan would take this much. It is None where the plan does not fill what is free
+    on purpose.
     """
 
     @property
     def total(self) -> int:
         return sum(item.bytes for item in self.items)
+
+    @property
+    def known_limit(self) -> int:
+        """Returns the limit of a part that was judged. Raises ValueError where it is not known."""
+        if self.limit is None:
+            raise ValueError("this part has no limit")
+        return self.limit
 
     @property
     def verdict(self) -> Verdict:
@@ -101,6 +132,7 @@ class Part:
         return Verdict.FITS if needed <= TIGHT_SHARE * self.limit else Verdict.TIGHT
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns plain data, as records and the screen take it."""
         return {
             "items": [item.to_dict() for item in self.items],
             "total": self.total,
@@ -110,10 +142,10 @@ class Part:
 
 
 class Needs:
-    """Items of host, GPU and disk for one configuration on one machine, and the plan that they
-    belong to.
+    """`Needs` are the items of host, GPU and disk for one configuration on one machine, and the
+    plan that they belong to.
 
-    `chosen`, `rates` and `resident` as `needs_of` has them.
+    Of the facts they take `rates` and `resident` as they are.
     """
 
     def __init__(
@@ -122,105 +154,101 @@ class Needs:
         machine: Machine,
         shape: ModelShape,
         chosen: Chosen,
-        rates: Rates | None,
-        resident: Resident | None = None,
+        facts: SessionFacts,
     ):
-        self.config, self.machine, self.shape, self.chosen, self.rates = (
-            config,
-            machine,
-            shape,
-            chosen,
-            rates,
-        )
-        self._resident = resident
+        self.config = config
+        self.machine = machine
+        self.shape = shape
+        self.chosen = chosen
         self.device = device_of(config, machine)
+        self._facts = facts
         self.parts = {PartName.HOST: Part(self._host(), machine.ram_available)}
         if self.device == "cuda":
             self.parts[PartName.GPU] = Part(chosen.gpu_items, gpu_limit(config, machine))
-        self.parts[PartName.DISK] = Part(
-            self._disk(), machine.disk_free if machine.disk_path else None
-        )
+        disk_limit = machine.disk_free if machine.disk_path else None
+        self.parts[PartName.DISK] = Part(self._disk(), disk_limit)
 
     def compare_with(self, least: Needs, name: PartName) -> None:
-        """Judge the part `name` by what the leanest plan would take of it."""
+        """Judges the part `name` by what the leanest plan would take of it."""
         part = self.parts[name]
         self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
 
     def verdict(self, parts: Collection[PartName] | None = None) -> Verdict:
+        """Returns the worst verdict of these parts, by default of all."""
         found = {
             part.verdict for name, part in self.parts.items() if parts is None or name in parts
         }
-        return next((v for v in (Verdict.DOES_NOT_FIT, Verdict.TIGHT) if v in found), Verdict.FITS)
+        for bad in (Verdict.DOES_NOT_FIT, Verdict.TIGHT):
+            if bad in found:
+                return bad
+        return Verdict.FITS
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """As the plan's simulation predicts it; None without rates."""
+        """Returns the seconds of a step of full rows, as the plan's simulation predicts them; None
+        without rates.
+        """
         if self.device == "cpu" and not self.machine.here:
             return None
-        return seconds_of(
-            self.shape,
-            self.chosen,
-            self.rates,
-            self.config.data.max_seq_len,
-            self.device,
-            self.config.data.packing,
-        )
+        shape, data = self.shape, self.config.data
+        row_length = data.max_seq_len
+        rates = rates_of_steps(shape, self.chosen, self._facts.rates, row_length, self.device)
+        if rates is None:
+            return None
+        varlen = shape.varlen(data.packing, self.device)
+        micro_batch = MicroBatch(self.chosen.micro_batch_size, row_length, varlen)
+        return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
 
     def _host(self) -> tuple[Item, ...]:
-        shape, item = self.shape, PLANE_ITEM_BYTES[self.shape.dtype]
-        program = (
-            "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
-        )
-        if self._resident is None:
-            items = [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], program)]
-        else:
-            items = [
-                Item(
-                    MemoryItem.RUNTIME,
-                    self._resident.now,
-                    f"{program}, and data: this program as it is",
-                ),
-                Item(
-                    MemoryItem.LIBRARIES,
-                    self._resident.to_come,
-                    "what is still loaded and compiled as it trains",
-                ),
-            ]
+        """Returns what RAM must hold, from what every run needs to what choices add."""
+        resident = self._facts.resident
+        items = self._program(resident)
         items.append(
             Item(MemoryItem.MARGIN, HOST_MARGIN_BYTES, "checkpoint pages on their way to the disk")
         )
-        planes = shape.plane_bytes()
-        items += [
-            Item(MemoryItem(plane), size, f"{PLANE_NOTES[plane]}, {item[plane]} bytes a parameter")
-            for plane, size in planes.items()
-        ]
-        if self.chosen.host_boundary_bytes:
+        item_bytes = PLANE_ITEM_BYTES[self.shape.dtype]
+        for plane, size in self.shape.plane_bytes().items():
+            note = f"{PLANE_NOTES[plane]}, {item_bytes[plane]} bytes a parameter"
+            items.append(Item(MemoryItem(plane), size, note))
+        boundaries = self.chosen.host_boundary_bytes
+        if boundaries:
             items.append(
-                Item(
-                    MemoryItem.HOST_BOUNDARIES,
-                    self.chosen.host_boundary_bytes,
-                    "inputs of blocks, for backward",
-                )
+                Item(MemoryItem.HOST_BOUNDARIES, boundaries, "inputs of blocks, for backward")
             )
         if self.device == "cpu":
             items += self.chosen.gpu_items
-        if self._resident is None:
+        if resident is None:
             items.append(
                 Item(MemoryItem.DATA, _data_bytes(self.config), "rows; tokens stay on disk")
             )
         if self.config.model.init == "pretrained":
-            weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
-            loading = weights + shape.parameter_count * shape.item_bytes
-            running = sum(planes.values()) + self.chosen.host_boundary_bytes
-            items.append(
-                Item(
-                    MemoryItem.LOADING_PEAK,
-                    max(0, loading - running),
-                    f"weight planes and one copy of the weights: {in_gib(loading)}"
-                    + (", less than training takes" if loading <= running else ""),
-                )
-            )
+            items.append(self._loading_peak())
         return tuple(items)
+
+    def _program(self, resident: Resident | None) -> list[Item]:
+        """Returns what the program takes itself."""
+        words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
+        if resident is None:
+            return [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], words)]
+        return [
+            Item(MemoryItem.RUNTIME, resident.now, f"{words}, and data: this program as it is"),
+            Item(
+                MemoryItem.LIBRARIES,
+                resident.to_come,
+                "what is still loaded and compiled as it trains",
+            ),
+        ]
+
+    def _loading_peak(self) -> Item:
+        """Returns what reading weights takes more than training does."""
+        shape, planes = self.shape, self.shape.plane_bytes()
+        weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
+        loading = weights + shape.parameter_count * shape.item_bytes
+        running = sum(planes.values()) + self.chosen.host_boundary_bytes
+        note = f"weight planes and one copy of the weights: {in_gib(loading)}"
+        if loading <= running:
+            note += ", less than training takes"
+        return Item(MemoryItem.LOADING_PEAK, max(0, loading - running), note)
 
     def _disk(self) -> tuple[Item, ...]:
         copies = checkpoints_at_once(self.config)
@@ -245,65 +273,35 @@ class Needs:
         )
 
 
-def seconds_of(
-    shape: ModelShape,
-    chosen: Chosen,
-    rates: Rates | None,
-    row_length: int,
-    device: str,
-    packed: bool,
-) -> float | None:
-    """Of a step of full rows by what was chosen, simulated with `rates_of_steps`. None without
-    rates.
-    """
-    rates = rates_of_steps(shape, chosen, rates, row_length, device)
-    return rates and predicted_seconds(
-        shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed
-    )
-
-
 def rates_of_steps(
     shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str
 ) -> Rates | None:
-    """Those that the times of steps follow. rates: of the machine of a GPU; on the CPU, where no
-    choice depends on them, those that were measured here, in float32. None where none are known.
+    """Returns the rates that the times of steps follow; None where none are known.
+
+    On a GPU they are `rates`, those of its machine. On the CPU, where no choice depends on rates,
+    they are those that were measured here, in float32.
     """
     if device != "cpu":
         return rates
-    return (
-        stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length))
-        if shape.dtype == "float32"
-        else None
-    )
+    if shape.dtype != "float32":
+        return None
+    return stored_cpu_rates(largest_product(shape, chosen.micro_batch_size * row_length))
 
 
 def needs_of(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape,
-    rounding: Mapping[str, Any] | None = None,
-    rates: Rates | None = None,
+    facts: SessionFacts = NOTHING_MORE,
     quick: bool = False,
-    resident: Resident | None = None,
 ) -> Needs:
-    """With the plan that a run would use. `rounding` and `quick` as for `choose`; `rates` are those
-    of `rates_of` if none are given. resident: where this program is about to train itself. Raises
+    """Returns the needs of a job with the plan that a run would use. quick: as for `choose`. Raises
     ConfigError for what no machine could run.
     """
-    rates = rates or rates_of(config, machine)
-    chosen = choose(
-        shape,
-        config,
-        device_of(config, machine),
-        gpu_limit(config, machine),
-        machine.ram_available,
-        config.data.max_seq_len,
-        rounding,
-        rates,
-        machine.here,
-        quick,
-    )
-    needs = Needs(config, machine, shape, chosen, rates, resident)
+    rates = facts.rates or rates_of(config, machine)
+    job = Job(shape, config, config.data.max_seq_len, facts.rounding)
+    chosen = choose(job, _target(config, machine, rates), quick)
+    needs = Needs(config, machine, shape, chosen, replace(facts, rates=rates))
     tight = [
         name
         for name in MEMORY
@@ -318,27 +316,27 @@ def needs_of(
 
 
 def least_needs(config: TrainConfig, machine: Machine, shape: ModelShape) -> Needs:
-    """With the plan that takes least: of those with boundaries on the host or on the device, the
-    one that fits better.
+    """Returns the needs of a job with the plan that takes least. Of the plans with boundaries on
+    the host and on the device, that is the one that fits better.
     """
-    found = [Needs(config, machine, shape, lean, None) for lean in _least(config, machine, shape)]
+    job = Job(shape, config, config.data.max_seq_len)
+    ways = least_choices(job, _target(config, machine, None))
+    found = [Needs(config, machine, shape, lean, NOTHING_MORE) for lean in ways]
     return min(found, key=lambda needs: tuple(Verdict).index(needs.verdict(MEMORY)))
 
 
-def _least(config: TrainConfig, machine: Machine, shape: ModelShape) -> tuple[Chosen, ...]:
-    return least_choices(
-        shape,
-        config,
-        device_of(config, machine),
-        gpu_limit(config, machine),
-        machine.ram_available,
-        config.data.max_seq_len,
-        machine.here,
+def _target(config: TrainConfig, machine: Machine, rates: Rates | None) -> Target:
+    return Target(
+        device=device_of(config, machine),
+        gpu_limit=gpu_limit(config, machine),
+        host_free=machine.ram_available,
+        rates=rates,
+        here=machine.here,
     )
 
 
 def device_of(config: TrainConfig, machine: Machine) -> str:
-    """Cpu or cuda. Raises ConfigError where a GPU is asked for that is not there."""
+    """Returns `cpu` or `cuda`. Raises ConfigError where a GPU is asked for that is not there."""
     if config.engine.device == "cuda" and not machine.gpus:
         raise ConfigError(
             "engine.device",
@@ -348,23 +346,23 @@ def device_of(config: TrainConfig, machine: Machine) -> str:
 
 
 def gpu_limit(config: TrainConfig, machine: Machine) -> int | None:
-    """Bytes of GPU memory that the run may take; None on the CPU."""
+    """Returns the bytes of GPU memory that the run may take; None on the CPU."""
     if device_of(config, machine) == "cpu":
         return None
     return config.engine.within_cap(machine.gpus[0].free)
 
 
 def measured_rates(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Those that were measured on this machine and kept; a machine that is only asked about has
-    none.
+    """Returns the rates that were measured on this machine and kept. A machine that is only asked
+    about has none.
     """
     here = device_of(config, machine) == "cuda" and machine.here
     return stored_rates(machine.gpus[0].name) if here else None
 
 
 def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Measured, or else estimated from the card's specification; None for a card that is not known
-    and on the CPU.
+    """Returns measured rates, or else those that are estimated from the card's specification. It
+    returns None for a card that is not known, and on the CPU.
     """
     if device_of(config, machine) == "cpu":
         return None
@@ -372,17 +370,20 @@ def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
 
 
 def checkpoints_at_once(config: TrainConfig) -> int:
-    """The most checkpoints that are on the disk at one moment: those kept, and the next one while
-    it is written. A run that writes few has fewer; a stop may add one.
+    """Returns the most checkpoints that are on the disk at one moment: those kept, and the next one
+    while it is written. A run that writes few has fewer; a stop may add one.
     """
     every, steps = config.output.checkpoint_every, config.train.steps
     kept = config.output.keep_checkpoints
     if every == 0:
         return min(kept, 1) + 1
-    return min(kept, -(-steps // every)) + 1 if steps is not None else kept + 1
+    if steps is None:
+        return kept + 1
+    return min(kept, -(-steps // every)) + 1
 
 
 def _data_bytes(config: TrainConfig) -> int:
+    """Returns what the data take in memory, by the sizes of their files."""
     total = 0
     for part, weight in config.data.parts():
         path = resolve_source(part.only_source)

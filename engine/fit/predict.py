@@ -1,56 +1,38 @@
-"""How long a step will take: the plan of the choices, simulated with the rates of a machine. No
-torch.
+"""The plan of some choices is simulated with the rates of a machine, to predict how long a step
+will take. No torch.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
-from engine.fit.cost import op_seconds
+from engine.fit.cost import MicroBatch, op_seconds
 from engine.machine.rates import Rates
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.shape import ModelShape
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
-from engine.plan.ops import Op, StepPlan
+from engine.plan.choices import PlanChoices, PlaneSizes
+from engine.plan.ops import StepPlan
 from engine.plan.simulate import Simulated, simulate
 
 
 @functools.lru_cache(maxsize=256)
 def predicted_seconds(
-    shape: ModelShape,
-    choices: PlanChoices,
-    rates: Rates,
-    rows: int,
-    row_length: int,
-    device: str,
-    packed: bool = False,
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> float:
-    """Of a step whose micro-batches have `rows` full rows, from one applied to the next. packed:
-    several documents may share a row.
-    """
-    return predicted_step(shape, choices, rates, rows, row_length, device, packed)[1].seconds
+    """Returns the seconds of a step of such micro-batches, from one applied step to the next."""
+    return predicted_step(shape, choices, rates, micro_batch, device)[1].seconds
 
 
 def predicted_step(
-    shape: ModelShape,
-    choices: PlanChoices,
-    rates: Rates,
-    rows: int,
-    row_length: int,
-    device: str,
-    packed: bool = False,
+    shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> tuple[StepPlan, Simulated]:
-    """The plan of these choices, and when each of its ops would run; as for `predicted_seconds`."""
-    plan = build_step_plan(
-        [unit.name for unit in shape.blocks],
-        shape.tied,
-        choices,
+    """Returns the plan of these choices, and when each of its ops would run."""
+    sizes = PlaneSizes(
         {unit.name: unit.numel for unit in shape.units},
         sum(PLANE_ITEM_BYTES[shape.dtype].values()),
     )
-    seconds_of: Callable[[Op], float] = op_seconds(
-        plan, shape, rates, rows, row_length, shape.varlen(packed, device)
-    )
+    blocks = [unit.name for unit in shape.blocks]
+    plan = build_step_plan(blocks, shape.tied, choices, sizes)
+    seconds_of = op_seconds(plan, shape, rates, micro_batch)
     return plan, simulate(plan, seconds_of, inline=device == "cpu")

@@ -1,4 +1,4 @@
-"""The memory that a fit report predicts for a run, item by item, beside what was measured. No
+"""The memory and the time that a fit report predicts for a run are put beside what was measured. No
 torch.
 """
 
@@ -17,8 +17,8 @@ QUANTITIES = {
     "step_seconds": "Step",
     "checkpoint_bytes": "Checkpoint",
 }
-"""In the order in which they are shown, with their words. What ends in `_bytes` is bytes, in
-`_seconds` seconds.
+"""The quantities stand in the order in which they are shown, with their words. A name that ends in
+`_bytes` means bytes, one in `_seconds` seconds.
 """
 
 
@@ -26,12 +26,13 @@ QUANTITIES = {
 
 
 def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) -> dict[str, float]:
-    """The quantities that a report predicts, by name; those it says nothing of are missing.
+    """Returns the quantities that a report predicts, by name. Those it says nothing of are missing.
 
-    report: `FitReport.to_dict()`. checkpoint_bytes: of one checkpoint. Host memory is without
-    margins; GPU memory is all of the report's items, the CUDA context and the allocator's gaps
-    included. The loading peak is predicted for weights that are read, and for those that are drawn:
-    what is there before the optimizer states are.
+    Host memory is without margins. GPU memory is all of the report's items, the CUDA context and
+    the allocator's gaps included. The loading peak is predicted for weights that are read, and for
+    weights that are drawn: it is what is there before the optimizer states are.
+
+    report: `FitReport.to_dict()`. checkpoint_bytes: the size of one checkpoint.
     """
     found: dict[str, float] = {}
     items = items_of(report, PartName.HOST)
@@ -50,12 +51,13 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
 
 
 def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
-    """Bytes that the report expects while weights are read. items: the host's. model: of the
-    report.
+    """Returns the bytes that the report expects while weights are read.
 
-    Its loading item is what loading takes more than the planes and boundaries of training do. Where
-    that is nothing: the weight planes, what every run needs, and the one copy of the weights that
-    is being read (none where they are drawn).
+    The report's loading item is what loading takes more than the planes and boundaries of training
+    do. Where that is nothing, the peak is the weight planes, what every run needs, and the one copy
+    of the weights that is being read (none where they are drawn).
+
+    items: those of the host. model: the report's part about the model.
     """
     general = _total(item for item in items if item.kind.is_there_from_the_start)
     loading = [item for item in items if item.kind == MemoryItem.LOADING_PEAK]
@@ -65,11 +67,10 @@ def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
         )
         return general + kept + _total(loading)
     weights = _total(item for item in items if item.kind.is_weights)
-    copy = (
-        model.get("parameters", 0) * PLANE_ITEM_BYTES[model.get("dtype", "bfloat16")]["weight_high"]
-        if loading
-        else 0
-    )
+    copy = 0
+    if loading:
+        item_bytes = PLANE_ITEM_BYTES[model.get("dtype", "bfloat16")]["weight_high"]
+        copy = model.get("parameters", 0) * item_bytes
     return general + weights + copy
 
 
@@ -83,17 +84,17 @@ def _total(items: Iterable[Item]) -> int:
 def compared(
     predicted: Mapping[str, float], measured: Mapping[str, float]
 ) -> dict[str, dict[str, float | None]]:
-    """For every quantity that is known either way: ``{predicted, measured, error}``, None for what
-    is not known. The error is measured / predicted - 1: above 0 where the run took more than was
-    predicted.
+    """Returns ``{predicted, measured, error}`` for every quantity that is known either way, with
+    None for what is not known. The error is measured / predicted - 1: it is above 0 where the run
+    took more than was predicted.
     """
     found = {}
     for name in QUANTITIES:
         said, came = predicted.get(name), measured.get(name)
-        if said is not None or came is not None:
-            found[name] = {
-                "predicted": said,
-                "measured": came,
-                "error": came / said - 1 if said and came is not None else None,
-            }
+        if said is None and came is None:
+            continue
+        error = None
+        if said and came is not None:
+            error = came / said - 1
+        found[name] = {"predicted": said, "measured": came, "error": error}
     return found

@@ -1,5 +1,5 @@
-"""The smallest changes of settings that make a job fit, each tried with the leanest plan before it
-is named. No torch.
+"""`remedies_for` finds the smallest changes of settings that make a job fit. Each change is tried
+with the leanest plan before it is named. No torch.
 """
 
 from __future__ import annotations
@@ -17,176 +17,223 @@ from engine.words import counted, in_gib
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
 """Remedies do not go beyond these."""
 
+Changes = dict[str, Any]
+"""These are names of settings with their new values."""
+
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change of settings that makes the job fit; `text` says what it is and what it comes to."""
+    """A remedy is a change of settings that makes the job fit. `text` says what it is and what it
+    comes to.
+    """
 
     text: str
-    changes: dict[str, Any]
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option is a change of settings that may help, with its words."""
+
+    text: str
+    changes: Changes
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A `_Kind` is a kind of change, such as fewer rows, with its options from the least on."""
+
+    helps: tuple[PartName, ...]
+    """It can help these parts of memory."""
+    options: list[_Option]
 
 
 def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
-    """Changes that fit where `needs` do not, or not comfortably; the smallest first, and of each
-    kind the least that does. Each says what the job takes at least then.
+    """Returns changes that fit where `needs` do not, or not comfortably: the smallest first, and of
+    each kind the least that does. Each says what the job takes at least then.
     """
-    wanted = (Verdict.FITS,) if needs.verdict() == Verdict.TIGHT else (Verdict.FITS, Verdict.TIGHT)
-    bad = tuple(name for name, part in needs.parts.items() if part.verdict not in wanted)
+    return _Search(needs).remedies()
 
-    def tried(changes: dict[str, Any]) -> Needs | None:
-        try:
-            config = needs.config.with_values(changes)
-            shape = (
-                needs.shape
-                if config.model.dtype == needs.shape.dtype
-                else needs.shape.in_dtype(config.model.dtype)
-            )
-            return least_needs(config, needs.machine, shape)
-        except ConfigError:  # a change that contradicts another setting is no remedy
-            return None
 
-    remedies, fixes = [], {}
-    for kinds, options in _candidates(needs):
-        if not set(kinds) & set(bad):
-            continue
-        # Where it fits already, though only just, nobody wants to hear of rows an eighth as long.
-        for text, changes in options[:2] if wanted == (Verdict.FITS,) else options:
-            result = tried(changes)
+class _Search:
+    """A `_Search` tries changes for one job.
+
+    A change is a remedy where all parts of memory are well with it. Where several parts are bad and
+    no single change helps them all, changes that each help some are put together.
+    """
+
+    def __init__(self, needs: Needs):
+        self._needs = needs
+        self._wanted: tuple[Verdict, ...] = (Verdict.FITS, Verdict.TIGHT)
+        if needs.verdict() == Verdict.TIGHT:
+            self._wanted = (Verdict.FITS,)
+        self._bad = tuple(
+            name for name, part in needs.parts.items() if part.verdict not in self._wanted
+        )
+        self._partial: dict[PartName, _Option] = {}
+        """Each bad part has the least change that helps it, where that does not help all."""
+
+    def remedies(self) -> tuple[Remedy, ...]:
+        found = []
+        for kind in _kinds(self._needs):
+            if set(kind.helps) & set(self._bad):
+                found += self._first_that_helps(kind)
+        if not found and set(self._partial) == set(self._bad):
+            found += self._all_together()
+        return tuple(found)
+
+    def _first_that_helps(self, kind: _Kind) -> list[Remedy]:
+        """Returns the least remedy of a kind, if there is one."""
+        options = kind.options
+        if self._wanted == (Verdict.FITS,):
+            # Where it fits already, though only just, nobody wants to hear of rows an eighth as
+            # long.
+            options = options[:2]
+        for option in options:
+            result = self._tried(option.changes)
             if result is None:
                 continue
-            if result.verdict() in wanted:
-                remedies.append(Remedy(f"{text}: {_outcome(result, bad)}", changes))
+            if result.verdict() in self._wanted:
+                text = f"{option.text}: {_outcome(result, self._bad)}"
+                return [Remedy(text, option.changes)]
+            if len(self._bad) > 1 and self._helps_some(option, result):
                 break
-            better = [
-                name for name in bad if name not in fixes and result.verdict((name,)) in wanted
-            ]
-            if better and len(bad) > 1:
-                fixes |= dict.fromkeys(better, (text, changes))
-                break
-    if not remedies and set(fixes) == set(bad):
-        merged = {key: value for _, changes in fixes.values() for key, value in changes.items()}
-        result = tried(merged)
-        if result is not None and result.verdict() in wanted:
-            steps = list(dict.fromkeys(text for text, _ in fixes.values()))
-            remedies.append(
-                Remedy(
-                    f"{steps[0]}, and {', and '.join(_lower(t) for t in steps[1:])}: "
-                    f"{_outcome(result, bad)}",
-                    merged,
-                )
-            )
-    return tuple(remedies)
+        return []
+
+    def _helps_some(self, option: _Option, result: Needs) -> bool:
+        """Notes the bad parts that the option helps, and returns whether there are new ones."""
+        better = [
+            name
+            for name in self._bad
+            if name not in self._partial and result.verdict((name,)) in self._wanted
+        ]
+        self._partial |= dict.fromkeys(better, option)
+        return bool(better)
+
+    def _all_together(self) -> list[Remedy]:
+        """Returns one remedy of all partial ones, if it is one."""
+        merged: Changes = {}
+        for option in self._partial.values():
+            merged |= option.changes
+        result = self._tried(merged)
+        if result is None or result.verdict() not in self._wanted:
+            return []
+        first, *others = dict.fromkeys(option.text for option in self._partial.values())
+        more = ", and ".join(_lower(text) for text in others)
+        return [Remedy(f"{first}, and {more}: {_outcome(result, self._bad)}", merged)]
+
+    def _tried(self, changes: Changes) -> Needs | None:
+        """Returns the least needs with these changes. A change that contradicts another setting is
+        no remedy, so None is returned for it.
+        """
+        try:
+            config = self._needs.config.with_values(changes)
+            shape = self._needs.shape
+            if config.model.dtype != shape.dtype:
+                shape = shape.in_dtype(config.model.dtype)
+            return least_needs(config, self._needs.machine, shape)
+        except ConfigError:
+            return None
 
 
-def _candidates(
-    needs: Needs,
-) -> list[tuple[tuple[PartName, ...], list[tuple[str, dict[str, Any]]]]]:
-    """Kinds of change from the smallest on: (parts that it can help, its options from the least
-    on).
-    """
-    config = needs.config
-    t, e, o = config.train, config.engine, config.output
-    found = [
-        (
-            (PartName.DISK,),
-            [
-                (
-                    f"Keep {counted(keep, 'checkpoint')} instead of {o.keep_checkpoints}",
-                    {"output.keep_checkpoints": keep},
-                )
-                for keep in range(o.keep_checkpoints - 1, 0, -1)
-            ],
+# ---------------------------------------------------------------------- what can be changed
+
+
+def _kinds(needs: Needs) -> list[_Kind]:
+    """Returns the kinds of change, from the smallest on."""
+    return [*_kinds_of_memory_use(needs), *_kinds_of_steps(needs)]
+
+
+def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
+    """Returns changes of what is kept, and where."""
+    engine, output = needs.config.engine, needs.config.output
+    fewer = [
+        _Option(
+            f"Keep {counted(keep, 'checkpoint')} instead of {output.keep_checkpoints}",
+            {"output.keep_checkpoints": keep},
         )
+        for keep in range(output.keep_checkpoints - 1, 0, -1)
     ]
-    if o.export:
-        found.append(
-            ((PartName.DISK,), [("Export later, not when the run ends", {"output.export": False})])
-        )
+    found = [_Kind((PartName.DISK,), fewer)]
+    if output.export:
+        later = _Option("Export later, not when the run ends", {"output.export": False})
+        found.append(_Kind((PartName.DISK,), [later]))
     for name in ("slots", "residency", "save_level", "rounds"):
-        if getattr(e, name) != AUTO:
-            found.append((MEMORY, [(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})]))
-    if e.gpu_memory_gib is not None:
-        found.append(
-            (
-                (PartName.GPU,),
-                [("Use all GPU memory that is free", {"engine.gpu_memory_gib": None})],
-            )
+        if getattr(engine, name) != AUTO:
+            automatic = _Option(f"Set engine.{name} to auto", {f"engine.{name}": AUTO})
+            found.append(_Kind(MEMORY, [automatic]))
+    if engine.gpu_memory_gib is not None:
+        all_free = _Option("Use all GPU memory that is free", {"engine.gpu_memory_gib": None})
+        found.append(_Kind((PartName.GPU,), [all_free]))
+    if engine.save_level != "boundary_host" and needs.device == "cuda":
+        on_host = _Option("Keep boundaries on the host", {"engine.save_level": "boundary_host"})
+        found.append(_Kind((PartName.GPU,), [on_host]))
+    return found
+
+
+def _kinds_of_steps(needs: Needs) -> list[_Kind]:
+    """Returns changes of how a step computes and what it trains on."""
+    config = needs.config
+    rows, length = config.train.batch_size, config.data.max_seq_len
+    size, rounds = needs.chosen.micro_batch_size, needs.chosen.choices.rounds
+    smaller = [
+        _Option(
+            f"Lower train.micro_batch_size from {size} to {less}", {"train.micro_batch_size": less}
         )
-    if e.save_level != "boundary_host" and needs.device == "cuda":
-        found.append(
-            (
-                (PartName.GPU,),
-                [("Keep boundaries on the host", {"engine.save_level": "boundary_host"})],
-            )
-        )
-    size = needs.chosen.micro_batch_size
-    found.append(
-        (
-            (PartName.GPU if needs.device == "cuda" else PartName.HOST,),
-            [
-                (
-                    f"Lower train.micro_batch_size from {size} to {less}",
-                    {"train.micro_batch_size": less},
-                )
-                for less in range(size - 1, 0, -1)
-                if t.batch_size % less == 0
-            ],
-        )
-    )
-    rounds = needs.chosen.choices.rounds
-    found.append(
-        (
-            MEMORY,
-            [
-                (f"Spread a step over {more} rounds", {"engine.rounds": more})
-                for more in range(rounds + 1, MOST_ROUNDS + 1)
-                if t.batch_size % more == 0
-            ],
-        )
-    )
-    found.append(
-        (
-            MEMORY,
-            [
-                (f"Lower train.batch_size from {t.batch_size} to {rows}", _fewer_rows(config, rows))
-                for rows in _halves(t.batch_size, 1)
-            ],
-        )
-    )
-    length = config.data.max_seq_len
-    found.append(
-        (
-            MEMORY,
-            [
-                (f"Shorten data.max_seq_len from {length} to {less}", {"data.max_seq_len": less})
-                for less in _halves(length, SHORTEST_ROW)
-            ],
-        )
-    )
+        for less in range(size - 1, 0, -1)
+        if rows % less == 0
+    ]
+    more_rounds = [
+        _Option(f"Spread a step over {more} rounds", {"engine.rounds": more})
+        for more in range(rounds + 1, MOST_ROUNDS + 1)
+        if rows % more == 0
+    ]
+    fewer_rows = [
+        _Option(f"Lower train.batch_size from {rows} to {fewer}", _fewer_rows(config, fewer))
+        for fewer in _halves(rows, 1)
+    ]
+    shorter = [
+        _Option(f"Shorten data.max_seq_len from {length} to {less}", {"data.max_seq_len": less})
+        for less in _halves(length, SHORTEST_ROW)
+    ]
+    compute_memory = PartName.GPU if needs.device == "cuda" else PartName.HOST
+    found = [
+        _Kind((compute_memory,), smaller),
+        _Kind(MEMORY, more_rounds),
+        _Kind(MEMORY, fewer_rows),
+        _Kind(MEMORY, shorter),
+    ]
     if config.model.dtype == "float32":
-        found.append((tuple(PartName), [("Compute in bfloat16", {"model.dtype": "bfloat16"})]))
+        half = _Option("Compute in bfloat16", {"model.dtype": "bfloat16"})
+        found.append(_Kind(tuple(PartName), [half]))
     return found
 
 
 def _halves(value: int, least: int) -> list[int]:
+    """Returns a half of the value, a quarter and so on, down to `least`."""
     found = []
-    while value // 2 >= least:
-        value //= 2
-        found.append(value)
+    half = value // 2
+    while half >= least:
+        found.append(half)
+        half //= 2
     return found
 
 
-def _fewer_rows(config: TrainConfig, rows: int) -> dict[str, Any]:
-    changes: dict[str, Any] = {"train.batch_size": rows}
+def _fewer_rows(config: TrainConfig, rows: int) -> Changes:
+    changes: Changes = {"train.batch_size": rows}
     size = config.train.micro_batch_size
     if size != AUTO and rows % size:
         changes["train.micro_batch_size"] = AUTO
     return changes
 
 
+# ---------------------------------------------------------------------- words
+
+
 def _outcome(needs: Needs, names: tuple[PartName, ...]) -> str:
+    """Returns what a changed job takes of the parts that were bad."""
     outcome = ", ".join(
-        f"{in_gib(part.total)} of {in_gib(part.limit)} {PART_WORDS[name]}"
+        f"{in_gib(part.total)} of {in_gib(part.known_limit)} {PART_WORDS[name]}"
         for name, part in needs.parts.items()
         if name in names
     )

@@ -1,22 +1,30 @@
-"""Will it fit, and how long will it take? The report of a run: host memory, GPU memory and disk
-item by item, a verdict with reasons and remedies, time, energy and cost. No torch here; a model
-whose shape is not given is looked up by `engine.model.find_shape`, which loads torch for one that
-nobody has built here before.
+"""A fit report says whether a run will fit, and how long it will take.
+
+It has host memory, GPU memory and disk item by item, a verdict with reasons and remedies, and time,
+energy and cost. No torch here. A model whose shape is not given is looked up by
+`engine.model.find_shape`, which loads torch for one that nobody has built here before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.config.settings import TrainConfig
 from engine.fit.cost import PLANNED_FLOPS_FORMULA, parameter_flops
 from engine.fit.memory_items import PartName
-from engine.fit.needs import PART_WORDS, Needs, Part, Resident, Verdict, measured_rates, needs_of
+from engine.fit.needs import (
+    NOTHING_MORE,
+    PART_WORDS,
+    Needs,
+    Part,
+    SessionFacts,
+    Verdict,
+    measured_rates,
+    needs_of,
+)
 from engine.fit.remedies import Remedy, remedies_for
 from engine.machine.known_machines import known_machine
-from engine.machine.rates import Rates
 from engine.machine.read_machine import Machine
 from engine.model.find_shape import shape_from_source
 from engine.model.shape import ModelShape
@@ -28,12 +36,16 @@ WORDS = {
     Verdict.DOES_NOT_FIT: "does not fit",
 }
 HOST_WATTS = 150.0
-"""Of a workstation around its GPU, assumed: processor and memory at work, fans and losses."""
+"""A workstation around its GPU is assumed to take this: processor and memory at work, fans and
+losses.
+"""
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """`estimate`'s answer. Bytes throughout; `gpu` is None where blocks compute on the CPU."""
+    """A `FitReport` is the answer of `estimate`. Sizes are bytes throughout; `gpu` is None where
+    blocks compute on the CPU.
+    """
 
     verdict: Verdict
     headline: str
@@ -47,7 +59,7 @@ class FitReport:
     time: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as the record and the screen take it."""
+        """Returns plain data, as the record and the screen take it."""
         return {
             "verdict": self.verdict.value,
             "headline": self.headline,
@@ -66,25 +78,23 @@ def estimate(
     config: TrainConfig,
     machine: Machine,
     shape: ModelShape | None = None,
-    rounding: Mapping[str, Any] | None = None,
-    rates: Rates | None = None,
-    steps: int | None = None,
-    resident: Resident | None = None,
+    facts: SessionFacts = NOTHING_MORE,
 ) -> FitReport:
-    """The report for `config` on `machine`; `rounding` and `rates` as for `choose`: where no rates
-    are given, those that were measured here, or those that are estimated for a known card. steps:
-    of the whole run, where the data are known. resident: as for `needs_of`. Raises ModelError or
+    """Returns the report for `config` on `machine`. Where the facts have no rates, it takes those
+    that were measured here, or those that are estimated for a known card. Raises ModelError or
     ConfigError for what no machine could run.
     """
     if shape is None:
         shape = shape_from_source(config.model)
     if shape.dtype != config.model.dtype:
         shape = shape.in_dtype(config.model.dtype)
-    needs = needs_of(config, machine, shape, rounding, rates, resident=resident)
+    needs = needs_of(config, machine, shape, facts)
     verdict = needs.verdict()
     remedies = remedies_for(needs) if verdict != Verdict.FITS else ()
     measured = (
-        rates is not None or needs.device == "cpu" or measured_rates(config, machine) is not None
+        facts.rates is not None
+        or needs.device == "cpu"
+        or measured_rates(config, machine) is not None
     )
     return FitReport(
         verdict=verdict,
@@ -108,13 +118,13 @@ def estimate(
             "loss_chunk": needs.chosen.loss_chunk,
             **needs.chosen.choices.to_dict(),
         },
-        time=_time(needs, config.train.steps or steps, measured),
+        time=_time(needs, config.train.steps or facts.steps, measured),
     )
 
 
 def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
-    """Seconds, and what the electricity comes to: the card at its board power and the host at
-    `HOST_WATTS`, all run long. None for what is not known.
+    """Returns seconds, and what the electricity comes to: the card at its board power and the host
+    at `HOST_WATTS`, all run long. What is not known is None.
     """
     config, seconds = needs.config, needs.step_seconds
     tokens = config.train.batch_size * config.data.max_seq_len
@@ -150,55 +160,64 @@ def _headline(needs: Needs, verdict: Verdict) -> str:
 
 
 def _reasons(needs: Needs, helped: bool) -> list[str]:
+    """Returns what speaks against the job, in sentences. helped: remedies were found."""
     failing = [name for name, part in needs.parts.items() if part.verdict == Verdict.DOES_NOT_FIT]
-    reasons = []
-    for name in failing:
-        part = needs.parts[name]
-        reasons.append(
-            f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.limit)} "
-            f"free, {in_gib(part.total - part.limit)} short; {_breaking(part)}."
-        )
+    reasons = [_short_of(name, needs.parts[name]) for name in failing]
     if failing and not helped:
-        least = " and ".join(
-            f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing
-        )
+        taken = [f"{in_gib(needs.parts[name].total)} of {PART_WORDS[name]}" for name in failing]
         reasons.append(
-            f"No change of settings was found that makes it fit: it takes {least}, or a smaller "
-            "model."
+            f"No change of settings was found that makes it fit: it takes {' and '.join(taken)}, "
+            "or a smaller model."
         )
     for name, part in needs.parts.items():
         if part.verdict == Verdict.TIGHT:
             largest = max(part.items, key=lambda item: item.bytes)
+            percent = 100 * part.total / part.known_limit
             reasons.append(
-                f"{_capital(PART_WORDS[name])} is {100 * part.total / part.limit:.0f} % full, "
+                f"{_capital(PART_WORDS[name])} is {percent:.0f} % full, "
                 f"mostly with {largest.name} ({in_gib(largest.bytes)})."
             )
+    return reasons + _warnings(needs)
+
+
+def _short_of(name: PartName, part: Part) -> str:
+    return (
+        f"{_capital(PART_WORDS[name])}: {in_gib(part.total)} needed, {in_gib(part.known_limit)} "
+        f"free, {in_gib(part.total - part.known_limit)} short; {_breaking(part)}."
+    )
+
+
+def _warnings(needs: Needs) -> list[str]:
+    """Returns what is unusual about the settings, whether the job fits or not."""
+    warnings = []
     known, length = needs.shape.max_position_embeddings, needs.config.data.max_seq_len
     if known is not None and length > known:
-        reasons.append(
+        warnings.append(
             f"data.max_seq_len {length} is beyond the {known} positions that this model was "
             "trained for."
         )
     cap = needs.config.engine.gpu_memory_gib
-    if cap is not None and needs.device == "cuda" and cap * GIB > needs.machine.gpus[0].free:
-        reasons.append(
-            f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(needs.machine.gpus[0].free)} "
-            f"free on the {needs.machine.gpus[0].name}; the plan uses what is free."
-        )
-    return reasons
+    if cap is not None and needs.device == "cuda":
+        gpu = needs.machine.gpus[0]
+        if cap * GIB > gpu.free:
+            warnings.append(
+                f"engine.gpu_memory_gib {cap:g} is more than the {in_gib(gpu.free)} free on the "
+                f"{gpu.name}; the plan uses what is free."
+            )
+    return warnings
 
 
 def _breaking(part: Part) -> str:
-    """Items stand from what every run needs to what choices add; the one that crosses the limit is
-    named.
+    """Returns what no longer fits. Items stand from what every run needs to what choices add, and
+    the one that crosses the limit is named.
     """
     filled = sum(item.bytes for item in part.items if item.kind.is_overhead)
-    if filled > part.limit:
+    if filled > part.known_limit:
         return "the program alone takes more"
     for item in part.items:
         if not item.kind.is_overhead:
             filled += item.bytes
-            if filled > part.limit:
+            if filled > part.known_limit:
                 break
     return f"{item.name} ({in_gib(item.bytes)}) is what no longer fits"
 

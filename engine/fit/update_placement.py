@@ -1,12 +1,16 @@
-"""Where each unit's optimizer runs: on the host, or on the device, to which its states are
-streamed. No torch.
+"""`choose_homes` decides where each unit's optimizer runs: on the host, or on the device, to which
+the unit's states are streamed. No torch.
+
+It goes through the units in the order in which the next forward pass needs them. For each unit it
+estimates when the updated weights are ready if the host updates it, and if the device does. The
+unit goes to where they are ready first. All times are seconds from the end of the step's backward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.fit.cost import Cost, host_rate
 from engine.model.shape import UnitShape
@@ -17,177 +21,221 @@ from engine.plan.ops import GradientSum, OpKind
 
 
 def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], float]:
-    """Which units' optimizers run on the device, and about how long the first forward pass waits
-    for updates then.
+    """Returns the units whose optimizers run on the device, and about how long the first forward
+    pass waits for updates then.
 
-    In the order in which the forward pass needs them, each unit goes to where its weights are ready
-    first: the host, or the device, to which states are streamed through `choices.update_buffers`
-    buffers. None do where the host alone, which the busy bus slows down, is faster.
+    States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
+    where the host alone is faster, because copies of states on the bus slow the host down.
     """
-    ways = [_Homes(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
-    best = min(ways, key=lambda homes: homes.waited)
+    ways = [_Placement(cost, choices, buffers) for buffers in {0, choices.update_buffers}]
+    best = min(ways, key=lambda placement: placement.waited)
     return best.units, best.waited
 
 
-class _Homes:
-    """One pass over the units; the seconds that each clock shows count from the end of the step's
-    backward.
+class _Placement:
+    """A `_Placement` is one pass over the units with a given number of update buffers.
+
+    `units` are those whose optimizers run on the device. `waited` is how long the first forward
+    pass waits for updates.
     """
 
     def __init__(self, cost: Cost, choices: PlanChoices, buffers: int):
-        self._cost, self._rates, self._shape = cost, cost.rates, cost.shape
-        adamw, shape = host_rate(cost.rates, buffers > 0), cost.shape
-        streamed = shape.blocks[: len(shape.blocks) - choices.resident_blocks]
-        # Updated in the slot in which they are.
-        self._placed = {
-            EMBED,
-            HEAD,
-            *(unit.name for unit in shape.blocks[len(streamed) :]),
-            *(unit.name for unit in streamed[: choices.slots]),
-        }
+        shape = cost.shape
+        self._cost = cost
+        self._rates = cost.rates
+        self._shape = shape
+        first_resident = len(shape.blocks) - choices.resident_blocks
+        streamed, resident = shape.blocks[:first_resident], shape.blocks[first_resident:]
+        in_slots = (*resident, *streamed[: choices.slots])
+        # These units are updated in the slot that they are still in when the step ends.
+        self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
+        # The gradients of these are still in their staging buffers.
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
         self._piece = max(unit.numel for unit in shape.blocks)
-        passes = choices.micro_batches // choices.rounds
+        self._passes = choices.micro_batches // choices.rounds
         self._own = buffers - choices.spare_buffers
-        self._free = self._buffers_free(choices, buffers, passes)
-        lender = (
-            shape.blocks[len(shape.blocks) - choices.spare_blocks].name
-            if choices.spare_blocks
-            else None
-        )
-        lanes = _Lanes(choices.spare_buffers, self._own)
-        host, homes, ready_at = 0.0, [], {}
-        for unit in shape.units:
-            on_host = host + unit.numel / adamw + self._prefetch(unit)
+        self._free = self._buffers_free(choices, buffers)
+        self._lanes = _Lanes(spare=choices.spare_buffers, first=self._own)
+        homes, ready_at = self._place(buffers)
+        if choices.spare_blocks and buffers:
+            # The forward pass of the first lender needs the memory of the spare buffers back.
+            lender = shape.blocks[len(shape.blocks) - choices.spare_blocks].name
+            ready_at[lender] = max(ready_at[lender], self._lanes.spares_sent())
+        self.units = tuple(homes)
+        self.waited = self._waits(ready_at)
+
+    def _place(self, buffers: int) -> tuple[list[str], dict[str, float]]:
+        """Returns the units whose optimizers run on the device, and when each unit is ready."""
+        adamw = host_rate(self._rates, beside_states=buffers > 0)
+        lanes = self._lanes
+        host = 0.0
+        homes: list[str] = []
+        ready_at: dict[str, float] = {}
+        for unit in self._shape.units:
+            updated = host + unit.numel / adamw
+            on_host = updated + self._prefetch(unit)
             before = lanes.mark()
-            ready = self._on_device(unit, lanes) if buffers else math.inf
-            if ready < on_host:
+            on_device = self._on_device(unit) if buffers else math.inf
+            if on_device < on_host:
                 homes.append(unit.name)
+                ready_at[unit.name] = on_device
             else:
                 lanes.back_to(before)
-                host, ready = host + unit.numel / adamw, on_host
+                host = updated
                 lanes.prefetch(self._prefetch(unit))
-            ready_at[unit.name] = ready
-        if lender is not None and buffers:
-            ready_at[lender] = max(ready_at[lender], lanes.spares_sent())
-        now = self.waited = 0.0
-        for unit in shape.units:
-            self.waited += max(0.0, ready_at[unit.name] - now)
+                ready_at[unit.name] = on_host
+        return homes, ready_at
+
+    def _waits(self, ready_at: dict[str, float]) -> float:
+        """Returns how long the first forward pass waits for units that are not ready yet."""
+        now = waited = 0.0
+        for unit in self._shape.units:
+            waited += max(0.0, ready_at[unit.name] - now)
             now = max(now, ready_at[unit.name])
             if unit.name not in (EMBED, HEAD):
-                now += passes * cost.forward(unit.name)
-        self.units = tuple(homes)
+                now += self._passes * self._cost.forward(unit.name)
+        return waited
 
-    def _buffers_free(self, choices: PlanChoices, buffers: int, passes: int) -> list[float]:
-        """When the first states can be fetched into each buffer: those that are made from
+    def _buffers_free(self, choices: PlanChoices, buffers: int) -> list[float]:
+        """Returns when the first states can be fetched into each buffer. Buffers that are made from
         activations, and those that lie over fp32 sums, wait for backward.
         """
-        blocks, ends = list(reversed(self._shape.blocks)), []
-        time = -passes * sum(self._cost.backward(unit.name) for unit in blocks)
+        blocks = list(reversed(self._shape.blocks))
+        ends = []  # when backward is done with each block
+        time = -self._passes * sum(self._cost.backward(unit.name) for unit in blocks)
         for unit in blocks:
-            time += passes * self._cost.backward(unit.name)
+            time += self._passes * self._cost.backward(unit.name)
             ends.append(time)
         free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
-        done, end, size = 0, 0, self._piece * self._cost.state_bytes
+        over_sums = choices.gradient_sum == GradientSum.DEVICE
+        size = self._piece * self._cost.state_bytes
+        done = 0  # blocks whose sums are of no more use
+        end = 0  # bytes of their sums
         for own in range(buffers - len(free)):
-            while (
-                choices.gradient_sum == GradientSum.DEVICE
-                and end < (own + 1) * size
-                and done < len(blocks)
-            ):
+            while over_sums and end < (own + 1) * size and done < len(blocks):
                 end += 4 * blocks[done].numel
                 done += 1
             free.append(ends[done - 1] if done else -math.inf)
         return free
 
-    def _on_device(self, unit: UnitShape, lanes: _Lanes) -> float:
-        """When the unit's weights are there; the lanes' clocks go on."""
-        cost, ready = self._cost, 0.0
+    def _on_device(self, unit: UnitShape) -> float:
+        """Returns when the unit's weights are there if the device updates it. The lanes' clocks go
+        on.
+        """
+        lanes, ready = self._lanes, 0.0
         placed = unit.name in self._placed
         for start in range(0, unit.numel, self._piece):
-            size, number = min(self._piece, unit.numel - start), len(lanes.updated)
-            earlier = number - len(self._free)
-            while earlier >= 0 and len(lanes.freed) < earlier + min(LEAD, self._own):
-                lanes.send_states()
-            free = self._free[number] if earlier < 0 else lanes.freed[earlier]
-            fetched = [OpKind.FETCH_STATES] + (
-                [] if unit.name in self._staged else [OpKind.FETCH_GRADIENT]
-            )
-            there = lanes.fetch(
-                free, lambda early: [cost.carried(kind, size, early) for kind in fetched]
-            )
-            updated = max(0.0, there) + size * 2 * cost.state_bytes / self._rates.device_memory
-            weights = cost.carried(OpKind.OFFLOAD_WEIGHTS, size)
-            lanes.update(
-                updated, cost.carried(OpKind.OFFLOAD_STATES, size) + (weights if placed else 0.0)
-            )
-            ready = max(ready, updated if placed else lanes.send_weights(updated, weights))
+            numel = min(self._piece, unit.numel - start)
+            number = len(lanes.updated)
+            earlier = number - len(self._free)  # the piece that was in the buffer before
+            if earlier < 0:
+                free = self._free[number]
+            else:
+                while len(lanes.freed) < earlier + min(LEAD, self._own):
+                    lanes.send_states()
+                free = lanes.freed[earlier]
+            updated = self._update_piece(unit, numel, free)
+            if placed:
+                ready = max(ready, updated)
+            else:
+                weights = self._cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
+                ready = max(ready, lanes.send_weights(updated, weights))
             if earlier < 0:
                 lanes.first_weights_are_sent()
         if placed:
             return ready
-        # On the same bus as the states that come after it.
+        # The prefetch takes the same bus as the states that come after it.
         lanes.prefetch(self._prefetch(unit))
         return ready + self._prefetch(unit)
 
+    def _update_piece(self, unit: UnitShape, numel: int, free: float) -> float:
+        """Fetches and updates a piece of `numel` elements once its buffer is `free`. Returns when
+        it is updated.
+        """
+        cost, lanes = self._cost, self._lanes
+        early = lanes.wait_for_buffer(free)
+        there = lanes.fetch(cost.carried(OpKind.FETCH_STATES, numel, early))
+        if unit.name not in self._staged:
+            there = lanes.fetch(cost.carried(OpKind.FETCH_GRADIENT, numel, early))
+        updated = max(0.0, there) + numel * 2 * cost.state_bytes / self._rates.device_memory
+        owed = cost.carried(OpKind.OFFLOAD_STATES, numel)
+        if unit.name in self._placed:  # its weights go out with the states
+            owed += cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
+        lanes.update(updated, owed)
+        return updated
+
     def _prefetch(self, unit: UnitShape) -> float:
+        """Returns the seconds that the unit's weights take to its slot."""
         return unit.numel * self._shape.item_bytes / self._rates.h2d_busy
+
+
+class _Mark(NamedTuple):
+    """A mark keeps a state of the lanes, so that they can go back to it."""
+
+    inward: float
+    outward: float
+    weights_sent: float
+    pieces: int
+    freed: int
 
 
 @dataclass
 class _Lanes:
-    """What the lanes of optimizers on the device have done so far: the order of
-    `engine.plan.device_updates` in seconds, but that pieces in spare buffers count as fetched
+    """The `_Lanes` tell what the lanes of optimizers on the device have done so far. They follow
+    the order of `engine.plan.device_updates`, except that pieces in spare buffers count as fetched
     before all others.
     """
 
     spare: int
-    """Pieces, the first, in spare buffers."""
+    """This many pieces, the first ones, are in spare buffers."""
     first: int
-    """Pieces after them that are fetched before the gradients are complete."""
+    """This many pieces after them are fetched before the gradients are complete."""
     inward: float = -math.inf
+    """The lane of states to the device is free at this time."""
     outward: float = 0.0
+    """The lane of states to the host is free at this time."""
     weights_sent: float = 0.0
-    """When the weights of the pieces that were there first are on the host."""
+    """The weights of the pieces that were there first are on the host at this time."""
     updated: list[float] = field(default_factory=list)
-    """When each piece was updated."""
+    """Each piece was updated at this time."""
     owed: list[float] = field(default_factory=list)
-    """How long the rest of each piece takes to send."""
+    """The rest of each piece takes this long to send."""
     freed: list[float] = field(default_factory=list)
-    """When each piece that was sent left its buffer, spare ones left out: one of those is sent
-    between two others.
+    """Each piece that was sent left its buffer at this time. Pieces in spare buffers are left out:
+    one of those is sent between two others.
     """
 
-    def fetch(self, free: float, seconds: Callable[[bool], list[float]]) -> float:
-        """A piece comes in once its buffer is `free`; when it is there. seconds: of its copies, by
-        whether they begin while nothing is updated yet.
-        """
+    def wait_for_buffer(self, free: float) -> bool:
+        """Waits until a buffer is `free`. Returns whether nothing is updated yet at that time."""
         self.inward = max(self.inward, free)
-        for copy in seconds(self.inward < 0):
-            self.inward += copy
+        return self.inward < 0
+
+    def fetch(self, seconds: float) -> float:
+        """Brings in a part of a piece, and returns when it is there."""
+        self.inward += seconds
         return self.inward
 
     def prefetch(self, seconds: float) -> None:
-        """Weights for the forward pass take the bus for so long."""
+        """Gives the bus to weights for the forward pass for so long."""
         self.inward = max(0.0, self.inward) + seconds
 
     def update(self, at: float, owed: float) -> None:
-        """The next piece is updated; the rest of it takes `owed` seconds to send."""
+        """Notes the time at which the next piece is updated. Its rest takes `owed` seconds."""
         self.updated.append(at)
         self.owed.append(owed)
 
     def send_weights(self, updated: float, seconds: float) -> float:
-        """When the weights of a piece are on the host."""
+        """Returns the time at which the weights of a piece are on the host."""
         self.outward = max(self.outward, updated) + seconds
         return self.outward
 
     def first_weights_are_sent(self) -> None:
-        """So far; the piece was one of those that were there first."""
+        """It notes that the last piece was one of those that were there first."""
         self.weights_sent = self.outward
 
     def send_states(self) -> None:
-        """Of the next piece that is not in a spare buffer; one of those goes out between two
-        others.
+        """Sends the states of the next piece that is not in a spare buffer. A piece in a spare
+        buffer goes out between two others.
         """
         if 0 < len(self.freed) <= self.spare:
             self._send(len(self.freed) - 1)
@@ -195,23 +243,28 @@ class _Lanes:
         self.freed.append(self.outward)
 
     def spares_sent(self) -> float:
-        """When all spare buffers can be given back: after the weights of all pieces that were there
-        first, and as many others as were fetched later.
+        """Returns when all spare buffers can be given back: after the weights of all pieces that
+        were there first, and as many other pieces as were fetched later.
         """
         later = max(0, len(self.updated) - self.spare - self.first)
+        spares = range(min(self.spare, len(self.owed)))
         between = range(self.spare, self.spare + min(self.first, later, self.spare))
-        return self.weights_sent + sum(
-            self.owed[piece] for piece in (*range(min(self.spare, len(self.owed))), *between)
+        return self.weights_sent + sum(self.owed[piece] for piece in (*spares, *between))
+
+    def mark(self) -> _Mark:
+        """Returns the present state, for `back_to`."""
+        return _Mark(
+            self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
         )
 
-    def mark(self) -> tuple[float, float, float, int, int]:
-        """Of now, for `back_to`."""
-        return self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
-
-    def back_to(self, mark: tuple[float, float, float, int, int]) -> None:
-        """As if nothing had been done since."""
-        self.inward, self.outward, self.weights_sent, pieces, freed = mark
-        del self.updated[pieces:], self.owed[pieces:], self.freed[freed:]
+    def back_to(self, mark: _Mark) -> None:
+        """Forgets everything that was done since `mark`."""
+        self.inward = mark.inward
+        self.outward = mark.outward
+        self.weights_sent = mark.weights_sent
+        del self.updated[mark.pieces :]
+        del self.owed[mark.pieces :]
+        del self.freed[mark.freed :]
 
     def _send(self, piece: int) -> None:
         self.outward = max(self.outward, self.updated[piece]) + self.owed[piece]

@@ -1,5 +1,5 @@
-"""A training step as plain data: ops, the builder that derives their waits, the validator, the
-simulator. No torch.
+"""A training step is plain data here: its ops, the builder that derives their waits, the validator
+and the simulator. No file here imports torch.
 
-It may import the rooms before it in `engine`, up to `helper_process`; it needs none of them.
+The room may import the rooms before it in `engine`, up to `helper_process`; it needs none of them.
 """

@@ -1,5 +1,9 @@
-"""The first of a plan's three passes: which slot holds a block at each of its uses, and when it
-must be fetched. No torch.
+"""The first of a plan's three passes decides which slot holds a block at each of its uses, and when
+the slot must be filled. No torch.
+
+- A resident block has a slot of its own all step long.
+- The other blocks are streamed. They share a few slots and take them in turn.
+- A use fetches the block's weights unless its slot still holds them from an earlier use.
 """
 
 from __future__ import annotations
@@ -12,27 +16,34 @@ from engine.plan.buffers import Buffer, BufferKind
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A run of COMPUTE ops that needs one block's weights."""
+    """A `BlockUse` is a run of COMPUTE ops that needs the weights of one block."""
 
     unit: str
     slot: Buffer
     fetch: bool
-    """The slot holds something else before."""
+    """The slot holds something else before, so the weights must be fetched."""
 
 
 def slot_of(unit: str) -> Buffer:
-    """The slot of a unit that has one of its own."""
+    """Returns the slot of a unit that has one of its own."""
     return Buffer(BufferKind.SLOT, unit)
 
 
 def block_slots(
     streamed: Sequence[str], resident: Collection[str], slots: int
 ) -> dict[str, Buffer]:
-    """Of every block. Streamed blocks take the shared slots in turn, the same one in forward and
-    backward: what a kept block saved are views into its slot.
+    """Returns the slot of every block.
+
+    Streamed blocks take the `slots` shared slots in turn. A block has the same slot in forward and
+    in backward, because the activations that a block keeps include views into its slot.
     """
-    shared = {unit: Buffer(BufferKind.SLOT, number=k % slots) for k, unit in enumerate(streamed)}
-    return shared | {unit: slot_of(unit) for unit in resident}
+    assigned = {
+        unit: Buffer(BufferKind.SLOT, number=position % slots)
+        for position, unit in enumerate(streamed)
+    }
+    for unit in resident:
+        assigned[unit] = slot_of(unit)
+    return assigned
 
 
 def assign_slots(
@@ -42,16 +53,20 @@ def assign_slots(
     rounds: int,
     training: bool,
 ) -> list[BlockUse]:
-    """The uses of all blocks in a step, in order. slots: by block. there: which unit a slot holds,
-    as it was updated there, when the step begins.
+    """Returns the uses of all blocks in a step, in order.
 
-    At each turn of direction the slots still hold what is used next, which is not fetched again; no
+    At each turn of direction the slots still hold what is used next, which is not fetched again. No
     other assignment fetches less.
+
+    slots: the slot of each block. there: the unit that a slot holds when the step begins, because
+    the optimizer updated the unit there. training: each round goes forward and backward, not only
+    forward.
     """
     one_round = [*blocks, *reversed(blocks)] if training else [*blocks]
-    content, uses = dict(there), []
+    content = dict(there)
+    uses = []
     for unit in one_round * rounds:
         slot = slots[unit]
-        uses.append(BlockUse(unit, slot, content.get(slot) != unit))
+        uses.append(BlockUse(unit, slot, fetch=content.get(slot) != unit))
         content[slot] = unit
     return uses

@@ -1,9 +1,9 @@
-"""What ops read and write: buffers, and what a buffer is known to hold. Plain values with a text
-form. No torch.
+"""Buffers are what ops read and write, and contents are what a buffer is known to hold. Both are
+plain values with a text form. No torch.
 
 A buffer is named by what it is for, not by an address. Two ops that name the same buffer are
-ordered by it; what each expects to find there, and what it leaves, is a `Content`, so that a plan
-can be proved to read nothing wrong.
+ordered by it. Each op states which `Content` it expects to find in a buffer and which it leaves
+there, so that a plan can be proved to read nothing wrong.
 """
 
 from __future__ import annotations
@@ -13,64 +13,68 @@ from enum import StrEnum
 from typing import NamedTuple
 
 EMBED, HEAD = "embed", "head"
-"""The units before and after the blocks."""
+"""These are the names of the units before and after the blocks."""
 
 
 class Word(StrEnum):
-    """A string with a fixed set of values. It hashes as a string does: a plan looks words up by the
-    hundred thousand, and an enum's own hash is a call of Python.
+    """A `Word` is a string with a fixed set of values.
+
+    It hashes as a string does, because a plan looks words up by the hundred thousand and an enum's
+    own hash is a call of Python code.
     """
 
     __hash__ = str.__hash__
 
 
 class BufferKind(Word):
+    """The kind of a buffer says what the buffer is for."""
+
     # On the host.
     WEIGHTS = "weights"
-    """The `weight_high` plane of a unit, or a piece of it."""
+    """It is the `weight_high` plane of a unit, or a piece of that plane."""
     STATES = "optimizer states"
-    """The unit's other planes, but for the gradient, or a piece of them."""
+    """It stands for the unit's other planes except the gradient, or for a piece of them."""
     GRADIENT = "gradient"
-    """The unit's gradient plane."""
+    """It is the unit's gradient plane."""
     HOST_BOUNDARY = "host boundary"
-    """The input of a block, of one micro-batch."""
+    """It keeps the input of a block for one micro-batch."""
     CLIP = "clip"
-    """The clip factor, known to the host."""
+    """It is the clip factor, once the host knows it."""
     # On the device.
     SLOT = "slot"
-    """Weights of one unit while it computes; a piece of it where an optimizer writes to it piece by
-    piece.
+    """It holds the weights of one unit while the unit computes. A piece of a slot is a buffer of
+    its own where an optimizer on the device writes to the slot piece by piece.
     """
     HIDDEN = "hidden"
-    """Hidden state of a micro-batch, or its gradient."""
+    """It is the hidden state of a micro-batch, or the gradient of that state."""
     SAVED = "saved"
-    """What a block keeps from forward to backward, of one micro-batch."""
+    """It is what a block keeps of one micro-batch from forward to backward."""
     STORE_RING = "store ring"
-    """A boundary on its way to the host."""
+    """It carries a boundary on its way to the host."""
     FETCH_RING = "fetch ring"
-    """A boundary on its way back."""
+    """It carries a boundary on its way back from the host."""
     SUM = "sum"
-    """An fp32 sum of gradients."""
+    """It is an fp32 sum of gradients."""
     STAGING = "staging"
-    """A rounded gradient on its way to the host."""
+    """It carries a rounded gradient on its way to the host."""
     NORM = "norm"
-    """Squared norm of a unit's gradient."""
+    """It is the squared norm of a unit's gradient."""
     LOSS = "loss"
     SUMMARY = "summary"
-    """Loss, norms and clip factor of the step."""
+    """It keeps the loss, the norms and the clip factor of the step."""
     UPDATE = "update buffer"
-    """A piece of every plane of a unit whose optimizer runs on the device."""
+    """It holds a piece of every plane of a unit whose optimizer runs on the device."""
     UPDATE_GRADIENT = "update gradient"
-    """The gradient's part of an update buffer, which is filled on its own."""
+    """It is the gradient's part of an update buffer, which is filled on its own."""
     ARENA = "arena"
-    """Memory that fp32 sums and one update buffer share."""
+    """It is a stretch of memory that fp32 sums and one update buffer share."""
     LENDABLE = "lendable"
-    """Memory that activations of the last blocks and spare update buffers share."""
+    """It is memory that activations of the last blocks and spare update buffers share."""
 
 
 class Buffer(NamedTuple):
-    """`kind`, and which one of its kind: by unit, by number (of the buffer or of the micro-batch)
-    and by piece.
+    """A buffer has a kind, and is told from others of its kind by unit, by number (of the buffer or
+    of the micro-batch) and by piece.
     """
 
     kind: BufferKind
@@ -83,41 +87,48 @@ class Buffer(NamedTuple):
 
     @property
     def whole(self) -> Buffer:
-        """The buffer that this one is a piece of."""
+        """Returns the buffer that this one is a piece of."""
         return self._replace(piece=None)
 
     def part(self, piece: int) -> Buffer:
+        """Returns one piece of this buffer."""
         return self._replace(piece=piece)
 
 
 class ContentKind(Word):
+    """The kind of a content says what is in a buffer."""
+
     READY = "ready"
-    """What it is there for; nothing else is ever in it."""
+    """The buffer holds what it is there for; nothing else is ever in it."""
     WEIGHTS = "weights"
-    """Of a unit."""
+    """It is the weights of a unit."""
     HIDDEN = "hidden"
-    """After a block, or, without a unit, before the first; by round."""
+    """It is the hidden state after a block, in one round. Without a unit it is the state before the
+    first block.
+    """
     GRADIENT = "gradient"
-    """Of the input of a unit, by round."""
+    """It is the gradient of the input of a unit, in one round."""
     BOUNDARY = "boundary"
-    """Input of a block, by micro-batch or by round."""
+    """It is the input of a block, told by micro-batch or by round."""
     ACTIVATIONS = "activations"
-    """All that backward needs of a block; views into `slot` are among them."""
+    """It is all that backward needs of a block. Views into the content's `slot` are among it."""
     SUM = "sum"
-    """Of a unit's gradients; on the host and in a staging buffer, rounded."""
+    """It is the sum of a unit's gradients. On the host and in a staging buffer it is rounded."""
     EARLIER_SUM = "earlier sum"
-    """Of the rounds before."""
+    """It is the sum of the rounds before."""
     FETCHED = "fetched"
-    """States of a piece of a unit, as they are on the host."""
+    """It is the states of a piece of a unit, as they are on the host."""
     UPDATED = "updated"
-    """The same after AdamW."""
+    """It is the same states after AdamW."""
     STATES = "states"
+    """It is optimizer states of any unit, in memory that is shared with fp32 sums."""
     LENT = "lent"
+    """The memory of activations serves as spare update buffers."""
 
 
 class Content(NamedTuple):
-    """What is in a buffer: `kind`, and of which unit, round or micro-batch (`number`) and piece.
-    `slot`: the one that kept activations point into.
+    """A content has a kind, and belongs to a unit, to a round or micro-batch (`number`) and to a
+    piece. `slot` is the slot that kept activations point into.
     """
 
     kind: ContentKind
@@ -127,7 +138,8 @@ class Content(NamedTuple):
     slot: Buffer | None = None
 
     def __str__(self) -> str:
-        return _text(*self[:4]) + ("" if self.slot is None else f" in {self.slot}")
+        where = "" if self.slot is None else f" in {self.slot}"
+        return _text(self.kind, self.unit, self.number, self.piece) + where
 
 
 READY = Content(ContentKind.READY)
@@ -135,37 +147,40 @@ READY = Content(ContentKind.READY)
 _FORM = re.compile(r"([a-z ]+?)(?:\(([^()]*)\))?(?: (\d+))?(?:/(\d+))?")
 
 
-def _text(kind: str, unit: str, number: int | None, piece: int | None) -> str:
-    """`kind(unit) number/piece`, without what is not given."""
-    return (
-        kind.value
-        + (f"({unit})" if unit else "")
-        + ("" if number is None else f" {number}")
-        + ("" if piece is None else f"/{piece}")
-    )
+def _text(kind: Word, unit: str, number: int | None, piece: int | None) -> str:
+    """Returns `kind(unit) number/piece`, without the parts that are not given."""
+    text: str = kind.value
+    if unit:
+        text += f"({unit})"
+    if number is not None:
+        text += f" {number}"
+    if piece is not None:
+        text += f"/{piece}"
+    return text
 
 
 def _parts(text: str) -> tuple[str, str, int | None, int | None]:
+    """Returns kind, unit, number and piece of what `_text` has written."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} names no buffer and no content")
     kind, unit, number, piece = found.groups()
-    return (
-        kind,
-        unit or "",
-        None if number is None else int(number),
-        None if piece is None else int(piece),
-    )
+    return kind, unit or "", _number(number), _number(piece)
+
+
+def _number(digits: str | None) -> int | None:
+    return None if digits is None else int(digits)
 
 
 def read_buffer(text: str) -> Buffer:
-    """The buffer whose `str` this is. Raises ValueError for any other text."""
-    kind, *rest = _parts(text)
-    return Buffer(BufferKind(kind), *rest)
+    """Returns the buffer whose `str` is `text`. Raises ValueError for any other text."""
+    kind, unit, number, piece = _parts(text)
+    return Buffer(BufferKind(kind), unit, number, piece)
 
 
 def read_content(text: str) -> Content:
-    """The content whose `str` this is. Raises ValueError for any other text."""
-    text, _, slot = text.partition(" in ")
-    kind, *rest = _parts(text)
-    return Content(ContentKind(kind), *rest, read_buffer(slot) if slot else None)
+    """Returns the content whose `str` is `text`. Raises ValueError for any other text."""
+    text, _, slot_text = text.partition(" in ")
+    kind, unit, number, piece = _parts(text)
+    slot = read_buffer(slot_text) if slot_text else None
+    return Content(ContentKind(kind), unit, number, piece, slot)

@@ -1,59 +1,56 @@
-"""From units and choices to the plan of one step. Policy lives in `engine.fit.choose`; nothing here
-runs. No torch.
+"""A plan of one step is built from the units and from choices. Nothing here runs, and policy lives
+in `engine.fit.choose`. No torch.
 
-Three passes make a plan:
+Three passes turn a step into ops:
 
 1. `assign_slots` gives every use of a block its slot, and says when the slot must be filled.
-2. `write_ops` (and, for optimizers on the device, `device_updates`) puts the ops into program
-   order, each with what it reads and writes.
-3. `derive_waits` finds from those what each op must wait for.
+2. `write_ops` puts the ops into program order, each with what it reads and writes:
+   - Every round goes forward through embed, the blocks and the loss, and backward again.
+   - Prefetches stand as early as their slot and the prefetch depth allow.
+   - After a unit's backward its gradient is rounded and sent to the host.
+   - After the last round come the summary, the clip factor and the updates. `device_updates` writes
+     the ops of optimizers that run on the device.
+3. `derive_waits` finds, from what the ops read and write, which op must wait for which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from engine.plan.buffers import EMBED, HEAD
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import with_waits
 from engine.plan.ops import GradientSum, StepPlan
-from engine.plan.write_ops import StepWriter
+from engine.plan.write_ops import StepEnd, StepWriter
 
 
 def build_step_plan(
     blocks: list[str],
     tied: bool,
     choices: PlanChoices,
-    numel: Mapping[str, int] | None = None,
-    state_bytes: int = 14,
+    sizes: PlaneSizes | None = None,
     updates: bool = True,
 ) -> StepPlan:
-    """The plan of one training step over `blocks` (unit names in forward order) between the embed
-    and head units.
+    """Returns the plan of one training step over `blocks` (unit names in forward order) between the
+    embed and head units.
 
-    `tied`: the head also uses the embed unit's weights, so its slot is held and its gradient is
-    summed all step. `numel`: elements of each unit's planes, and `state_bytes`: bytes of all planes
-    for an element, both needed where an optimizer runs on the device. updates: False for a dry run,
-    the same step up to its summary: no op of it writes weights or moments. Raises ValueError for
-    choices that contradict each other.
+    tied: the head also uses the embed unit's weights, so the embed slot is held and the embed
+    gradient is summed all step. sizes: needed where an optimizer runs on the device. updates: False
+    for a dry run, the same step up to its summary, in which no op writes weights or moments. Raises
+    ValueError for choices that contradict each other.
     """
     _refuse_contradictions(blocks, choices)
-    writer = StepWriter(blocks, tied, choices, numel or {}, state_bytes, updates=updates)
-    device = writer.device
+    end = StepEnd.UPDATES if updates else StepEnd.SUMMARY
+    writer = StepWriter(blocks, tied, choices, sizes or PlaneSizes({}), end)
+    buffers, device = writer.buffers, writer.device
     return StepPlan(
         ops=with_waits(writer.write()),
-        slots=writer.slot_units(),
-        grads=writer.grad_units(),
-        stagings=writer.staging_units(),
-        rings=writer.rings(),
-        kept_units=writer.kept,
+        slots=buffers.slot_units(),
+        grads=buffers.grad_units(),
+        stagings=buffers.staging_units(),
+        rings=buffers.rings(),
+        kept_units=buffers.kept,
         compiled=choices.compiled,
         device_homes=choices.device_homes,
-        placed=tuple(
-            (unit, slot)
-            for unit in choices.device_homes
-            if (slot := device.placed(unit)) is not None
-        ),
+        placed=device.placed_units(),
         update_buffers=tuple(device.buffers),
         spare_buffers=tuple(device.spare),
         piece_numel=device.piece_numel,
@@ -61,43 +58,38 @@ def build_step_plan(
     )
 
 
-def build_forward_plan(
-    blocks: list[str],
-    tied: bool,
-    micro_batches: int,
-    slots: int,
-    prefetch_depth: int = 1,
-    resident_blocks: int = 0,
-) -> StepPlan:
-    """A pass without gradients, for evaluation and sampling; `loss` ops end it."""
-    choices = PlanChoices(
-        micro_batches=micro_batches,
-        slots=slots,
-        prefetch_depth=prefetch_depth,
-        resident_blocks=resident_blocks,
-    )
-    writer = StepWriter(blocks, tied, choices, {}, 0, training=False)
-    return StepPlan(ops=with_waits(writer.write()), slots=writer.slot_units())
+def build_forward_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> StepPlan:
+    """Returns the plan of a pass without gradients, for evaluation and sampling. `loss` ops end it.
+
+    Of the choices it takes the micro-batches, the slots, the prefetch depth and the resident
+    blocks; the others keep their defaults.
+    """
+    writer = StepWriter(blocks, tied, choices, PlaneSizes({}), StepEnd.LOSS)
+    return StepPlan(ops=with_waits(writer.write()), slots=writer.buffers.slot_units())
 
 
 def _refuse_contradictions(blocks: list[str], choices: PlanChoices) -> None:
-    c = choices
-    if c.micro_batches % c.rounds:
-        raise ValueError(f"{c.rounds} rounds do not divide {c.micro_batches} micro-batches")
-    if (c.gradient_sum == GradientSum.VERTICAL) != (c.rounds == 1):
+    micro_batches, rounds = choices.micro_batches, choices.rounds
+    if micro_batches % rounds:
+        raise ValueError(f"{rounds} rounds do not divide {micro_batches} micro-batches")
+    if (choices.gradient_sum == GradientSum.VERTICAL) != (rounds == 1):
         raise ValueError("gradient_sum is 'vertical' exactly when there is one round")
-    if c.kept_blocks > len(blocks):
-        raise ValueError(f"{c.kept_blocks} of {len(blocks)} blocks cannot keep their activations")
-    if not set(c.device_homes) <= {EMBED, *blocks, HEAD} or (
-        c.device_homes and c.update_buffers < 1
-    ):
-        raise ValueError(f"{c.update_buffers} buffers for the optimizers of {c.device_homes}")
-    if (c.spare_buffers or c.spare_blocks) and not (
-        c.device_homes
-        and 0 < c.spare_buffers < c.update_buffers
-        and 0 < c.spare_blocks <= c.kept_blocks
-    ):
+    if choices.kept_blocks > len(blocks):
         raise ValueError(
-            f"{c.spare_buffers} of {c.update_buffers} buffers in the place of {c.spare_blocks} "
-            f"blocks of {c.kept_blocks}"
+            f"{choices.kept_blocks} of {len(blocks)} blocks cannot keep their activations"
         )
+    homes = choices.device_homes
+    unknown = set(homes) - {EMBED, *blocks, HEAD}
+    if unknown or (homes and choices.update_buffers < 1):
+        raise ValueError(f"{choices.update_buffers} buffers for the optimizers of {homes}")
+    _refuse_wrong_spares(choices)
+
+
+def _refuse_wrong_spares(choices: PlanChoices) -> None:
+    """Spare buffers are some of the update buffers; some of the kept blocks lend them memory."""
+    spare, lenders = choices.spare_buffers, choices.spare_blocks
+    if not (spare or lenders):
+        return
+    buffers, kept = choices.update_buffers, choices.kept_blocks
+    if not (choices.device_homes and 0 < spare < buffers and 0 < lenders <= kept):
+        raise ValueError(f"{spare} of {buffers} buffers in the place of {lenders} blocks of {kept}")

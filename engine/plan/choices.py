@@ -1,7 +1,10 @@
-"""`PlanChoices`: what a plan is built from, beside the units themselves. No torch."""
+"""`PlanChoices` and `PlaneSizes` are what a plan is built from, beside the names of the units. No
+torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,42 +13,61 @@ from engine.plan.ops import GradientSum
 
 @dataclass(frozen=True)
 class PlanChoices:
-    """What a plan is built from, beside the units themselves."""
+    """A `PlanChoices` says how a step is spread over micro-batches and rounds, and how it uses
+    memory.
+    """
 
     micro_batches: int = 1
-    """Micro-batches of a step."""
+    """A step has this many micro-batches."""
     rounds: int = 1
-    """Whole passes that the micro-batches are spread over; must divide them."""
+    """The micro-batches are spread over this many whole passes, a divisor of their number."""
     slots: int = 2
-    """Device buffers shared by the blocks that are not resident."""
+    """This many device buffers are shared by the blocks that are not resident."""
     prefetch_depth: int = 1
-    """How many block uses ahead a prefetch may be issued (at most slots - 1 can be under way)."""
+    """A prefetch may be issued this many block uses ahead (at most slots - 1 can be under way)."""
     resident_blocks: int = 0
-    """Blocks, counted from the last, that keep a slot of their own all step long."""
+    """This many blocks, counted from the last, keep a slot of their own all step long."""
     kept_blocks: int = 0
-    """Blocks, counted from the last, whose activations are kept from forward to backward (no
-    recompute).
+    """This many blocks, counted from the last, keep their activations from forward to backward.
+    They are not recomputed.
     """
     host_boundaries: bool = False
     """Boundaries wait on the host, not on the device."""
     boundary_rings: int = 3
-    """Device buffers, each way, through which host boundaries pass."""
+    """Host boundaries pass through this many device buffers each way."""
     gradient_sum: GradientSum = GradientSum.VERTICAL
-    """`VERTICAL` exactly where rounds = 1."""
+    """It is `VERTICAL` exactly where there is one round."""
     compiled: bool = False
-    """Blocks and the loss run as kernels that torch compiles."""
+    """The kernels of the blocks and of the loss are compiled by torch."""
     device_homes: tuple[str, ...] = ()
-    """Units whose optimizer runs on the device, on states that are streamed there; all others' runs
-    on the host.
+    """The optimizers of these units run on the device, on states that are streamed there. All other
+    units' optimizers run on the host.
     """
     update_buffers: int = 0
-    """Pieces of states that are on the device at once; 0 without such units."""
+    """This many pieces of states are on the device at once; it is 0 where all optimizers run on the
+    host.
+    """
     spare_buffers: int = 0
-    """Of those, so many are made from the memory of activations while there are none; not all of
-    them.
+    """This many of the update buffers, never all of them, are made from the memory of activations
+    while there are no activations.
     """
     spare_blocks: int = 0
-    """Of so many blocks, counted from the last, which must be among those that keep them."""
+    """The memory for the spare buffers comes from this many blocks, counted from the last. All of
+    them must keep their activations.
+    """
 
     def to_dict(self) -> dict[str, Any]:
+        """Returns the choices as plain data, as records have them."""
         return asdict(self) | {"gradient_sum": self.gradient_sum.value}
+
+
+@dataclass(frozen=True)
+class PlaneSizes:
+    """A `PlaneSizes` tells how large the planes of the units are. A plan needs them where an
+    optimizer runs on the device.
+    """
+
+    numel: Mapping[str, int]
+    """Each plane of a unit has this many elements."""
+    state_bytes: int = 14
+    """One element takes this many bytes over all planes of its unit: 14 in bfloat16."""

@@ -1,22 +1,26 @@
-"""The part of a step's plan in which optimizers run on the device, on states that are streamed
-there and back.
+"""`DeviceUpdates` writes the part of a step in which optimizers run on the device, on states that
+are streamed there and back. No torch.
 
-A unit's planes travel in pieces: fetched into a buffer on STATES IN, updated there on UPDATE, sent
-back on STATES OUT, each lane in the order in which the next forward pass needs the weights. As many
-pieces as there are buffers are fetched before the gradients are complete. Between two steps most of
-the device's memory is of no other use: buffers lie over fp32 sums, and spare ones take the place of
-activations.
+- A unit's planes travel in pieces: each piece is fetched into an update buffer on STATES IN,
+  updated there on UPDATE and sent back on STATES OUT. Each lane takes the pieces in the order in
+  which the next forward pass needs the weights.
+- As many pieces as there are buffers are fetched before the gradients are complete.
+- Between two steps most of the device's memory is of no other use. So with fp32 sums on the device
+  the buffers lie over the sums of blocks, which are of no use between the end of a step and the
+  first backward of the next. Spare buffers take the place of activations: the first
+  `choices.spare_buffers` buffers exist only while the activations of the last
+  `choices.spare_blocks` blocks do not.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
 from engine.plan.ops import (
     DeviceUpdate,
@@ -29,13 +33,14 @@ from engine.plan.ops import (
     OfPiece,
     Reclaim,
 )
+from engine.plan.step_buffers import SUMMARY, host_gradient
 
 Piece = tuple[str, int]
-"""A unit and which of its pieces."""
+"""A piece is named by its unit and its number within the unit."""
 
 LEAD = 2
-"""Pieces whose states leave their buffers before the weights of the first piece that is fetched
-into one of these.
+"""The states of this many pieces leave their buffers before the weights of the first piece that is
+fetched into one of these buffers.
 """
 
 _STEP = "step"
@@ -44,15 +49,10 @@ _ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT
 
 
 class DeviceUpdates:
-    """Writes the ops of units whose home is on the device, into `drafts`.
+    """A `DeviceUpdates` writes the ops of units whose optimizer runs on the device, into `drafts`.
 
-    blocks: all, in forward order. slots: of the blocks that are still in one when a step ends,
-    their own or not. numel: elements of each unit's planes. state_bytes: of all planes, for an
-    element. gradient: the plane that holds a unit's gradient on the host, and what is in it.
-
-    With fp32 sums on the device the update buffers lie over the sums of blocks, which are of no use
-    between the end of a step and the first backward of the next. The first `choices.spare_buffers`
-    buffers exist only while the activations of the last `choices.spare_blocks` blocks do not.
+    blocks: all blocks, in forward order. slots: those blocks that are still in a slot when a step
+    ends, with the slot, their own or a shared one.
     """
 
     def __init__(
@@ -60,97 +60,111 @@ class DeviceUpdates:
         blocks: list[str],
         slots: Mapping[str, Buffer],
         choices: PlanChoices,
-        numel: Mapping[str, int],
-        state_bytes: int,
-        gradient: Callable[[str], dict[Buffer, Content]],
+        sizes: PlaneSizes,
         drafts: list[Draft],
     ):
-        self._homes, self._gradient, self._drafts = (
-            frozenset(choices.device_homes),
-            gradient,
-            drafts,
-        )
-        self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD)} | dict(slots)
-        self.piece_numel = max(numel[block] for block in blocks) if self._homes else 0
-        self.buffers = [
-            Buffer(BufferKind.UPDATE, number=k)
-            for k in range(choices.update_buffers if self._homes else 0)
-        ]
-        self._bounds = {
-            unit: [
-                (start, min(start + self.piece_numel, numel[unit]))
-                for start in range(0, numel[unit], self.piece_numel)
+        self._choices = choices
+        self._drafts = drafts
+        self._units = frozenset(choices.device_homes)
+        """The optimizers of these units run on the device."""
+        self._slots = {EMBED: slot_of(EMBED), HEAD: slot_of(HEAD), **slots}
+        self.piece_numel = 0
+        self.buffers: list[Buffer] = []
+        if self._units:
+            self.piece_numel = max(sizes.numel[block] for block in blocks)
+            self.buffers = [
+                Buffer(BufferKind.UPDATE, number=number) for number in range(choices.update_buffers)
             ]
-            for unit in self._homes
-        }
-        self._pieces = [
-            (unit, k)
-            for unit in (EMBED, *blocks, HEAD)
-            if unit in self._homes
-            for k in range(len(self._bounds[unit]))
-        ]
-        spare = choices.spare_buffers
-        self.spare = self.buffers[:spare]
-        own = self.buffers[spare:]
-        # What is fetched later finds no space in a spare buffer: that would be needed again before
-        # it was sent back.
-        self._buffer = {
-            piece: self.buffers[k] if k < spare else own[(k - spare) % len(own)]
-            for k, piece in enumerate(self._pieces)
-        }
+        self.spare = self.buffers[: choices.spare_buffers]
+        self._own = self.buffers[choices.spare_buffers :]
+        """These buffers live all run long."""
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
-        # No other gradient takes their place in the staging buffers before the step ends.
+        """The activations of these blocks give their memory to the spare buffers."""
+        self._bounds = {
+            unit: _cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
+        }
+        self._pieces = self._pieces_in_order(blocks)
+        self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
+        # No other gradient takes the place of these in the staging buffers before the step ends.
         self._may_stay_staged = {EMBED, *blocks[:2]}
+        self._staging: dict[str, Buffer] = {}
+        """The complete gradients of these units stay in this staging buffer."""
         self.arena: list[str] = []
         self._sums_of: dict[Buffer, list[str]] = {}
-        if self._homes and choices.gradient_sum == GradientSum.DEVICE:
-            self._share_sums(blocks, numel, self.piece_numel * state_bytes)
+        """A buffer lies over the sums of these blocks."""
+        if self._units and choices.gradient_sum == GradientSum.DEVICE:
+            self._lay_over_sums(blocks, sizes)
+        # What was written so far.
         self._fetched: set[Piece] = set()
         self._with_gradient: set[Piece] = set()
-        self._staging: dict[str, Buffer] = {}
         self._lent = False
 
-    def _share_sums(self, blocks: list[str], numel: Mapping[str, int], buffer_bytes: int) -> None:
-        """The order of the blocks' sums in one stretch of memory, with the buffers at its front:
-        that in which backward has done with them.
+    def _pieces_in_order(self, blocks: list[str]) -> list[Piece]:
+        """Returns the pieces of all units, in the order of the next forward pass."""
+        pieces: list[Piece] = []
+        for unit in (EMBED, *blocks, HEAD):
+            if unit in self._units:
+                pieces += [(unit, number) for number in range(len(self._bounds[unit]))]
+        return pieces
+
+    def _buffers_in_turn(self) -> Iterator[Buffer]:
+        """Yields the buffers that pieces go through: each spare buffer once, then the others in
+        turn.
+
+        A later piece finds no space in a spare buffer, because the spare buffer would be needed
+        again before the piece was sent back.
+        """
+        yield from self.spare
+        yield from itertools.cycle(self._own)
+
+    def _lay_over_sums(self, blocks: list[str], sizes: PlaneSizes) -> None:
+        """Orders the sums of the blocks in one stretch of memory, with the buffers at its front.
+
+        The sums stand in the order in which backward has done with them, so that the first buffers
+        are free early.
         """
         self.arena = [*reversed(blocks)]
-        spans, end = [], 0
-        for block in self.arena:
-            spans.append((block, end, end + 4 * numel[block]))
-            end = spans[-1][2]
-        for k, buffer in enumerate(self.buffers[len(self.spare) :]):
+        buffer_bytes = self.piece_numel * sizes.state_bytes
+        ends = list(itertools.accumulate(4 * sizes.numel[block] for block in self.arena))
+        spans = list(zip(self.arena, [0, *ends], ends))
+        for position, buffer in enumerate(self._own):
+            first, last = position * buffer_bytes, (position + 1) * buffer_bytes
             self._sums_of[buffer] = [
-                block
-                for block, start, end in spans
-                if start < (k + 1) * buffer_bytes and end > k * buffer_bytes
+                block for block, start, end in spans if start < last and end > first
             ]
 
-    # ------------------------------------------------------------------ what the other ops must kno
+    # ------------------------------------------------------------------ what other ops must know
 
     def placed(self, unit: str) -> Buffer | None:
-        """The slot in which the unit is updated, because it is still there when the step ends."""
-        return self._slots.get(unit) if unit in self._homes else None
+        """Returns the slot in which the unit is updated because it is still there when the step
+        ends; None where the unit is in no slot then, or its optimizer runs on the host.
+        """
+        return self._slots.get(unit) if unit in self._units else None
+
+    def placed_units(self) -> tuple[tuple[str, Buffer], ...]:
+        """Returns the units that are updated in a slot, each with its slot."""
+        slots = [(unit, self.placed(unit)) for unit in self._choices.device_homes]
+        return tuple((unit, slot) for unit, slot in slots if slot is not None)
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
-        """The weights on the host: pieces of a unit arrive one by one."""
-        if unit in self._homes:
-            return {
-                Buffer(BufferKind.WEIGHTS, unit, piece=k): READY
-                for k in range(len(self._bounds[unit]))
-            }
-        return {Buffer(BufferKind.WEIGHTS, unit): READY}
+        """Returns the weights on the host. With the optimizer on the device they arrive there piece
+        by piece.
+        """
+        if unit not in self._units:
+            return {Buffer(BufferKind.WEIGHTS, unit): READY}
+        pieces = range(len(self._bounds[unit]))
+        return {Buffer(BufferKind.WEIGHTS, unit, piece=number): READY for number in pieces}
 
     def weights(self, unit: str, slot: Buffer) -> dict[Buffer, Content]:
-        """The weights in a slot."""
+        """Returns the weights in a slot, by piece where the unit is updated there."""
         content = Content(ContentKind.WEIGHTS, unit)
         if self.placed(unit) is None:
             return {slot: content}
         pieces = len(self._bounds[unit])
-        return {_part(slot, k, pieces): content for k in range(pieces)}
+        return {_part(slot, number, pieces): content for number in range(pieces)}
 
     def arena_of(self, block: str) -> dict[Buffer, Content]:
-        """Parts of the arena that the block's sum lies in, while sums are in them."""
+        """Returns the parts of the arena that the block's sum lies in, while sums are in them."""
         return {
             _arena(buffer): Content(ContentKind.SUM)
             for buffer, blocks in self._sums_of.items()
@@ -158,39 +172,43 @@ class DeviceUpdates:
         }
 
     def activations_of(self, block: str) -> dict[Buffer, Content]:
-        """The memory of the block's activations that is lent at other times, while they are there."""
+        """Returns the memory of the block's activations while they are there; at other times it is
+        lent. It is empty for a block that lends nothing.
+        """
         return {_LENDABLE: _ACTIVATIONS} if block in self.lenders else {}
 
     def all_planes(self) -> dict[Buffer, Content]:
-        """What is ready when all pieces are applied."""
-        return {
-            Buffer(kind, unit, piece=k): READY
-            for unit, k in self._pieces
-            for kind in (BufferKind.WEIGHTS, BufferKind.STATES)
-        }
+        """Returns the planes that are ready when all pieces are applied."""
+        planes = {}
+        for unit, number in self._pieces:
+            planes[Buffer(BufferKind.WEIGHTS, unit, piece=number)] = READY
+            planes[Buffer(BufferKind.STATES, unit, piece=number)] = READY
+        return planes
 
     def keep_staged(self, unit: str, staging: Buffer) -> bool:
-        """Whether the unit's complete gradient is updated from its staging buffer, and so need not
-        leave the device.
+        """Tells whether the unit's complete gradient stays in the staging buffer. The optimizer
+        reads it there, so the gradient need not leave the device.
         """
-        if unit in self._homes and unit in self._may_stay_staged:
+        if unit in self._units and unit in self._may_stay_staged:
             self._staging[unit] = staging
             return True
         return False
 
-    # ------------------------------------------------------------------ ops
+    # ------------------------------------------------------------------ during backward
 
     def lend(self) -> None:
-        """Activations of the lenders are no longer there."""
+        """Writes that spare buffers take the place of the lenders' activations."""
         self._lent = True
         self._drafts.append(Draft(Lend, _STEP, {}, {_LENDABLE: _LENT}, {}))
 
     def reclaim(self) -> None:
-        """Their memory is needed for activations again."""
+        """Writes that activations need the memory of the spare buffers again."""
         self._drafts.append(Draft(Reclaim, _STEP, {}, {_LENDABLE: _ACTIVATIONS}, {}))
 
     def fetch_first(self, finished: Collection[str]) -> None:
-        """Fetch what there are free buffers for. finished: blocks whose gradients are complete."""
+        """Fetches pieces into the buffers that are free. finished: blocks whose gradients are
+        complete.
+        """
         lent, others = self._first()
         for piece in [*(lent if self._lent else ()), *others]:
             if piece not in self._fetched:
@@ -201,49 +219,114 @@ class DeviceUpdates:
                 self._fetch_gradient(piece)
 
     def _first(self) -> tuple[list[Piece], list[Piece]]:
-        """What is fetched before the gradients are complete, into spare buffers and into others."""
-        return self._pieces[: len(self.spare)], self._pieces[len(self.spare) : len(self.buffers)]
+        """Returns the pieces that are fetched before the gradients are complete: those in spare
+        buffers, and those in other buffers.
+        """
+        spares = len(self.spare)
+        return self._pieces[:spares], self._pieces[spares : len(self.buffers)]
+
+    # ------------------------------------------------------------------ after the summary
 
     def write(self) -> None:
-        """After the summary: update, send back, fetch what is missing.
+        """Updates all pieces, sends them back, and fetches the pieces that are missing.
 
-        A piece that was not among the first waits for the buffer of an earlier one, so those are
-        sent first. Its weights go out before states that no fetch waits for: those of `LEAD` pieces
-        go before them, in the time that its own take to arrive. Spare buffers, which the forward
-        pass needs back, are sent in between, and what nothing waits for is last.
+        A late piece, one that was not among the first, waits for the buffer of an earlier piece. So
+        those buffers are sent first. The weights of a late piece go out before states that no fetch
+        waits for; the states of `LEAD` pieces go before them, in the time that the late piece takes
+        to arrive. Spare buffers, which the forward pass needs back, are sent in between. What
+        nothing waits for is last.
         """
         lent, others = self._first()
-        rest = self._pieces[len(self.buffers) :]
+        late = self._pieces[len(self.buffers) :]
         for piece in (*lent, *others):
             self._update(piece)
         for piece in (*lent, *others):
-            if self.placed(piece[0]) is None:
-                self._send_weights(piece)
-        lead, needed = min(LEAD, len(self.buffers) - len(self.spare)), others[: len(rest)]
-        between = [
-            piece
-            for pair in itertools.zip_longest(needed, lent)
-            for piece in pair
-            if piece is not None
-        ]
-        sent = late = 0
-        for piece in (*between, *others[len(needed) :], *rest):
-            self._send_all(piece)
+            self._send_weights_if_fetched(piece)
+        awaited, unawaited = others[: len(late)], others[len(late) :]
+        lead = min(LEAD, len(self._own))
+        sent = 0  # whole pieces that have left a buffer of a late piece
+        updated = 0  # late pieces that were fetched and updated
+        for piece in (*_alternating(awaited, lent), *unawaited, *late):
+            self._send_rest(piece)
             if piece in lent:
                 continue
             sent += 1
-            free = sent if sent >= len(needed) else sent - lead + 1
-            for following in rest[late : max(late, free)]:
+            free = sent if sent >= len(awaited) else sent - lead + 1
+            for following in late[updated : max(updated, free)]:
                 self._update(following)
-                if self.placed(following[0]) is None:
-                    self._send_weights(following)
-                late += 1
+                self._send_weights_if_fetched(following)
+                updated += 1
 
-    def _send_all(self, piece: Piece) -> None:
-        """What was not sent yet; of a unit that is placed, no prefetch waits for the weights."""
+    def _update(self, piece: Piece) -> None:
+        """Writes AdamW on a piece, after what of the piece is not fetched yet."""
+        (unit, number), buffer = piece, self._buffer[piece]
+        if piece not in self._fetched:
+            self._fetch(piece)
+        if piece not in self._with_gradient:
+            self._fetch_gradient(piece)
+        reads = {buffer: Content(ContentKind.FETCHED, unit, piece=number), SUMMARY: READY}
+        reads |= self._lent_memory(buffer)
+        staging = self._staging.get(unit)
+        if staging is not None:
+            reads[staging] = Content(ContentKind.SUM, unit)
+        else:
+            reads[_gradient_in(buffer)] = Content(ContentKind.SUM, unit, piece=number)
+        writes = {buffer: Content(ContentKind.UPDATED, unit, piece=number)}
+        slot = self.placed(unit)
+        if slot is not None:
+            part = _part(slot, number, len(self._bounds[unit]))
+            writes[part] = Content(ContentKind.WEIGHTS, unit)
+        self._emit(DeviceUpdate, piece, reads, writes, staging=staging, slot=slot)
+
+    def _send_weights_if_fetched(self, piece: Piece) -> None:
+        """Sends the weights of a piece at once if the next forward pass fetches them from the host.
+        For a unit that is placed, no prefetch waits for them.
+        """
+        if self.placed(piece[0]) is None:
+            self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
+
+    def _send_rest(self, piece: Piece) -> None:
+        """Sends what of a piece was not sent yet."""
         if self.placed(piece[0]) is not None:
-            self._send_weights(piece)
+            self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
         self._send(OffloadStates, piece, BufferKind.STATES)
+
+    # ------------------------------------------------------------------ single ops
+
+    def _fetch(self, piece: Piece) -> None:
+        (unit, number), buffer = piece, self._buffer[piece]
+        self._fetched.add(piece)
+        reads = {
+            Buffer(BufferKind.WEIGHTS, unit, piece=number): READY,
+            Buffer(BufferKind.STATES, unit, piece=number): READY,
+        }
+        reads |= self._lent_memory(buffer)
+        writes = {buffer: Content(ContentKind.FETCHED, unit, piece=number)}
+        writes |= self._states_in_arena(buffer)
+        self._emit(FetchStates, piece, reads, writes)
+
+    def _fetch_gradient(self, piece: Piece) -> None:
+        (unit, number), buffer = piece, self._buffer[piece]
+        self._with_gradient.add(piece)
+        if unit in self._staging:
+            return
+        reads = host_gradient(unit, self._choices.rounds - 1)
+        writes = {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=number)}
+        self._emit(FetchGradient, piece, reads, writes)
+
+    def _send(self, type_: type[OfPiece], piece: Piece, kind: BufferKind) -> None:
+        (unit, number), buffer = piece, self._buffer[piece]
+        reads = {buffer: Content(ContentKind.UPDATED, unit, piece=number)}
+        reads |= self._states_in_arena(buffer)
+        reads |= self._lent_memory(buffer)
+        self._emit(type_, piece, reads, {Buffer(kind, unit, piece=number): READY})
+
+    def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
+        """Returns the buffer's part of the arena, while states are in it."""
+        return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
+
+    def _lent_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
+        return {_LENDABLE: _LENT} if buffer in self.spare else {}
 
     def _emit(
         self,
@@ -253,93 +336,34 @@ class DeviceUpdates:
         writes: dict[Buffer, Content],
         **fields: Any,
     ) -> None:
-        unit, k = piece
-        self._drafts.append(
-            Draft(
-                type_,
-                unit,
-                reads,
-                writes,
-                {"piece": self._bounds[unit][k], "buffer": self._buffer[piece]} | fields,
-            )
-        )
-
-    def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
-        """The buffer's part of the arena, while states are in it."""
-        return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
-
-    def _lent_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
-        return {_LENDABLE: _LENT} if buffer in self.spare else {}
-
-    def _fetch(self, piece: Piece) -> None:
-        (unit, k), buffer = piece, self._buffer[piece]
-        self._fetched.add(piece)
-        planes = {
-            Buffer(kind, unit, piece=k): READY for kind in (BufferKind.WEIGHTS, BufferKind.STATES)
-        }
-        self._emit(
-            FetchStates,
-            piece,
-            planes | self._lent_memory(buffer),
-            {buffer: Content(ContentKind.FETCHED, unit, piece=k)} | self._states_in_arena(buffer),
-        )
-
-    def _fetch_gradient(self, piece: Piece) -> None:
-        (unit, k), buffer = piece, self._buffer[piece]
-        self._with_gradient.add(piece)
-        if unit not in self._staging:
-            self._emit(
-                FetchGradient,
-                piece,
-                self._gradient(unit),
-                {_gradient_in(buffer): Content(ContentKind.SUM, unit, piece=k)},
-            )
-
-    def _update(self, piece: Piece) -> None:
-        (unit, k), buffer = piece, self._buffer[piece]
-        if piece not in self._fetched:
-            self._fetch(piece)
-        if piece not in self._with_gradient:
-            self._fetch_gradient(piece)
-        reads = {
-            buffer: Content(ContentKind.FETCHED, unit, piece=k),
-            Buffer(BufferKind.SUMMARY): READY,
-        }
-        reads |= self._lent_memory(buffer)
-        staging = self._staging.get(unit)
-        if staging is not None:
-            reads[staging] = Content(ContentKind.SUM, unit)
-        else:
-            reads[_gradient_in(buffer)] = Content(ContentKind.SUM, unit, piece=k)
-        writes, slot = {buffer: Content(ContentKind.UPDATED, unit, piece=k)}, self.placed(unit)
-        if slot is not None:
-            writes[_part(slot, k, len(self._bounds[unit]))] = Content(ContentKind.WEIGHTS, unit)
-        self._emit(DeviceUpdate, piece, reads, writes, staging=staging, slot=slot)
-
-    def _send_weights(self, piece: Piece) -> None:
-        self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
-
-    def _send(self, type_: type[OfPiece], piece: Piece, kind: BufferKind) -> None:
-        (unit, k), buffer = piece, self._buffer[piece]
-        updated = {buffer: Content(ContentKind.UPDATED, unit, piece=k)}
-        self._emit(
-            type_,
-            piece,
-            updated | self._states_in_arena(buffer) | self._lent_memory(buffer),
-            {Buffer(kind, unit, piece=k): READY},
-        )
+        """Writes the next op. fields: those that only ops of its kind have."""
+        unit, number = piece
+        fields = {"piece": self._bounds[unit][number], "buffer": self._buffer[piece], **fields}
+        self._drafts.append(Draft(type_, unit, reads, writes, fields))
 
 
-def _part(slot: Buffer, piece: int, pieces: int) -> Buffer:
-    """Pieces of one unit are written to its slot one by one."""
-    return slot if pieces == 1 else slot.part(piece)
+def _cut(numel: int, piece_numel: int) -> list[tuple[int, int]]:
+    """Returns where each piece of a plane begins and ends, in elements."""
+    starts = range(0, numel, piece_numel)
+    return [(start, min(start + piece_numel, numel)) for start in starts]
+
+
+def _alternating(first: Sequence[Piece], second: Sequence[Piece]) -> Iterator[Piece]:
+    """Yields a piece of `first`, one of `second`, and so on, and the rest of the longer one."""
+    for pair in itertools.zip_longest(first, second):
+        yield from (piece for piece in pair if piece is not None)
+
+
+def _part(slot: Buffer, number: int, pieces: int) -> Buffer:
+    """Returns the part of a slot that a piece of its unit is written to."""
+    return slot if pieces == 1 else slot.part(number)
 
 
 def _arena(buffer: Buffer) -> Buffer:
-    """The part of the arena that an update buffer lies over."""
+    """Returns the part of the arena that an update buffer lies over."""
     return Buffer(BufferKind.ARENA, number=buffer.number)
 
 
 def _gradient_in(buffer: Buffer) -> Buffer:
-    """The part of an update buffer that a gradient is fetched to."""
+    """Returns the part of an update buffer that a gradient is fetched to."""
     return Buffer(BufferKind.UPDATE_GRADIENT, number=buffer.number)

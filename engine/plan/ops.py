@@ -1,11 +1,10 @@
-"""The ordered ops of one training step as plain data.
+"""A training step is a list of ops in order, as plain data. No torch.
 
-An op runs on one lane. Ops of one lane run in plan order; between lanes, only `waits` order them.
-Every op declares what it reads and writes, so `validate` can show, without running anything, that
-no op reads a buffer before it is filled or overwrites one that is still needed - within a step and
-across two consecutive steps.
-
-No torch here.
+- An op runs on one lane. Ops of one lane run in plan order.
+- Between lanes only `waits` order the ops.
+- Every op declares what it reads and writes. So `validate` can show, without running anything, that
+  no op reads a buffer before it is filled or overwrites one that is still needed, within a step and
+  across two consecutive steps.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from engine.plan.buffers import Buffer, Content, Word
 
 
 class Lane(Word):
-    """One of the things that go on at once; each does its ops one by one, in plan order."""
+    """A lane runs its ops one after the other, in plan order, while other lanes run theirs."""
 
     H2D = "H2D"
     COMPUTE = "COMPUTE"
@@ -29,11 +28,11 @@ class Lane(Word):
 
 
 UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT)
-"""Lanes of optimizers on the device."""
+"""These lanes run the optimizers on the device."""
 
 
 class OpKind(Word):
-    """What an op does. The values stand in records of runs."""
+    """The kind of an op says what it does. The values stand in records of runs."""
 
     PREFETCH = "prefetch"
     EMBED = "embed"
@@ -60,72 +59,77 @@ class OpKind(Word):
 
 
 class GradientSum(Word):
-    """Where gradients add up over the rounds of a step, and how often they are rounded."""
+    """A `GradientSum` says where gradients add up over the rounds of a step, and how often the sums
+    are rounded.
+    """
 
     VERTICAL = "vertical"
-    """One round: one fp32 sum, one rounding."""
+    """There is one round, so each unit has one fp32 sum and one rounding."""
     DEVICE = "device"
-    """fp32 sums of every unit stay on the device over the rounds; one rounding."""
+    """The fp32 sums of all units stay on the device over the rounds and are rounded once."""
     HOST = "host"
-    """One rounding to bf16 a round."""
+    """Each round rounds its sums to bf16 and adds them to those on the host."""
 
 
 Uses = tuple[tuple[Buffer, Content], ...]
-"""Buffers, with what is in each."""
+"""These are buffers, each with what is in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One piece of work of one unit on one lane. Each kind is a class of its own, with the fields
-    that it needs.
+    """An op is one piece of work of one unit on one lane. Each kind is a class of its own, with the
+    fields that it needs.
     """
 
     kind: ClassVar[OpKind]
     lane: ClassVar[Lane]
 
     index: int
-    """Place in the plan."""
+    """The op stands at this place in the plan."""
     unit: str
     reads: Uses = ()
     writes: Uses = ()
     waits: tuple[int, ...] = ()
-    """Ops of this step, on other lanes, that must have finished."""
+    """These ops of this step, on other lanes, must have finished before the op starts."""
     waits_previous: tuple[int, ...] = ()
-    """The same for ops of the step before (plans of consecutive steps are equal)."""
+    """These are such ops of the step before. Plans of consecutive steps are equal."""
 
     @property
     def label(self) -> str:
+        """Returns the op in words, such as `forward block 3[0]`."""
         at = f"[{self.micro_batch}]" if isinstance(self, OfMicroBatch) else ""
         return f"{self.kind} {self.unit}{at}"
 
 
 @dataclass(frozen=True, slots=True)
 class OfMicroBatch(Op):
-    """An op on one micro-batch."""
+    """An `OfMicroBatch` is an op on one micro-batch."""
 
     micro_batch: int = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class OfSum(OfMicroBatch):
-    """An op with a backward: it computes from the weights in `slot` and sums the gradient in
-    `grad`.
+    """An `OfSum` is an op with a backward: it computes from the weights in `slot` and adds the
+    gradient to the sum in `grad`.
     """
 
     slot: Buffer = field(kw_only=True)
     grad: Buffer = field(kw_only=True)
     first: bool = field(kw_only=True)
-    """It begins the sum rather than adding to it."""
+    """The op begins the sum rather than adding to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfPiece(Op):
-    """An op on one piece of the planes of a unit whose optimizer runs on the device."""
+    """An `OfPiece` is an op on one piece of the planes of a unit whose optimizer runs on the
+    device.
+    """
 
     piece: tuple[int, int] = field(kw_only=True)
-    """Elements of the planes, from and to."""
+    """The piece begins at the first of these elements of the planes and ends before the second."""
     buffer: Buffer = field(kw_only=True)
-    """The update buffer."""
+    """The piece goes through this update buffer."""
 
 
 # ---------------------------------------------------------------------- the kinds, lane by lane
@@ -133,7 +137,7 @@ class OfPiece(Op):
 
 @dataclass(frozen=True, slots=True)
 class Prefetch(Op):
-    """The `weight_high` plane of the unit, to its slot."""
+    """A `Prefetch` brings the `weight_high` plane of the unit to its slot."""
 
     kind, lane = OpKind.PREFETCH, Lane.H2D
     slot: Buffer = field(kw_only=True)
@@ -141,7 +145,7 @@ class Prefetch(Op):
 
 @dataclass(frozen=True, slots=True)
 class FetchBoundary(OfMicroBatch):
-    """A boundary on the host, to a ring buffer."""
+    """A `FetchBoundary` brings a boundary from the host to a ring buffer."""
 
     kind, lane = OpKind.FETCH_BOUNDARY, Lane.H2D
     ring: Buffer = field(kw_only=True)
@@ -149,7 +153,9 @@ class FetchBoundary(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class FetchGrad(Op):
-    """The gradient plane, to a staging buffer: a sum over rounds on the host goes on."""
+    """A `FetchGrad` brings the gradient plane to a staging buffer, so that a sum over rounds on the
+    host goes on.
+    """
 
     kind, lane = OpKind.FETCH_GRAD, Lane.H2D
     staging: Buffer = field(kw_only=True)
@@ -157,7 +163,9 @@ class FetchGrad(Op):
 
 @dataclass(frozen=True, slots=True)
 class Embed(OfMicroBatch):
-    """Capture pass: token ids to the first hidden state and the arguments of every block."""
+    """An `Embed` is the capture pass: from token ids it computes the first hidden state and the
+    arguments of every block.
+    """
 
     kind, lane = OpKind.EMBED, Lane.COMPUTE
     slot: Buffer = field(kw_only=True)
@@ -165,8 +173,8 @@ class Embed(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
-    """A block on its boundary. It keeps the boundary, or all activations; `ring` is where a
-    boundary waits for its way to the host.
+    """A `Forward` runs a block on its boundary, the block's input. It keeps the boundary or all
+    activations. `ring` is where a boundary waits for its way to the host.
     """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
@@ -176,14 +184,14 @@ class Forward(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Loss(OfSum):
-    """Final norm, head and loss, forward and (in training) backward, in chunks."""
+    """A `Loss` runs final norm, head and loss, forward and (in training) backward, in chunks."""
 
     kind, lane = OpKind.LOSS, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Backward(OfSum):
-    """Recompute from the boundary if needed, then backward."""
+    """A `Backward` recomputes the block from its boundary if needed, then goes backward."""
 
     kind, lane = OpKind.BACKWARD, Lane.COMPUTE
     ring: Buffer | None = field(kw_only=True, default=None)
@@ -191,48 +199,50 @@ class Backward(OfSum):
 
 @dataclass(frozen=True, slots=True)
 class EmbedBackward(OfSum):
-    """Capture again with gradients on, then backward."""
+    """An `EmbedBackward` runs the capture pass again with gradients on, then goes backward."""
 
     kind, lane = OpKind.EMBED_BACKWARD, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Op):
-    """Rounds the fp32 sum into a staging buffer."""
+    """A `Reduce` rounds the fp32 sum into a staging buffer."""
 
     kind, lane = OpKind.REDUCE, Lane.COMPUTE
     grad: Buffer = field(kw_only=True)
     staging: Buffer = field(kw_only=True)
     adds: bool = field(kw_only=True)
-    """To what the rounds before left in the staging buffer."""
+    """The op adds the sum to what the rounds before left in the staging buffer."""
     last: bool = field(kw_only=True)
-    """Of the last round: it also computes the norm."""
+    """The op belongs to the last round, so it also computes the norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lend(Op):
-    """Memory of activations becomes spare update buffers."""
+    """A `Lend` turns memory of activations into spare update buffers."""
 
     kind, lane = OpKind.LEND, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Reclaim(Op):
-    """And the other way round."""
+    """A `Reclaim` turns the spare update buffers back into memory for activations."""
 
     kind, lane = OpKind.RECLAIM, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Summary(Op):
-    """The clip factor on the device; loss and norms to pinned memory."""
+    """A `Summary` computes the clip factor on the device, and copies loss and norms to pinned
+    memory.
+    """
 
     kind, lane = OpKind.SUMMARY, Lane.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class StoreBoundary(OfMicroBatch):
-    """A ring buffer, to the boundary on the host."""
+    """A `StoreBoundary` sends a boundary from its ring buffer to the host."""
 
     kind, lane = OpKind.STORE_BOUNDARY, Lane.D2H
     ring: Buffer = field(kw_only=True)
@@ -240,7 +250,7 @@ class StoreBoundary(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class Offload(Op):
-    """A staging buffer, to the gradient plane."""
+    """An `Offload` sends a rounded gradient from its staging buffer to the gradient plane."""
 
     kind, lane = OpKind.OFFLOAD, Lane.D2H
     staging: Buffer = field(kw_only=True)
@@ -248,43 +258,45 @@ class Offload(Op):
 
 @dataclass(frozen=True, slots=True)
 class Clip(Op):
-    """The clip factor on the host. A loss or norm that is not finite stops the run here."""
+    """A `Clip` reads the clip factor on the host. A loss or norm that is not finite stops the run
+    here.
+    """
 
     kind, lane = OpKind.CLIP, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
 class Update(Op):
-    """AdamW on the planes of the unit."""
+    """An `Update` runs AdamW on the planes of the unit, on the host."""
 
     kind, lane = OpKind.UPDATE, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
 class Applied(Op):
-    """Nothing: it waits until all pieces are on the host."""
+    """An `Applied` does no work: it waits until all updated pieces are on the host."""
 
     kind, lane = OpKind.APPLIED, Lane.HOST
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStates(OfPiece):
-    """All planes of the piece but the gradient, to its update buffer."""
+    """A `FetchStates` brings all planes of the piece except the gradient to its update buffer."""
 
     kind, lane = OpKind.FETCH_STATES, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
 class FetchGradient(OfPiece):
-    """The gradient plane of the piece, to its update buffer."""
+    """A `FetchGradient` brings the gradient plane of the piece to its update buffer."""
 
     kind, lane = OpKind.FETCH_GRADIENT, Lane.STATES_IN
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdate(OfPiece):
-    """AdamW in the update buffer, with the gradient of `staging` where that still holds it; into
-    `slot` too where the unit is still in one.
+    """A `DeviceUpdate` runs AdamW in the update buffer. It takes the gradient from `staging` where
+    that still holds it, and writes the weights to `slot` too where the unit is still in a slot.
     """
 
     kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
@@ -294,14 +306,16 @@ class DeviceUpdate(OfPiece):
 
 @dataclass(frozen=True, slots=True)
 class OffloadWeights(OfPiece):
-    """Updated weights, to the plane of the piece. First of all: a prefetch may wait for them."""
+    """An `OffloadWeights` sends updated weights to their plane on the host. It goes before the
+    other planes, because a prefetch may wait for the weights.
+    """
 
     kind, lane = OpKind.OFFLOAD_WEIGHTS, Lane.STATES_OUT
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadStates(OfPiece):
-    """The other updated planes, to the planes of the piece."""
+    """An `OffloadStates` sends the other updated planes to the host."""
 
     kind, lane = OpKind.OFFLOAD_STATES, Lane.STATES_OUT
 
@@ -333,7 +347,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         OffloadStates,
     )
 }
-"""The class of each kind."""
+"""Each kind of op has its class here."""
 
 
 # ---------------------------------------------------------------------- a step
@@ -341,8 +355,8 @@ OP_TYPES: dict[OpKind, type[Op]] = {
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step. `slots`, `grads`, `stagings` and `rings` are the device buffers that the ops use,
-    with the units (or boundaries) each must be able to hold.
+    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads`,
+    `stagings` and `rings` are those buffers, with the units that each must be able to hold.
     """
 
     ops: tuple[Op, ...]
@@ -351,32 +365,33 @@ class StepPlan:
     stagings: dict[Buffer, tuple[str, ...]] = field(default_factory=dict)
     rings: tuple[Buffer, ...] = ()
     kept_units: frozenset[str] = frozenset()
-    """Blocks whose activations are kept (no recompute)."""
+    """These blocks keep their activations (no recompute)."""
     compiled: bool = False
-    """Blocks and the loss run compiled."""
+    """The kernels of the blocks and of the loss are compiled."""
     device_homes: tuple[str, ...] = ()
-    """Units whose optimizer runs on the device."""
+    """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
-    """(unit, slot) of those of them whose weights are in a slot when a step ends: they are fetched
-    before the first step after everything was applied, and updated there from then on.
+    """These units, with their slots, are updated on the device in the slot that still holds their
+    weights when a step ends. Their weights are fetched before the first step after everything was
+    applied, and updated in the slot from then on.
     """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
-    """Those of them that are made from memory of activations, from `lend` to the next step's
+    """These update buffers are made from memory of activations, from `lend` to the next step's
     `reclaim`.
     """
     piece_numel: int = 0
-    """Elements of each plane in one of them."""
+    """An update buffer holds this many elements of each plane."""
     arena: tuple[str, ...] = ()
-    """Blocks in the order of their fp32 sums in one stretch of memory, at the front of which the
-    update buffers lie: sums are of no use between the end of a step and the first backward of the
-    next.
+    """The fp32 sums of these blocks lie in this order in one stretch of memory. The update buffers
+    lie over its front, because sums are of no use between the end of a step and the first backward
+    of the next.
     """
 
 
 @dataclass(frozen=True)
 class Span:
-    """When one op ran, in seconds on the backend's clock."""
+    """A span says when one op ran, in seconds on the backend's clock."""
 
     op: Op
     start: float

@@ -1,8 +1,13 @@
-"""`simulate`: when every op of a plan would run, from how long each takes. Pure arithmetic, no
-torch.
+"""`simulate` computes when every op of a plan would run, from how long each takes. Pure arithmetic,
+no torch.
 
-Lanes are what the backends are: each runs its ops in plan order, an op starts once its lane is free
-and all that it waits for has ended. How long an op takes is estimated in `engine.fit.cost`.
+- Lanes are simulated as the backends run them: each lane runs its ops in plan order.
+- An op starts once its lane is free and every op that it waits for has ended, in this step or in
+  the step before.
+- The plan is run for a few steps in a row. Then the time from one step's end to the next no longer
+  depends on the first step, and the last step's times are the answer.
+
+How long an op takes is estimated in `engine.fit.cost`.
 """
 
 from __future__ import annotations
@@ -13,53 +18,73 @@ from dataclasses import dataclass
 from engine.plan.ops import Lane, Op, StepPlan
 
 _STEPS = 4
-"""Steps in a row after which the time of one no longer depends on the first."""
+"""After this many steps in a row, the time of one no longer depends on the first."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A step in the steady state."""
+    """A `Simulated` is a step in the steady state."""
 
     seconds: float
-    """From the moment a step is applied to the moment the next one is."""
+    """This much time passes from the moment a step is applied to the moment the next one is."""
     busy: dict[Lane, float]
-    """Seconds of work by lane."""
+    """Each lane works for this many seconds."""
     starts: tuple[float, ...]
-    """When each op begins, in seconds from the first op of its step, in plan order."""
+    """Each op begins this many seconds after the first op of its step, in plan order."""
     ends: tuple[float, ...]
 
     @property
     def exposed(self) -> float:
-        """Seconds in which COMPUTE had nothing to do."""
+        """Returns the seconds in which COMPUTE had nothing to do."""
         return max(0.0, self.seconds - self.busy[Lane.COMPUTE])
 
 
 def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False) -> Simulated:
-    """`seconds_of`: how long an op runs on its lane. inline: all lanes are one thread, as on the
-    CPU.
+    """Returns the times at which the ops of `plan` would run.
+
+    seconds_of: how long an op runs on its lane. inline: all lanes are one thread, as on the CPU.
     """
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)
-    previous: Sequence[float] = ()
-    applied, starts, ends = [0.0], [], []
+    applied = [0.0]
+    starts: list[float] = []
+    ends: list[float] = []
     for _ in range(_STEPS):
-        starts, ends = [], []
-        for op, duration in zip(plan.ops, durations):
-            lane = Lane.COMPUTE if inline else op.lane
-            start = max(
-                [free[lane], *(ends[k] for k in op.waits)]
-                + ([previous[k] for k in op.waits_previous] if previous else [])
-            )
-            starts.append(start)
-            ends.append(start + duration)
-            free[lane] = start + duration
+        starts, ends = _run_step(plan.ops, durations, free, ends, inline)
         applied.append(max(ends))
-        previous = ends
-    busy = {lane: sum(d for op, d in zip(plan.ops, durations) if op.lane == lane) for lane in Lane}
+    busy = dict.fromkeys(Lane, 0.0)
+    for op, duration in zip(plan.ops, durations):
+        busy[op.lane] += duration
     begin = min(starts, default=0.0)
     return Simulated(
-        applied[-1] - applied[-2],
-        busy,
-        tuple(start - begin for start in starts),
-        tuple(end - begin for end in ends),
+        seconds=applied[-1] - applied[-2],
+        busy=busy,
+        starts=tuple(start - begin for start in starts),
+        ends=tuple(end - begin for end in ends),
     )
+
+
+def _run_step(
+    ops: Sequence[Op],
+    durations: Sequence[float],
+    free: dict[Lane, float],
+    previous: Sequence[float],
+    inline: bool,
+) -> tuple[list[float], list[float]]:
+    """Returns when the ops of one step start and end, and moves `free` on, the time at which each
+    lane is free. previous: when the ops of the step before ended; empty for the first step.
+    """
+    starts: list[float] = []
+    ends: list[float] = []
+    for op, duration in zip(ops, durations):
+        lane = Lane.COMPUTE if inline else op.lane
+        start = free[lane]
+        for index in op.waits:
+            start = max(start, ends[index])
+        if previous:
+            for index in op.waits_previous:
+                start = max(start, previous[index])
+        starts.append(start)
+        ends.append(start + duration)
+        free[lane] = start + duration
+    return starts, ends

@@ -1,5 +1,5 @@
-"""A plan as text: a form that is read back, so that a change of the planner shows as a difference
-of lines, and a grid for the eye. No torch.
+"""A plan has two text forms: one that is read back, so that a change of the planner shows as a
+difference of lines, and a grid for the eye. No torch.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("first", "adds", "last"), lambda text: text == "yes"),
     **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer"), read_buffer),
 }
-"""How each field of an op is read back, by its name."""
+"""The field of an op with this name is read back by this function."""
 
 
 def to_text(plan: StepPlan) -> str:
-    """One line for each fact of the plan, then one for each op."""
-    lines = [
+    """Returns one line for each fact of the plan, an empty line, and one line for each op."""
+    placed = "; ".join(f"{unit} in {slot}" for unit, slot in plan.placed)
+    facts = [
         f"kept units: {', '.join(sorted(plan.kept_units))}",
         f"compiled: {'yes' if plan.compiled else 'no'}",
         f"homes on the device: {', '.join(plan.device_homes)}",
-        f"placed: {'; '.join(f'{unit} in {slot}' for unit, slot in plan.placed)}",
+        f"placed: {placed}",
         f"slots: {_units_text(plan.slots)}",
         f"sums: {_units_text(plan.grads)}",
         f"stagings: {_units_text(plan.stagings)}",
@@ -37,43 +38,41 @@ def to_text(plan: StepPlan) -> str:
         f"elements of a piece: {plan.piece_numel}",
         f"arena: {', '.join(plan.arena)}",
     ]
-    return "\n".join([line.rstrip() for line in lines] + ["", *map(_op_text, plan.ops)]) + "\n"
+    lines = [fact.rstrip() for fact in facts] + ["", *map(_op_text, plan.ops)]
+    return "\n".join(lines) + "\n"
 
 
 def from_text(text: str) -> StepPlan:
-    """The plan whose `to_text` this is. Raises ValueError for any other text."""
+    """Returns the plan whose `to_text` is `text`. Raises ValueError for any other text."""
     try:
         plan = _read_plan(text)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the text of a plan: {error}") from None
-    if to_text(plan) != text:  # a label, a lane or a word that reading passes over
+    # Reading passes over labels, lanes and some words, so the text is compared as a whole.
+    if to_text(plan) != text:
         raise ValueError("not the text of a plan: written again, it reads otherwise")
     return plan
 
 
 def _read_plan(text: str) -> StepPlan:
     head, _, ops = text.partition("\n\n")
-    facts = [line.partition(":")[2].strip() for line in head.splitlines()]
-    kept, compiled, homes, placed, slots, sums, stagings, rings, updates, spare, piece, arena = (
-        facts
-    )
+    lines = [line.partition(":") for line in head.splitlines()]
+    facts = {label: value.strip() for label, _, value in lines}
+    placed_parts = [each.partition(" in ") for each in _words(facts["placed"], "; ")]
     return StepPlan(
         ops=tuple(map(_read_op, ops.splitlines())),
-        slots=_read_units(slots),
-        grads=_read_units(sums),
-        stagings=_read_units(stagings),
-        rings=_read_buffers(rings),
-        kept_units=frozenset(_words(kept)),
-        compiled=compiled == "yes",
-        device_homes=_words(homes),
-        placed=tuple(
-            (unit, read_buffer(slot))
-            for unit, _, slot in (each.partition(" in ") for each in _words(placed, "; "))
-        ),
-        update_buffers=_read_buffers(updates),
-        spare_buffers=_read_buffers(spare),
-        piece_numel=int(piece),
-        arena=_words(arena),
+        slots=_read_units(facts["slots"]),
+        grads=_read_units(facts["sums"]),
+        stagings=_read_units(facts["stagings"]),
+        rings=_read_buffers(facts["rings"]),
+        kept_units=frozenset(_words(facts["kept units"])),
+        compiled=facts["compiled"] == "yes",
+        device_homes=_words(facts["homes on the device"]),
+        placed=tuple((unit, read_buffer(slot)) for unit, _, slot in placed_parts),
+        update_buffers=_read_buffers(facts["update buffers"]),
+        spare_buffers=_read_buffers(facts["spare buffers"]),
+        piece_numel=int(facts["elements of a piece"]),
+        arena=_words(facts["arena"]),
     )
 
 
@@ -86,11 +85,12 @@ def _read_buffers(text: str) -> tuple[Buffer, ...]:
 
 
 def _units_text(units: dict[Buffer, tuple[str, ...]]) -> str:
-    return "; ".join(f"{buffer} = {', '.join(names)}" for buffer, names in units.items())
+    texts = [f"{buffer} = {', '.join(names)}" for buffer, names in units.items()]
+    return "; ".join(texts)
 
 
 def _read_units(text: str) -> dict[Buffer, tuple[str, ...]]:
-    pairs = (each.partition(" =") for each in _words(text, "; "))
+    pairs = [each.partition(" =") for each in _words(text, "; ")]
     return {read_buffer(buffer): _words(names.strip()) for buffer, _, names in pairs}
 
 
@@ -117,11 +117,9 @@ def _op_text(op: Op) -> str:
 def _value_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return (
-        "-".join(map(str, value))
-        if isinstance(value, tuple) and not isinstance(value, Buffer)
-        else str(value)
-    )
+    if isinstance(value, tuple) and not isinstance(value, Buffer):
+        return "-".join(map(str, value))
+    return str(value)
 
 
 def _uses_text(uses: Uses) -> str:
@@ -132,10 +130,8 @@ def _read_op(line: str) -> Op:
     what, own, reads, writes, waits, previous = (part.strip() for part in line.split("|"))
     index, rest = what.split(maxsplit=1)
     kind, _, unit = rest.rpartition(" of ")
-    values = {
-        name: _READERS[name](value)
-        for name, _, value in (each.partition("=") for each in _words(own))
-    }
+    fields_of_kind = [each.partition("=") for each in _words(own)]
+    values = {name: _READERS[name](value) for name, _, value in fields_of_kind}
     return OP_TYPES[OpKind(kind.split()[-1])](
         int(index),
         unit,
@@ -148,7 +144,7 @@ def _read_op(line: str) -> Op:
 
 
 def _read_uses(text: str) -> Uses:
-    pairs = (each.partition(": ") for each in _words(text.strip(), "; "))
+    pairs = [each.partition(": ") for each in _words(text.strip(), "; ")]
     return tuple((read_buffer(buffer), read_content(content)) for buffer, _, content in pairs)
 
 
@@ -160,35 +156,35 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def grid(plan: StepPlan, limit: int = 400) -> str:
-    """The plan for the eye: one row an op, one column a lane, waits at the right."""
+    """Returns the plan for the eye: one row for each op, one column for each lane, and at the right
+    what the op waits for. limit: further ops are only counted.
+    """
+    rows = grid_rows(plan, range(min(len(plan.ops), limit)))
     more = len(plan.ops) - limit
-    return "\n".join(grid_rows(plan, range(min(len(plan.ops), limit)))) + (
-        f"\n... {more} more ops" if more > 0 else ""
-    )
+    if more > 0:
+        rows.append(f"... {more} more ops")
+    return "\n".join(rows)
 
 
 def grid_rows(plan: StepPlan, indices: Iterable[int], marked: int | None = None) -> list[str]:
-    """Rows of some ops under a heading. marked: the op that an arrow points to."""
+    """Returns the rows of some ops under a heading. marked: an arrow points to this op."""
     ops = [plan.ops[index] for index in indices]
     texts = [op.label + _target(op) for op in ops]
     width = max([24, *map(len, texts)]) + 2
     lanes: Sequence[Lane] = [lane for lane in Lane if plan.device_homes or lane not in UPDATE_LANES]
     rows = ["   op  " + "".join(lane.ljust(width) for lane in lanes) + "waits for"]
     for op, text in zip(ops, texts):
-        cells = [(text if lane == op.lane else "·").ljust(width) for lane in lanes]
-        waits = [str(wait) for wait in op.waits] + [
-            f"previous {wait}" for wait in op.waits_previous
-        ]
-        rows.append(
-            f"{'->' if op.index == marked else '  '}{op.index:3d}  "
-            + "".join(cells)
-            + ", ".join(waits)
-        )
+        cells = dict.fromkeys(lanes, "·") | {op.lane: text}
+        row = "".join(cell.ljust(width) for cell in cells.values())
+        waits = [str(wait) for wait in op.waits]
+        waits += [f"previous {wait}" for wait in op.waits_previous]
+        arrow = "->" if op.index == marked else "  "
+        rows.append(f"{arrow}{op.index:3d}  {row}{', '.join(waits)}")
     return rows
 
 
 def _target(op: Op) -> str:
-    """The device buffer that a copy is about."""
+    """Returns the device buffer of a copy, as the grid shows it."""
     for name in ("slot", "staging", "ring"):
         buffer = getattr(op, name, None)
         if buffer is not None and op.lane in (Lane.H2D, Lane.D2H):

@@ -1,4 +1,19 @@
-"""`validate` proves that a plan has no race and reads nothing wrong. No torch."""
+"""`validate` proves that a plan has no race and reads nothing wrong. No torch.
+
+It runs the plan twice in a row on paper and shows three things of every op:
+
+- Order: each wait names an op that comes before it.
+- Reads: the latest write of each buffer that the op reads happened before the op, and left what the
+  op expects to find there. A buffer that nothing has written is read only where it holds something
+  before the first step.
+- Writes: all earlier reads and writes of each buffer that the op writes happened before the op.
+
+"Happened before" follows lane order and waits only, by vector clocks over the lanes. So the proof
+holds for any speeds of the lanes. Two turns are enough, because plans of consecutive steps are
+equal and an op waits for ops of its own step or of the step before.
+
+The validator takes the ops as they are. It does not know how the builder found their waits.
+"""
 
 from __future__ import annotations
 
@@ -7,107 +22,113 @@ from collections import defaultdict
 from engine.plan.buffers import Buffer, BufferKind, Content
 from engine.plan.ops import Lane, Op, StepPlan
 from engine.plan.text import grid_rows
+from engine.plan.vector_clocks import VectorClock, merge
 
 
 class PlanError(AssertionError):
-    """A plan breaks a rule; the message names the op and the rule, and marks the op in its
+    """A plan breaks a rule. The message names the op and the rule, and marks the op in its
     neighbourhood of the grid.
     """
 
 
 def validate(plan: StepPlan) -> None:
-    """Prove the plan free of races and wrong reads by running it twice in a row on paper.
+    """Proves the plan free of races and wrong reads. Raises PlanError where it breaks a rule."""
+    proof = _Proof(plan)
+    for step in (0, 1):
+        for index, op in enumerate(plan.ops):
+            if op.index != index:
+                raise PlanError(f"op {index} carries index {op.index}")
+            proof.add(op, step)
 
-    For every read: the latest write of that buffer happened before it and left what the reader
-    expects. For every write: all earlier reads and writes of that buffer happened before it.
-    `Happened before` follows lane order and waits only (vector clocks over the lanes). Raises
-    PlanError.
-    """
-    count = len(plan.ops)
-    clocks: list[dict[Lane, int]] = []
-    lane_clock: dict[Lane, dict[Lane, int]] = {}
-    writer: dict[Buffer, tuple[int, Content]] = {}
-    readers: dict[Buffer, list[int]] = defaultdict(list)
-    placed = {slot: unit for unit, slot in plan.placed}
 
-    def given(buffer: Buffer, content: Content) -> bool:
-        """Whether it is there before the first step: planes are, and so are weights in the slot
-        where they are updated.
-        """
-        on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)
-        return on_host or placed.get(buffer.whole) == content.unit
+class _Proof:
+    """A proof knows what the ops of two steps have done so far. Positions count over both steps."""
 
-    def before(early: int, clock: dict[Lane, int]) -> bool:
-        return clock.get(plan.ops[early % count].lane, -1) >= early
+    def __init__(self, plan: StepPlan):
+        self._plan = plan
+        self._count = len(plan.ops)
+        self._placed = {slot: unit for unit, slot in plan.placed}
+        self._clocks: list[VectorClock] = []
+        self._lane_clock: dict[Lane, VectorClock] = {}
+        self._writer: dict[Buffer, tuple[int, Content]] = {}
+        self._readers: dict[Buffer, list[int]] = defaultdict(list)
 
-    for position in range(2 * count):
-        step, op = divmod(position, count)[0], plan.ops[position % count]
-        if op.index != position % count:
-            raise PlanError(f"op {position % count} carries index {op.index}")
-        clock = dict(lane_clock.get(op.lane, {}))
+    def add(self, op: Op, step: int) -> None:
+        """Checks the next op against all ops before it, and adds it to them."""
+        clock = self._clock_of(op, step)
+        self._check_reads(op, clock)
+        self._check_writes(op, clock)
+        position = step * self._count + op.index
+        clock[op.lane] = position
+        self._clocks.append(clock)
+        self._lane_clock[op.lane] = clock
+        for buffer, _ in op.reads:
+            self._readers[buffer].append(position)
+        for buffer, content in op.writes:
+            self._writer[buffer] = (position, content)
+            self._readers[buffer] = []
+
+    def _clock_of(self, op: Op, step: int) -> VectorClock:
+        """Returns what has finished before the op starts, by its lane's order and its waits."""
+        clock = dict(self._lane_clock.get(op.lane, {}))
         for wait in op.waits:
             if not 0 <= wait < op.index:
-                raise PlanError(_explain(plan, op, f"waits for op {wait}, which is not before it"))
-            _merge(clock, clocks[step * count + wait])
-        if step:
-            for wait in op.waits_previous:
-                if not 0 <= wait < count:
-                    raise PlanError(
-                        _explain(
-                            plan,
-                            op,
-                            f"waits for op {wait} of the step before, which has no such op",
-                        )
-                    )
-                _merge(clock, clocks[wait])
+                raise self._error(op, f"waits for op {wait}, which is not before it")
+            merge(clock, self._clocks[step * self._count + wait])
+        if step == 0:  # there is no step before
+            return clock
+        for wait in op.waits_previous:
+            if not 0 <= wait < self._count:
+                raise self._error(
+                    op, f"waits for op {wait} of the step before, which has no such op"
+                )
+            merge(clock, self._clocks[wait])
+        return clock
+
+    def _check_reads(self, op: Op, clock: VectorClock) -> None:
         for buffer, content in op.reads:
-            if buffer in writer:
-                last, found = writer[buffer]
-                if found != content:
-                    raise PlanError(
-                        _explain(plan, op, f"expects {content} in {buffer} and finds {found}")
-                    )
-                if not before(last, clock):
-                    raise PlanError(
-                        _explain(
-                            plan,
-                            op,
-                            f"reads {buffer} without waiting for "
-                            f"{plan.ops[last % count].label} (op {last % count}), which fills it",
-                        )
-                    )
-            elif not given(buffer, content):
-                raise PlanError(_explain(plan, op, f"reads {buffer}, which nothing has filled"))
+            if buffer not in self._writer:
+                if not self._is_there_before(buffer, content):
+                    raise self._error(op, f"reads {buffer}, which nothing has filled")
+                continue
+            last, found = self._writer[buffer]
+            if found != content:
+                raise self._error(op, f"expects {content} in {buffer} and finds {found}")
+            if not self._happened_before(last, clock):
+                raise self._error(
+                    op, f"reads {buffer} without waiting for {self._name(last)}, which fills it"
+                )
+
+    def _check_writes(self, op: Op, clock: VectorClock) -> None:
         for buffer, _ in op.writes:
-            earlier = readers[buffer] + ([writer[buffer][0]] if buffer in writer else [])
-            for other in earlier:
-                if not before(other, clock):
-                    raise PlanError(
-                        _explain(
-                            plan,
-                            op,
-                            f"overwrites {buffer} without waiting for "
-                            f"{plan.ops[other % count].label} (op {other % count}), which uses it",
-                        )
+            earlier = self._readers[buffer].copy()
+            if buffer in self._writer:
+                earlier.append(self._writer[buffer][0])
+            for position in earlier:
+                if not self._happened_before(position, clock):
+                    raise self._error(
+                        op,
+                        f"overwrites {buffer} without waiting for {self._name(position)}, "
+                        "which uses it",
                     )
-        clock[op.lane] = position
-        clocks.append(clock)
-        lane_clock[op.lane] = clock
-        for buffer, _ in op.reads:
-            readers[buffer].append(position)
-        for buffer, content in op.writes:
-            writer[buffer] = (position, content)
-            readers[buffer] = []
 
+    def _is_there_before(self, buffer: Buffer, content: Content) -> bool:
+        """Tells whether a buffer holds its content before the first step. Planes do, and so do
+        weights in the slot in which they are updated.
+        """
+        on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)
+        return on_host or self._placed.get(buffer.whole) == content.unit
 
-def _explain(plan: StepPlan, op: Op, problem: str) -> str:
-    near = range(max(0, op.index - 6), min(len(plan.ops), op.index + 3))
-    return f"op {op.index} ({op.label} on {op.lane}) {problem}\n" + "\n".join(
-        grid_rows(plan, near, marked=op.index)
-    )
+    def _happened_before(self, position: int, clock: VectorClock) -> bool:
+        lane = self._plan.ops[position % self._count].lane
+        return clock.get(lane, -1) >= position
 
+    def _name(self, position: int) -> str:
+        index = position % self._count
+        return f"{self._plan.ops[index].label} (op {index})"
 
-def _merge(clock: dict[Lane, int], other: dict[Lane, int]) -> None:
-    for lane, value in other.items():
-        if value > clock.get(lane, -1):
-            clock[lane] = value
+    def _error(self, op: Op, problem: str) -> PlanError:
+        """Returns the error of an op, with the rows of the grid around it."""
+        near = range(max(0, op.index - 6), min(self._count, op.index + 3))
+        rows = grid_rows(self._plan, near, marked=op.index)
+        return PlanError("\n".join([f"op {op.index} ({op.label} on {op.lane}) {problem}", *rows]))

@@ -1,9 +1,9 @@
-"""From the spans of a step to what a person asks: how long did compute wait, and for what? Pure
-functions.
+"""From the spans of a step, this file finds how long compute waited, and for what. Pure functions.
 
-A gap is time in which the COMPUTE lane had ended one op and not begun the next. Its cause is read
-off the plan: the op that the next one waited for, by the plan or because it was before it on its
-lane, and that ended last, then what that op waited for in turn, back to the start of the gap.
+- A gap is time in which the COMPUTE lane had ended one op and not begun the next.
+- Its cause is read off the plan. Among the ops that the next one waited for, by the plan or because
+  they were before it on its lane, the one that ended last is the cause.
+- Then the cause of that op is looked for in the same way, back to the start of the gap.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromk
     UPDATE_LANES, "optimizer"
 )
 OTHER = "other"
+"""This is the cause where no op explains the wait, such as launch overhead."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A stretch in which COMPUTE waited, in seconds on the clock of the spans, and for what: h2d,
-    d2h, optimizer, other.
+    """A wait is a stretch in which COMPUTE waited, in seconds on the clock of the spans. `cause`
+    says for what: h2d, d2h, optimizer or other.
     """
 
     start: float
@@ -34,7 +35,7 @@ class Wait:
 
 
 def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
-    """All four causes, 0.0 for those that do not occur."""
+    """Returns the seconds of all four causes, 0.0 for those that do not occur."""
     exposed = dict.fromkeys(["h2d", "d2h", "optimizer", OTHER], 0.0)
     for wait in waits:
         exposed[wait.cause] += wait.end - wait.start
@@ -44,44 +45,50 @@ def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
 def waits_of(
     spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool, seconds: float = math.inf
 ) -> list[Wait]:
-    """The stretches of one step in which COMPUTE waited, in order of time; they never overlap.
+    """Returns the stretches of one step in which COMPUTE waited, in order of time. They never
+    overlap.
 
     spans: one for each op of the plan, in plan order. previous: those of the step before, or None
     for the first step after a stop. inline: all lanes ran on one thread, so whatever ran in a gap
-    is its cause. seconds: that the step is said to have taken; only so long before its COMPUTE lane
-    ended is looked at, since a gap before may belong to the step before.
+    is its cause. seconds: what the step is said to have taken. Only so much time before its COMPUTE
+    lane ended is looked at, since a gap before may belong to the step before.
     """
-    earlier = None if previous is None else _Step(previous, None)
-    step = _Step(spans, earlier)
-    others: list[Span] = []
-    if inline:
-        others = sorted(
-            (s for s in [*(previous or ()), *spans] if s.op.lane != Lane.COMPUTE),
-            key=lambda s: s.start,
-        )
-    last_end = (
-        max((s.end for s in previous if s.op.lane == Lane.COMPUTE), default=None)
-        if previous
-        else None
-    )
-    begin = max((s.end for s in spans if s.op.lane == Lane.COMPUTE), default=math.inf) - seconds
+    step = _Step(spans, None if previous is None else _Step(previous, None))
+    others = _other_lanes([*(previous or ()), *spans]) if inline else []
+    last_end = _compute_end(previous or ())
+    compute_end = _compute_end(spans)
+    if compute_end is None:
+        return []
+    begin = compute_end - seconds
     waits: list[Wait] = []
     for span in spans:
         if span.op.lane != Lane.COMPUTE:
             continue
-        if last_end is not None and span.start > max(begin, last_end):
-            gap_begin = max(begin, last_end)
-            waits += (
-                _inline_causes(gap_begin, span.start, others)
-                if inline
-                else _waited_for(gap_begin, span, step)
-            )
-        last_end = span.end if last_end is None else max(last_end, span.end)
+        if last_end is None:
+            last_end = span.end
+            continue
+        gap_begin = max(begin, last_end)
+        if span.start > gap_begin and inline:
+            waits += _inline_causes(gap_begin, span.start, others)
+        elif span.start > gap_begin:
+            waits += _waited_for(gap_begin, span, step)
+        last_end = max(last_end, span.end)
     return _joined(waits)
 
 
+def _compute_end(spans: Sequence[Span]) -> float | None:
+    """Returns when the COMPUTE lane ended its last op; None where it had none."""
+    return max((span.end for span in spans if span.op.lane == Lane.COMPUTE), default=None)
+
+
+def _other_lanes(spans: Sequence[Span]) -> list[Span]:
+    """Returns the spans of all lanes except COMPUTE, in order of time."""
+    others = [span for span in spans if span.op.lane != Lane.COMPUTE]
+    return sorted(others, key=lambda span: span.start)
+
+
 def _joined(waits: Sequence[Wait]) -> list[Wait]:
-    """Neighbours of one cause as one."""
+    """Joins neighbours of one cause, and leaves out what takes no time."""
     joined: list[Wait] = []
     for wait in waits:
         if wait.end <= wait.start:
@@ -94,10 +101,11 @@ def _joined(waits: Sequence[Wait]) -> list[Wait]:
 
 
 class _Step:
-    """The spans of a step, and what each had to wait for."""
+    """A `_Step` knows the spans of a step, and what each had to wait for."""
 
     def __init__(self, spans: Sequence[Span], before: _Step | None):
-        self.spans, self.before = spans, before
+        self.spans = spans
+        self.before = before
         self.last: dict[str, Span] = {}
         self._preceding: list[Span | None] = []
         for span in spans:
@@ -105,23 +113,26 @@ class _Step:
             self.last[span.op.lane] = span
 
     def waits(self, span: Span) -> list[tuple[Span, _Step]]:
-        """With the step that each belongs to."""
-        found = [(self.spans[k], self) for k in span.op.waits]
+        """Returns the spans that `span` waited for, each with the step that it belongs to."""
+        found = [(self.spans[index], self) for index in span.op.waits]
         preceding = self._preceding[span.op.index]
         if preceding is not None:
             found.append((preceding, self))
         if self.before is not None:
-            found += [(self.before.spans[k], self.before) for k in span.op.waits_previous]
+            before = self.before
+            found += [(before.spans[index], before) for index in span.op.waits_previous]
             if preceding is None and span.op.lane in self.before.last:
                 found.append((self.before.last[span.op.lane], self.before))
         return found
 
 
 def _waited_for(begin: float, span: Span, step: _Step) -> list[Wait]:
-    """The gap from `begin` to `span`, from what its op waited for, and what that waited for in
-    turn.
+    """Explains the gap from `begin` to `span` by what its op waited for, and by what that op waited
+    for in turn.
     """
-    end, current, found = span.start, span, []
+    end = span.start
+    current = span
+    found: list[Wait] = []  # from the latest to the earliest
     while end > begin:
         waits = step.waits(current)
         if not waits:
@@ -134,17 +145,21 @@ def _waited_for(begin: float, span: Span, step: _Step) -> list[Wait]:
         # late.
         late = min(end, limiting.end)
         start = min(late, max(begin, limiting.start))
-        found += [Wait(late, end, OTHER), Wait(start, late, CAUSES.get(limiting.op.lane, OTHER))]
-        end, current = start, limiting
+        found.append(Wait(late, end, OTHER))
+        found.append(Wait(start, late, CAUSES.get(limiting.op.lane, OTHER)))
+        end = start
+        current = limiting
     return [Wait(begin, end, OTHER), *reversed(found)]
 
 
 def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wait]:
-    """The gap from `begin` to `end` by what ran in it. `others`, in order of time, do not overlap:
-    they ran on one thread.
+    """Explains the gap from `begin` to `end` by what ran in it. `others`, in order of time, do not
+    overlap: they ran on one thread.
     """
     found = []
-    for other in others[max(0, bisect.bisect_right(others, begin, key=lambda s: s.start) - 1) :]:
+    # The last span that started before the gap may reach into it.
+    first = bisect.bisect_right(others, begin, key=lambda span: span.start) - 1
+    for other in others[max(0, first) :]:
         if other.start >= end:
             break
         start, stop = max(begin, other.start), min(end, other.end)
@@ -155,48 +170,60 @@ def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wai
 
 
 def as_records(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Spans as the record keeps them, in plan order, in seconds from the first, to the microsecond."""
+    """Returns spans as the record keeps them, in plan order. Times are seconds from the first
+    start, to the microsecond.
+    """
     begin = min(span.start for span in spans)
-    return [
-        {
-            "unit": s.op.unit,
-            "op": s.op.kind.value,
-            "lane": s.op.lane.value,
-            "micro_batch": s.op.micro_batch if isinstance(s.op, OfMicroBatch) else None,
-            "start": round(s.start - begin, 6),
-            "end": round(s.end - begin, 6),
-        }
-        for s in spans
-    ]
+    return [_as_record(span, begin) for span in spans]
+
+
+def _as_record(span: Span, begin: float) -> dict[str, Any]:
+    op = span.op
+    return {
+        "unit": op.unit,
+        "op": op.kind.value,
+        "lane": op.lane.value,
+        "micro_batch": op.micro_batch if isinstance(op, OfMicroBatch) else None,
+        "start": round(span.start - begin, 6),
+        "end": round(span.end - begin, 6),
+    }
 
 
 def waits_as_records(waits: Sequence[Wait], spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Waits beside `as_records(spans)`, on the same clock: one that began before the step's first
-    op did has a start below 0. Those shorter than half a microsecond are left out.
+    """Returns waits beside `as_records(spans)`, on the same clock. A wait that began before the
+    step's first op did has a start below 0. Waits shorter than half a microsecond are left out.
     """
     begin = min(span.start for span in spans)
-    records = [
-        {"start": round(w.start - begin, 6), "end": round(w.end - begin, 6), "cause": w.cause}
-        for w in waits
-    ]
-    return [record for record in records if record["end"] > record["start"]]
+    records = []
+    for wait in waits:
+        start, end = round(wait.start - begin, 6), round(wait.end - begin, 6)
+        if end > start:
+            records.append({"start": start, "end": end, "cause": wait.cause})
+    return records
 
 
 def overlap_seconds(spans: Sequence[Span], lane: Lane, other: Lane) -> float:
-    """Seconds in which both lanes were at work."""
-
-    def merged(name: Lane) -> list[tuple[float, float]]:
-        result: list[tuple[float, float]] = []
-        for start, end in sorted((s.start, s.end) for s in spans if s.op.lane == name):
-            if result and start <= result[-1][1]:
-                result[-1] = (result[-1][0], max(end, result[-1][1]))
-            else:
-                result.append((start, end))
-        return result
-
-    first, second, total = merged(lane), merged(other), 0.0
-    while first and second:
-        (a, b), (c, d) = first[-1], second[-1]
-        total += max(0.0, min(b, d) - max(a, c))
-        (first if a > c else second).pop()  # from the end: the one that begins later meets no other
+    """Returns the seconds in which both lanes were at work."""
+    ours, theirs = _stretches(spans, lane), _stretches(spans, other)
+    total = 0.0
+    while ours and theirs:
+        our_start, our_end = ours[-1]
+        their_start, their_end = theirs[-1]
+        total += max(0.0, min(our_end, their_end) - max(our_start, their_start))
+        # Of the two, the stretch that begins later meets no earlier one of the other lane.
+        if our_start > their_start:
+            ours.pop()
+        else:
+            theirs.pop()
     return total
+
+
+def _stretches(spans: Sequence[Span], lane: Lane) -> list[tuple[float, float]]:
+    """Returns from when to when a lane was at work, in order of time; neighbours are joined."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted((span.start, span.end) for span in spans if span.op.lane == lane):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((start, end))
+    return found

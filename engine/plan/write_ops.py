@@ -1,16 +1,17 @@
-"""The second of a plan's three passes: the ops of one step in program order, with what each reads
-and writes. No torch.
+"""The second of a plan's three passes writes the ops of one step in program order, with what each
+reads and writes. No torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-from engine.plan.assign_slots import BlockUse, assign_slots, block_slots, slot_of
+from engine.plan.assign_slots import BlockUse, assign_slots, slot_of
 from engine.plan.buffers import EMBED, HEAD, READY, Buffer, BufferKind, Content, ContentKind
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.derive_waits import Draft
 from engine.plan.device_updates import DeviceUpdates
 from engine.plan.ops import (
@@ -32,32 +33,52 @@ from engine.plan.ops import (
     Summary,
     Update,
 )
+from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
 STEP = "step"
-"""The unit of ops that are about the whole step."""
+"""An op about the whole step has this name as its unit."""
 
-Reads = dict[Buffer, Content]
+Uses = dict[Buffer, Content]
+
+
+class StepEnd(Enum):
+    """A step ends with one of these ops."""
+
+    LOSS = "loss"
+    """It is a pass without gradients."""
+    SUMMARY = "summary"
+    """It is a dry run: no op writes weights or moments."""
+    UPDATES = "updates"
+    """It is a training step."""
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round takes some of the step's micro-batches through the whole model."""
+
+    number: int
+    micro_batches: Sequence[int]
+    is_last: bool
 
 
 @dataclass
-class _Boundaries:
-    """Of one block on the host: micro-batches whose boundaries are not fetched yet, and the rings
-    of the others.
-    """
+class _HostBoundaries:
+    """These are the boundaries of one block on the host, for its backward in one round."""
 
-    ahead: Iterator[int]
+    waiting: Iterator[int]
+    """The boundaries of these micro-batches are not fetched yet."""
     rings: dict[int, Buffer] = field(default_factory=dict)
+    """The boundary of each other micro-batch comes in this ring buffer."""
 
-    def come_by(self, micro_batch: int, ring: Buffer) -> None:
+    def comes_in(self, micro_batch: int, ring: Buffer) -> None:
         self.rings[micro_batch] = ring
 
 
 class StepWriter:
-    """Writes one step's ops, once, and names the buffers that they use.
+    """A `StepWriter` writes one step's ops, once.
 
-    blocks: unit names in forward order. tied: the head also uses the embed unit's weights. numel,
-    state_bytes: as for `build_step_plan`. training: False for a pass that ends with the loss.
-    updates: False for a step that ends with its summary.
+    blocks: unit names in forward order. tied: the head also uses the embed unit's weights. end: the
+    step stops after this.
     """
 
     def __init__(
@@ -65,324 +86,250 @@ class StepWriter:
         blocks: list[str],
         tied: bool,
         choices: PlanChoices,
-        numel: Mapping[str, int],
-        state_bytes: int,
-        training: bool = True,
-        updates: bool = True,
+        sizes: PlaneSizes,
+        end: StepEnd,
     ):
-        self._blocks, self._tied, self._choices, self._training, self._updates = (
-            blocks,
-            tied,
-            choices,
-            training,
-            updates,
-        )
+        self._blocks = blocks
+        self._tied = tied
+        self._choices = choices
+        self._end = end
+        self._training = end is not StepEnd.LOSS
         self._above = dict(zip(blocks, [*blocks[1:], HEAD]))
         self._below = dict(zip(blocks[1:], blocks))
-        self._resident = (
-            blocks[len(blocks) - choices.resident_blocks :] if choices.resident_blocks else []
-        )
-        self.kept = frozenset(
-            blocks[len(blocks) - choices.kept_blocks :] if choices.kept_blocks else ()
-        )
-        self._streamed = [block for block in blocks if block not in self._resident]
-        slots = block_slots(self._streamed, self._resident, choices.slots)
-        # Backward ends with the first blocks, and nothing takes their slots before the next step
-        # does.
-        lasting = {
-            block: slots[block] for block in (*self._resident, *self._streamed[: choices.slots])
-        }
         self._drafts: list[Draft] = []
+        self.buffers = StepBuffers(blocks, tied, choices)
         self.device = DeviceUpdates(
-            blocks, lasting, choices, numel, state_bytes, self._host_gradient, self._drafts
+            blocks, self.buffers.lasting_slots(), choices, sizes, self._drafts
         )
-        there = {slot: unit for unit in blocks if (slot := self.device.placed(unit)) is not None}
-        self._uses = assign_slots(blocks, slots, there, choices.rounds, training)
+        there = {
+            slot: unit for unit, slot in self.device.placed_units() if unit in self.buffers.slots
+        }
+        self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
+        self._current = 0
+        """The block that is written next stands at this place in `_uses`."""
         self._next_fetch = 0
-        self._ring_turn = {BufferKind.STORE_RING: 0, BufferKind.FETCH_RING: 0}
-        self._staging_turn = 0
-
-    # ------------------------------------------------------------------ buffers
-
-    def slot_units(self) -> dict[Buffer, tuple[str, ...]]:
-        slots: dict[Buffer, tuple[str, ...]] = {slot_of(EMBED): (EMBED,), slot_of(HEAD): (HEAD,)}
-        slots |= {
-            Buffer(BufferKind.SLOT, number=k): tuple(self._streamed)
-            for k in range(min(self._choices.slots, len(self._streamed)))
-        }
-        return slots | {slot_of(unit): (unit,) for unit in self._resident}
-
-    def _grad(self, unit: str) -> Buffer:
-        if self._choices.gradient_sum == GradientSum.DEVICE or (
-            unit in (EMBED, HEAD) and self._tied
-        ):
-            return Buffer(BufferKind.SUM, unit)
-        return OUTER_SUM if unit in (EMBED, HEAD) else BLOCK_SUM
-
-    def grad_units(self) -> dict[Buffer, tuple[str, ...]]:
-        grads: dict[Buffer, tuple[str, ...]] = {}
-        for unit in [EMBED, *self._blocks, HEAD]:
-            grads[self._grad(unit)] = (*grads.get(self._grad(unit), ()), unit)
-        return grads
-
-    def staging_units(self) -> dict[Buffer, tuple[str, ...]]:
-        return {staging: tuple(self._blocks) for staging in BLOCK_STAGINGS} | {
-            OUTER_STAGING: (EMBED, HEAD)
-        }
-
-    def rings(self) -> tuple[Buffer, ...]:
-        if not self._choices.host_boundaries:
-            return ()
-        return tuple(
-            Buffer(way, number=k)
-            for way in (BufferKind.STORE_RING, BufferKind.FETCH_RING)
-            for k in range(self._choices.boundary_rings)
-        )
-
-    def _next_ring(self, way: BufferKind) -> Buffer:
-        turn = self._ring_turn[way]
-        self._ring_turn[way] = (turn + 1) % self._choices.boundary_rings
-        return Buffer(way, number=turn)
-
-    def _next_staging(self, unit: str) -> Buffer:
-        if unit in (EMBED, HEAD):
-            return OUTER_STAGING
-        self._staging_turn ^= 1
-        return BLOCK_STAGINGS[self._staging_turn]
+        """The prefetches of all uses before this place are written."""
 
     # ------------------------------------------------------------------ the step
 
     def write(self) -> Sequence[Draft]:
-        """All ops of the step, in program order."""
-        c, use = self._choices, 0
-        per_round = c.micro_batches // c.rounds
-        for round_ in range(c.rounds):
-            batches = list(range(round_ * per_round, (round_ + 1) * per_round))
-            use = self._forward_pass(batches, round_, use)
-            for mb in batches:
-                self._loss(mb, round_, mb == batches[0])
+        """Returns every op of the step, in program order."""
+        for round_ in self._rounds():
+            self._forward_pass(round_)
+            for micro_batch in round_.micro_batches:
+                self._loss(micro_batch, round_)
             if self._training:
-                use = self._backward_pass(batches, round_, use)
+                self._backward_pass(round_)
         if self._training:
-            self._finish_step()
+            self._emit_summary()
+        if self._end is StepEnd.UPDATES:
+            self._emit_updates()
         return self._drafts
 
-    def _forward_pass(self, batches: list[int], round_: int, use: int) -> int:
-        """Embed and every block; the number of the next block's use."""
-        if round_ == 0 and self.device.placed(EMBED) is None:
-            self._prefetch(EMBED, slot_of(EMBED))
-        self._fetch_ahead(use)
-        for mb in batches:
-            self._emit(
-                Embed,
-                EMBED,
-                self.device.weights(EMBED, slot_of(EMBED)),
-                {_hidden(mb): _after("", round_)},
-                micro_batch=mb,
-                slot=slot_of(EMBED),
-            )
-        for block in self._blocks:
-            self._fetch_ahead(use)
-            if round_ == 0 and block == self._blocks[-1] and self.device.placed(HEAD) is None:
-                # Not earlier: the head's update comes last, and a prefetch that waits holds the
-                # lane up.
-                self._prefetch(HEAD, slot_of(HEAD))
-            if self._training and round_ == 0 and self.device.lenders[:1] == [block]:
-                self.device.reclaim()
-            for mb in batches:
-                self._forward(block, mb, round_, self._uses[use])
-            use += 1
-        self._fetch_ahead(use)
-        return use
+    def _rounds(self) -> Iterator[_Round]:
+        rounds = self._choices.rounds
+        size = self._choices.micro_batches // rounds
+        for number in range(rounds):
+            micro_batches = range(number * size, (number + 1) * size)
+            yield _Round(number, micro_batches, is_last=number == rounds - 1)
 
-    def _backward_pass(self, batches: list[int], round_: int, use: int) -> int:
-        """Every block and embed, and the gradients of all units; the number of the next block's
-        use.
-        """
-        last = round_ == self._choices.rounds - 1
+    def _forward_pass(self, round_: _Round) -> None:
+        """Writes embed and every block of a round."""
+        first_round = round_.number == 0
+        if first_round and self.device.placed(EMBED) is None:
+            self._prefetch(EMBED, slot_of(EMBED))
+        self._fetch_ahead()
+        for micro_batch in round_.micro_batches:
+            self._embed(micro_batch, round_)
+        for block in self._blocks:
+            self._fetch_ahead()
+            is_last_block = block == self._blocks[-1]
+            if first_round and is_last_block and self.device.placed(HEAD) is None:
+                # The head's weights are not prefetched earlier: the head's update comes last, and a
+                # prefetch that waits for it holds up all copies behind it on the lane.
+                self._prefetch(HEAD, slot_of(HEAD))
+            if first_round and self._training and self._is_first_lender(block):
+                self.device.reclaim()
+            for micro_batch in round_.micro_batches:
+                self._forward(block, micro_batch, round_)
+            self._current += 1
+        self._fetch_ahead()
+
+    def _backward_pass(self, round_: _Round) -> None:
+        """Writes the backward of every block and of embed, and sends the gradients of all units."""
         self._finish_gradient(HEAD, round_)
         finished: set[str] = set()
-        boundaries = self._fetch_boundaries(self._blocks[-1], batches, round_)
-        for block, following in zip(reversed(self._blocks), [*reversed(self._blocks[:-1]), None]):
-            self._fetch_ahead(use)
-            self._backward_unit(block, batches, round_, self._uses[use], boundaries)
+        backwards = list(reversed(self._blocks))
+        boundaries = self._fetch_boundaries(backwards[0], round_)
+        for block, following in zip(backwards, [*backwards[1:], None]):
+            self._fetch_ahead()
+            self._backward_unit(block, round_, boundaries)
             if following is not None:
-                # Before the next prefetch, which waits for a slot: its first backward would have to
-                # wait for both.
-                boundaries = self._fetch_boundaries(following, batches, round_)
-            use += 1
-            self._fetch_ahead(use)
+                # Boundaries go before the next prefetch, which waits for a slot: behind it, the
+                # first backward of the next block would wait for both.
+                boundaries = self._fetch_boundaries(following, round_)
+            self._current += 1
+            self._fetch_ahead()
             self._finish_gradient(block, round_)
             finished.add(block)
-            if last:
-                if self.device.lenders[:1] == [block]:
+            if round_.is_last:
+                if self._is_first_lender(block):
                     self.device.lend()
                 self.device.fetch_first(finished)
-        for mb in batches:
-            self._embed_backward(mb, round_, mb == batches[0])
+        for micro_batch in round_.micro_batches:
+            self._embed_backward(micro_batch, round_)
         self._finish_gradient(EMBED, round_)
-        return use
 
-    def _finish_step(self) -> None:
-        units = [EMBED, *self._blocks, HEAD]
-        norms = {Buffer(BufferKind.NORM, unit): READY for unit in units}
-        self._emit(Summary, STEP, norms | {LOSS: READY}, {SUMMARY: READY})
-        if not self._updates:
-            return
+    def _is_first_lender(self, block: str) -> bool:
+        """Tells whether this is the first block, in forward order, whose activations' memory is
+        lent. Backward comes to it last of the lenders.
+        """
+        return self.device.lenders[:1] == [block]
+
+    def _emit_summary(self) -> None:
+        reads = {Buffer(BufferKind.NORM, unit): READY for unit in self._units()}
+        reads[LOSS] = READY
+        self._emit(Summary, STEP, reads, {SUMMARY: READY})
+
+    def _emit_updates(self) -> None:
+        """Writes the clip factor and the updates, those on the device first."""
         self._emit(Clip, STEP, {SUMMARY: READY}, {CLIP: READY})
         self.device.write()
-        for unit in units:
+        last_round = self._choices.rounds - 1
+        for unit in self._units():
             if unit not in self._choices.device_homes:
-                self._emit(
-                    Update,
-                    unit,
-                    {CLIP: READY} | self._host_gradient(unit),
-                    {Buffer(BufferKind.WEIGHTS, unit): READY},
-                )
+                reads = {CLIP: READY} | host_gradient(unit, last_round)
+                self._emit(Update, unit, reads, {Buffer(BufferKind.WEIGHTS, unit): READY})
         if self._choices.device_homes:
             self._emit(Applied, STEP, self.device.all_planes(), {})
 
-    # ------------------------------------------------------------------ ops
+    def _units(self) -> list[str]:
+        return [EMBED, *self._blocks, HEAD]
 
-    def _emit(self, type_: type[Op], unit: str, reads: Reads, writes: Reads, **fields: Any) -> None:
-        self._drafts.append(Draft(type_, unit, reads, writes, fields))
+    # ------------------------------------------------------------------ weights
 
-    def _fetch_ahead(self, current: int) -> None:
-        """Issue the prefetches of uses up to `prefetch_depth` ahead, in order, once their slot is
-        no longer needed.
+    def _fetch_ahead(self) -> None:
+        """Writes the prefetches of uses up to `prefetch_depth` ahead, in order. It stops at one
+        whose slot is still needed.
         """
-        while (
-            self._next_fetch < len(self._uses)
-            and self._next_fetch <= current + self._choices.prefetch_depth
-        ):
+        last = min(self._current + self._choices.prefetch_depth, len(self._uses) - 1)
+        while self._next_fetch <= last:
             use = self._uses[self._next_fetch]
             if use.fetch:
-                needed = any(
-                    other.slot == use.slot for other in self._uses[current : self._next_fetch]
-                )
-                if needed:
+                uses_before = self._uses[self._current : self._next_fetch]
+                if any(earlier.slot == use.slot for earlier in uses_before):
                     return
                 self._prefetch(use.unit, use.slot)
             self._next_fetch += 1
 
     def _prefetch(self, unit: str, slot: Buffer) -> None:
-        self._emit(
-            Prefetch,
-            unit,
-            self.device.planes(unit),
-            {slot: Content(ContentKind.WEIGHTS, unit)},
-            slot=slot,
-        )
+        writes = {slot: Content(ContentKind.WEIGHTS, unit)}
+        self._emit(Prefetch, unit, self.device.planes(unit), writes, slot=slot)
 
-    def _forward(self, block: str, mb: int, round_: int, use: BlockUse) -> None:
-        reads = self.device.weights(block, use.slot) | {
-            _hidden(mb): _after(self._below.get(block, ""), round_)
-        }
-        writes = {_hidden(mb): _after(block, round_)}
+    def _current_use(self) -> BlockUse:
+        """Returns the use of the block that is written now."""
+        return self._uses[self._current]
+
+    # ------------------------------------------------------------------ forward
+
+    def _embed(self, micro_batch: int, round_: _Round) -> None:
+        slot = slot_of(EMBED)
+        reads = self.device.weights(EMBED, slot)
+        writes = {hidden(micro_batch): _state_after("", round_)}
+        self._emit(Embed, EMBED, reads, writes, micro_batch=micro_batch, slot=slot)
+
+    def _forward(self, block: str, micro_batch: int, round_: _Round) -> None:
+        slot = self._current_use().slot
+        state = hidden(micro_batch)
+        reads = self.device.weights(block, slot)
+        reads[state] = _state_after(self._below.get(block, ""), round_)
+        writes = {state: _state_after(block, round_)}
         ring = None
         if self._training:
             reads |= self.device.activations_of(block)
-            if self._choices.host_boundaries and block not in self.kept:
-                ring = self._next_ring(BufferKind.STORE_RING)
-                writes[ring] = Content(ContentKind.BOUNDARY, block, mb)
+            if self._choices.host_boundaries and block not in self.buffers.kept:
+                ring = self.buffers.next_ring(BufferKind.STORE_RING)
+                writes[ring] = Content(ContentKind.BOUNDARY, block, micro_batch)
             else:
-                writes[Buffer(BufferKind.SAVED, block, mb)] = self._saved(block, round_, use.slot)
-        self._emit(Forward, block, reads, writes, micro_batch=mb, slot=use.slot, ring=ring)
+                saved = Buffer(BufferKind.SAVED, block, micro_batch)
+                writes[saved] = self._saved(block, round_, slot)
+        self._emit(Forward, block, reads, writes, micro_batch=micro_batch, slot=slot, ring=ring)
         if ring is not None:
             self._emit(
                 StoreBoundary,
                 block,
-                {ring: Content(ContentKind.BOUNDARY, block, mb)},
-                {
-                    Buffer(BufferKind.HOST_BOUNDARY, block, mb): Content(
-                        ContentKind.BOUNDARY, number=round_
-                    )
-                },
-                micro_batch=mb,
+                {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
+                _host_boundary(block, micro_batch, round_),
+                micro_batch=micro_batch,
                 ring=ring,
             )
 
-    def _saved(self, block: str, round_: int, slot: Buffer) -> Content:
-        """What a forward leaves on the device for its backward."""
-        if block in self.kept:
-            # What is kept points into the slot, so it must be the same one.
-            return Content(ContentKind.ACTIVATIONS, number=round_, slot=slot)
-        return Content(ContentKind.BOUNDARY, number=round_)
+    def _saved(self, block: str, round_: _Round, slot: Buffer) -> Content:
+        """Returns what a forward leaves on the device for its backward."""
+        if block in self.buffers.kept:
+            # What is kept points into the slot, so backward must find the block in the same one.
+            return Content(ContentKind.ACTIVATIONS, number=round_.number, slot=slot)
+        return Content(ContentKind.BOUNDARY, number=round_.number)
 
-    def _loss(self, mb: int, round_: int, first: bool) -> None:
-        reads = self.device.weights(HEAD, slot_of(HEAD)) | {
-            _hidden(mb): _after(self._blocks[-1], round_)
-        }
+    def _loss(self, micro_batch: int, round_: _Round) -> None:
+        state, slot, grad = hidden(micro_batch), slot_of(HEAD), self.buffers.grad(HEAD)
+        reads = self.device.weights(HEAD, slot)
+        reads[state] = _state_after(self._blocks[-1], round_)
         writes = {LOSS: READY}
         if self._tied:
             reads |= self.device.weights(EMBED, slot_of(EMBED))
         if self._training:
-            writes |= {
-                _hidden(mb): _gradient(HEAD, round_),
-                self._grad(HEAD): Content(ContentKind.SUM, HEAD),
-            }
+            writes[state] = _gradient_of(HEAD, round_)
+            writes[grad] = Content(ContentKind.SUM, HEAD)
             if self._tied:
-                writes[self._grad(EMBED)] = Content(ContentKind.SUM, EMBED)
+                writes[self.buffers.grad(EMBED)] = Content(ContentKind.SUM, EMBED)
+        first = self._starts_sum(micro_batch, round_)
         self._emit(
-            Loss,
-            HEAD,
-            reads,
-            writes,
-            micro_batch=mb,
-            slot=slot_of(HEAD),
-            grad=self._grad(HEAD),
-            first=first and self._starts_sum(round_),
+            Loss, HEAD, reads, writes, micro_batch=micro_batch, slot=slot, grad=grad, first=first
         )
 
-    def _starts_sum(self, round_: int) -> bool:
-        return round_ == 0 or self._choices.gradient_sum != GradientSum.DEVICE
+    # ------------------------------------------------------------------ backward
 
-    def _fetch_boundaries(self, block: str, batches: list[int], round_: int) -> _Boundaries:
-        """The first of the block's boundaries on the host; the others follow one by one as rings
-        become free.
+    def _fetch_boundaries(self, block: str, round_: _Round) -> _HostBoundaries:
+        """Fetches the first of the block's boundaries on the host. The others follow one by one as
+        rings become free.
         """
-        found = _Boundaries(
-            iter(batches if self._choices.host_boundaries and block not in self.kept else [])
-        )
+        on_host = self._choices.host_boundaries and block not in self.buffers.kept
+        boundaries = _HostBoundaries(iter(round_.micro_batches if on_host else ()))
         for _ in range(max(1, self._choices.boundary_rings - 1)):
-            self._fetch_boundary(block, round_, found)
-        return found
+            self._fetch_boundary(block, round_, boundaries)
+        return boundaries
 
-    def _fetch_boundary(self, block: str, round_: int, boundaries: _Boundaries) -> None:
-        mb = next(boundaries.ahead, None)
-        if mb is not None:
-            ring = self._next_ring(BufferKind.FETCH_RING)
-            boundaries.come_by(mb, ring)
-            self._emit(
-                FetchBoundary,
-                block,
-                {
-                    Buffer(BufferKind.HOST_BOUNDARY, block, mb): Content(
-                        ContentKind.BOUNDARY, number=round_
-                    )
-                },
-                {ring: Content(ContentKind.BOUNDARY, block, mb)},
-                micro_batch=mb,
-                ring=ring,
-            )
+    def _fetch_boundary(self, block: str, round_: _Round, boundaries: _HostBoundaries) -> None:
+        micro_batch = next(boundaries.waiting, None)
+        if micro_batch is None:
+            return
+        ring = self.buffers.next_ring(BufferKind.FETCH_RING)
+        boundaries.comes_in(micro_batch, ring)
+        self._emit(
+            FetchBoundary,
+            block,
+            _host_boundary(block, micro_batch, round_),
+            {ring: Content(ContentKind.BOUNDARY, block, micro_batch)},
+            micro_batch=micro_batch,
+            ring=ring,
+        )
 
-    def _backward_unit(
-        self, block: str, batches: list[int], round_: int, use: BlockUse, boundaries: _Boundaries
-    ) -> None:
-        above, grad = self._above[block], self._grad(block)
-        for mb in batches:
-            reads = (
-                self.device.weights(block, use.slot)
-                | {_hidden(mb): _gradient(above, round_)}
-                | self.device.activations_of(block)
-            )
-            ring = boundaries.rings.get(mb)
+    def _backward_unit(self, block: str, round_: _Round, boundaries: _HostBoundaries) -> None:
+        slot, grad = self._current_use().slot, self.buffers.grad(block)
+        for micro_batch in round_.micro_batches:
+            state = hidden(micro_batch)
+            reads = self.device.weights(block, slot)
+            reads[state] = _gradient_of(self._above[block], round_)
+            reads |= self.device.activations_of(block)
+            ring = boundaries.rings.get(micro_batch)
             if ring is not None:
-                reads[ring] = Content(ContentKind.BOUNDARY, block, mb)
+                reads[ring] = Content(ContentKind.BOUNDARY, block, micro_batch)
             else:
-                reads[Buffer(BufferKind.SAVED, block, mb)] = self._saved(block, round_, use.slot)
-            first = mb == batches[0] and self._starts_sum(round_)
-            writes = {_hidden(mb): _gradient(block, round_), grad: Content(ContentKind.SUM, block)}
+                saved = Buffer(BufferKind.SAVED, block, micro_batch)
+                reads[saved] = self._saved(block, round_, slot)
+            first = self._starts_sum(micro_batch, round_)
+            writes = {state: _gradient_of(block, round_), grad: Content(ContentKind.SUM, block)}
             if first:
                 writes |= self.device.arena_of(block)
             self._emit(
@@ -390,84 +337,86 @@ class StepWriter:
                 block,
                 reads,
                 writes,
-                micro_batch=mb,
-                slot=use.slot,
+                micro_batch=micro_batch,
+                slot=slot,
                 grad=grad,
                 first=first,
                 ring=ring,
             )
             self._fetch_boundary(block, round_, boundaries)
 
-    def _embed_backward(self, mb: int, round_: int, first: bool) -> None:
-        grad = self._grad(EMBED)
+    def _embed_backward(self, micro_batch: int, round_: _Round) -> None:
+        slot, grad = slot_of(EMBED), self.buffers.grad(EMBED)
+        reads = self.device.weights(EMBED, slot)
+        reads[hidden(micro_batch)] = _gradient_of(self._blocks[0], round_)
         self._emit(
             EmbedBackward,
             EMBED,
-            self.device.weights(EMBED, slot_of(EMBED))
-            | {_hidden(mb): _gradient(self._blocks[0], round_)},
+            reads,
             {grad: Content(ContentKind.SUM, EMBED)},
-            micro_batch=mb,
-            slot=slot_of(EMBED),
+            micro_batch=micro_batch,
+            slot=slot,
             grad=grad,
-            first=first and self._starts_sum(round_) and not self._tied,
+            # In a tied model the loss has begun the sum.
+            first=self._starts_sum(micro_batch, round_) and not self._tied,
         )
 
-    def _finish_gradient(self, unit: str, round_: int) -> None:
-        """Round the unit's sum and send it to the host, at the end of each round or of the last."""
-        last = round_ == self._choices.rounds - 1
-        if self._choices.gradient_sum == GradientSum.DEVICE and not last:
+    # ------------------------------------------------------------------ gradients
+
+    def _starts_sum(self, micro_batch: int, round_: _Round) -> bool:
+        """Tells whether a backward of this micro-batch begins its unit's sum."""
+        new_sum = round_.number == 0 or self._choices.gradient_sum != GradientSum.DEVICE
+        return new_sum and micro_batch == round_.micro_batches[0]
+
+    def _finish_gradient(self, unit: str, round_: _Round) -> None:
+        """Rounds the unit's sum and sends it to the host, after each round or after the last."""
+        if self._choices.gradient_sum == GradientSum.DEVICE and not round_.is_last:
             return
-        grad, staging = self._grad(unit), self._next_staging(unit)
+        grad, staging = self.buffers.grad(unit), self.buffers.next_staging(unit)
         reads = {grad: Content(ContentKind.SUM, unit)} | self.device.arena_of(unit)
-        plane = Buffer(BufferKind.GRADIENT, unit)
-        adds = self._choices.gradient_sum == GradientSum.HOST and round_ > 0
+        adds = self._choices.gradient_sum == GradientSum.HOST and round_.number > 0
         if adds:
             earlier = Content(ContentKind.EARLIER_SUM, unit)
-            self._emit(
-                FetchGrad,
-                unit,
-                {plane: Content(ContentKind.SUM, number=round_ - 1)},
-                {staging: earlier},
-                staging=staging,
-            )
+            before = host_gradient(unit, round_.number - 1)
+            self._emit(FetchGrad, unit, before, {staging: earlier}, staging=staging)
             reads[staging] = earlier
-        writes = {staging: Content(ContentKind.SUM, unit)}
-        if last:
+        rounded = {staging: Content(ContentKind.SUM, unit)}
+        writes = dict(rounded)
+        if round_.is_last:
             writes[Buffer(BufferKind.NORM, unit)] = READY
-        self._emit(Reduce, unit, reads, writes, grad=grad, staging=staging, adds=adds, last=last)
-        if last and self.device.keep_staged(unit, staging):
-            return
         self._emit(
-            Offload,
+            Reduce,
             unit,
-            {staging: Content(ContentKind.SUM, unit)},
-            {plane: Content(ContentKind.SUM, number=round_)},
+            reads,
+            writes,
+            grad=grad,
             staging=staging,
+            adds=adds,
+            last=round_.is_last,
         )
+        if round_.is_last and self.device.keep_staged(unit, staging):
+            return
+        self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
 
-    def _host_gradient(self, unit: str) -> Reads:
-        return {
-            Buffer(BufferKind.GRADIENT, unit): Content(
-                ContentKind.SUM, number=self._choices.rounds - 1
-            )
-        }
-
-
-LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
-BLOCK_SUM, OUTER_SUM = Buffer(BufferKind.SUM, number=0), Buffer(BufferKind.SUM, number=1)
-"""Of one block at a time, and of embed or head."""
-BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
-OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
+    def _emit(self, type_: type[Op], unit: str, reads: Uses, writes: Uses, **fields: Any) -> None:
+        """Writes the next op. fields: those that only ops of its kind have."""
+        self._drafts.append(Draft(type_, unit, reads, writes, fields))
 
 
-def _hidden(micro_batch: int) -> Buffer:
-    return Buffer(BufferKind.HIDDEN, number=micro_batch)
+# ---------------------------------------------------------------------- contents, by round
 
 
-def _after(block: str, round_: int) -> Content:
-    """A hidden state; `block` is empty before the first."""
-    return Content(ContentKind.HIDDEN, block, round_)
+def _state_after(block: str, round_: _Round) -> Content:
+    """Returns a hidden state; `block` is empty before the first block."""
+    return Content(ContentKind.HIDDEN, block, round_.number)
 
 
-def _gradient(unit: str, round_: int) -> Content:
-    return Content(ContentKind.GRADIENT, unit, round_)
+def _gradient_of(unit: str, round_: _Round) -> Content:
+    """Returns the gradient of the unit's input."""
+    return Content(ContentKind.GRADIENT, unit, round_.number)
+
+
+def _host_boundary(block: str, micro_batch: int, round_: _Round) -> Uses:
+    """Returns the buffer of a boundary on the host, with the boundary of this round."""
+    buffer = Buffer(BufferKind.HOST_BOUNDARY, block, micro_batch)
+    return {buffer: Content(ContentKind.BOUNDARY, number=round_.number)}

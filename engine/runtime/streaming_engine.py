@@ -16,7 +16,7 @@ from engine.model.attention import Documents
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Span, StepPlan
 from engine.plan.validate import validate
 from engine.runtime.backend import Backend
@@ -81,25 +81,20 @@ class StreamingEngine:
         self._train = self._executor(self.plan)
 
     def _step_plan(self, updates: bool = True) -> StepPlan:
-        return build_step_plan(
-            self._blocks,
-            self.model.tied,
-            self.choices,
+        sizes = PlaneSizes(
             {unit.name: unit.layout.numel for unit in self.model.units},
             sum(PLANE_ITEM_BYTES[self.model.dtype].values()),
-            updates,
         )
+        return build_step_plan(self._blocks, self.model.tied, self.choices, sizes, updates)
 
     def _forward_plan(self, micro_batches: int) -> StepPlan:
-        c = self.choices
-        return build_forward_plan(
-            self._blocks,
-            self.model.tied,
-            micro_batches,
-            c.slots,
-            c.prefetch_depth,
-            c.resident_blocks,
+        choices = PlanChoices(
+            micro_batches=micro_batches,
+            slots=self.choices.slots,
+            prefetch_depth=self.choices.prefetch_depth,
+            resident_blocks=self.choices.resident_blocks,
         )
+        return build_forward_plan(self._blocks, self.model.tied, choices)
 
     def _executor(self, plan: StepPlan) -> Executor:
         ops = BlockOps(

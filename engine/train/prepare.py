@@ -25,8 +25,9 @@ from engine.data.rows import padded_length
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, FitError, GpuMemoryError, RunError
 from engine.fit.choose import Chosen, choose
-from engine.fit.cost import largest_product
-from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, Verdict, rates_of_steps
+from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.job import Job, Target
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
 from engine.fit.report import estimate
@@ -314,7 +315,7 @@ def _plan(
     rates = _measured(backend, recorder, check)
     give_back_free_memory()  # of measuring: what this program needs is read next
     shape = shape_of(model)
-    rounding = state.get("rounding") if state is not None else None
+    rounding = (state.get("rounding") or {}) if state is not None else {}
     longest = padded_length(max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len)
     machine = read_machine(folder.path)
     # What this program already has is part of what it needs; what an earlier session left on the
@@ -326,15 +327,11 @@ def _plan(
         + _bytes_under(folder.checkpoints_path)
         + _bytes_under(folder.export_path),
     )
-    report = estimate(
-        config.with_values({"data.max_seq_len": longest}),
-        machine,
-        shape,
-        rounding,
-        rates,
-        _total_steps(config, data),
-        _resident(backend.device.type),
+    facts = SessionFacts(
+        rounding, rates, _resident(backend.device.type), _total_steps(config, data)
     )
+    planned_config = config.with_values({"data.max_seq_len": longest})
+    report = estimate(planned_config, machine, shape, facts)
     recorder.emit(FitReported(report.to_dict()))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -352,7 +349,8 @@ def _plan(
         else:
             backend.limit_memory(backend.memory()["total"])
     # The resumed run must continue bit for bit, however much memory there is now.
-    chosen = choose(shape, config, device, limit, sample_host_memory()[1], longest, rounding, rates)
+    target = Target(device, limit, sample_host_memory()[1], rates)
+    chosen = choose(Job(shape, config, longest, rounding), target)
     product = largest_product(shape, chosen.micro_batch_size * longest)
     if device == "cpu":
         backend.share_work(product)
@@ -381,9 +379,9 @@ def _simulated(
     rates = rates_of_steps(shape, chosen, rates, row_length, device)
     if rates is None:
         return None
-    plan, found = predicted_step(
-        shape, chosen.choices, rates, chosen.micro_batch_size, row_length, device, packed
-    )
+    varlen = shape.varlen(packed, device)
+    micro_batch = MicroBatch(chosen.micro_batch_size, row_length, varlen)
+    plan, found = predicted_step(shape, chosen.choices, rates, micro_batch, device)
     spans = [Span(op, start, end) for op, start, end in zip(plan.ops, found.starts, found.ends)]
     return PlanSimulated(found.seconds, as_records(spans))
 

@@ -9,7 +9,7 @@ import random
 from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import Buffer, BufferKind
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import (
     DeviceUpdate,
     FetchStates,
@@ -36,9 +36,8 @@ def plan_of(blocks: int = 12, micro_batches: int = 4, rounds: int = 1) -> StepPl
         gradient_sum=GradientSum.VERTICAL if rounds == 1 else GradientSum.DEVICE,
     )
     names = [f"block {k}" for k in range(blocks)]
-    return build_step_plan(
-        names, False, choices, dict.fromkeys(["embed", *names, "head"], 1_000_000)
-    )
+    sizes = PlaneSizes(dict.fromkeys(["embed", *names, "head"], 1_000_000))
+    return build_step_plan(names, False, choices, sizes)
 
 
 def seconds_of(op: Op) -> float:

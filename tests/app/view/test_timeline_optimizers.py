@@ -18,7 +18,7 @@ from app.view.timeline_bars import LANE_WORDS, OP_COLOURS, OP_GROUPS, OP_WORDS
 from app.view.timeline_figure import timeline_figure, timeline_legend, timeline_said
 from app.words import in_step_time
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Lane, Span
 from engine.plan.simulate import simulate
 from engine.plan.waits import as_records
@@ -43,7 +43,7 @@ def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2):
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
     choices = PlanChoices(micro_batches=micro_batches, device_homes=homes, update_buffers=2)
-    plan = build_step_plan(names, False, choices, numel)
+    plan = build_step_plan(names, False, choices, PlaneSizes(numel))
     starts = simulate(plan, lambda op: 0.001).starts
     return as_records([Span(op, start, start + 0.001) for op, start in zip(plan.ops, starts)])
 

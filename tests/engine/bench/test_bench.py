@@ -18,7 +18,8 @@ from engine.bench.steps import random_rows
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import FitError
 from engine.fit.choose import choose
-from engine.fit.cost import largest_product
+from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.job import Job, Target
 from engine.fit.needs import needs_of
 from engine.fit.predict import predicted_seconds
 from engine.fit.report import estimate
@@ -137,15 +138,10 @@ def test_the_cpu_is_measured_with_one_thread_too(capsys):
     assert stored_cpu_rates(largest_product(shape, small)) == alone
     assert stored_cpu_rates(largest_product(shape, large)) == together
     report = estimate(config, replace(machine, gpus=()))
+    target = Target("cpu", None, machine.ram_available)
+    choices = choose(Job(shape, config, 128), target).choices
     assert report.time["step_seconds"] == pytest.approx(
-        predicted_seconds(
-            shape,
-            choose(shape, config, "cpu", None, machine.ram_available, 128).choices,
-            alone,
-            8,
-            128,
-            "cpu",
-        )
+        predicted_seconds(shape, choices, alone, MicroBatch(8, 128), "cpu")
     )
     assert report.time["estimated"] is False
     assert estimate(config, replace(machine, gpus=(), here=False)).time["step_seconds"] is None

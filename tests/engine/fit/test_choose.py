@@ -12,15 +12,17 @@ from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import ConfigError
 from engine.fit import choose as choosing
 from engine.fit.choose import choose
-from engine.fit.cost import op_seconds
+from engine.fit.cost import MicroBatch, op_seconds
+from engine.fit.job import Job, Target
 from engine.fit.sizes import COMFORTABLE, LOGITS_BYTES, SMALL_GPU_BYTES
+from engine.fit.spreads import LEAST_TOKENS, MOST_ROUNDS
 from engine.machine.rates import TYPICAL, Rates
 from engine.model.build import build_model
 from engine.model.layout import DOCUMENTS, Activations
 from engine.model.measure_shape import shape_of
 from engine.model.shape import ModelShape, UnitShape
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import StepPlan
 from engine.plan.simulate import simulate
 from engine.plan.validate import validate
@@ -76,9 +78,8 @@ def config(**changes) -> TrainConfig:
 
 
 def on_gpu(gib: float, shape: ModelShape | None = None, length: int = 1024, **changes):
-    return choose(
-        shape or big_shape(), config(**changes), "cuda", round(gib * GIB), 200 * GIB, length
-    )
+    job = Job(shape or big_shape(), config(**changes), length)
+    return choose(job, Target("cuda", round(gib * GIB), 200 * GIB))
 
 
 # ---------------------------------------------------------------------- policy
@@ -107,9 +108,8 @@ def either(compiler, request):
 
 
 def plan_of(chosen) -> StepPlan:
-    return build_step_plan(
-        [unit for unit in NUMEL if unit.startswith("block")], False, chosen.choices, NUMEL
-    )
+    blocks = [unit for unit in NUMEL if unit.startswith("block")]
+    return build_step_plan(blocks, False, chosen.choices, PlaneSizes(NUMEL))
 
 
 def with_candidates(monkeypatch, gib: float, **changes):
@@ -178,11 +178,13 @@ def test_of_all_that_fits_one_of_the_fastest_is_taken(monkeypatch, either, gib):
             assert not sizer.fits(
                 size,
                 dataclasses.replace(placed, kept_blocks=kept + 1, resident_blocks=0),
-                sizer.keeping,
+                sizer.memory.keeping,
             )
         if resident < 28:
             assert not sizer.fits(
-                size, dataclasses.replace(placed, resident_blocks=resident + 1), sizer.keeping
+                size,
+                dataclasses.replace(placed, resident_blocks=resident + 1),
+                sizer.memory.keeping,
             )
 
 
@@ -195,13 +197,14 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     chosen, seen = with_candidates(monkeypatch, gib)
 
     def simulated(size, choices) -> float:
-        plan = build_step_plan([unit.name for unit in shape.blocks], False, choices, NUMEL)
-        return simulate(plan, op_seconds(plan, shape, rates, size, 1024)).seconds
+        blocks = [unit.name for unit in shape.blocks]
+        plan = build_step_plan(blocks, False, choices, PlaneSizes(NUMEL))
+        return simulate(plan, op_seconds(plan, shape, rates, MicroBatch(size, 1024))).seconds
 
     ours = simulated(chosen.micro_batch_size, chosen.choices)
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
     spreads = {}
-    for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0]):
+    for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
         spreads.setdefault((size, choices.rounds), choices)
     for (size, _), choices in [*spreads.items()][: choosing.SIMULATED]:
         assert ours <= 1.002 * simulated(size, choices)
@@ -242,11 +245,8 @@ def test_rounds_are_not_many_and_their_micro_batches_are_not_small():
     ):
         chosen = on_gpu(gib, length=length, train__batch_size=rows)
         c = chosen.choices
-        assert (
-            c.rounds <= choosing.MOST_ROUNDS
-            and -(-rows // chosen.micro_batch_size) == c.micro_batches
-        )
-        assert c.rounds == 1 or chosen.micro_batch_size * length >= choosing.LEAST_TOKENS
+        assert c.rounds <= MOST_ROUNDS and -(-rows // chosen.micro_batch_size) == c.micro_batches
+        assert c.rounds == 1 or chosen.micro_batch_size * length >= LEAST_TOKENS
     asked = on_gpu(139, train__micro_batch_size=4)
     assert (
         asked.micro_batch_size == 4
@@ -305,7 +305,8 @@ def test_explicit_settings_are_kept():
 def test_kernels_are_compiled_where_they_can_be_or_as_asked(compiler):
     def compiled(device: str = "cuda", **changes) -> bool:
         shape = big_shape(changes.get("model__dtype", "bfloat16"))
-        return choose(shape, config(**changes), device, 139 * GIB, 500 * GIB, 1024).choices.compiled
+        job = Job(shape, config(**changes), 1024)
+        return choose(job, Target(device, 139 * GIB, 500 * GIB)).choices.compiled
 
     assert compiled() and not compiled(model__dtype="float32") and not compiled("cpu")
     assert not compiled(engine__kernels="eager") and compiled("cpu", engine__kernels="compiled")
@@ -326,7 +327,9 @@ def test_a_continued_session_rounds_alike_whatever_memory_it_finds(either, gib):
     kept = json.loads(json.dumps(first.rounding))
     found = []
     for limit in (6, *LIMITS, 200):
-        again = choose(big_shape(), config(), "cuda", limit * GIB, 200 * GIB, 1024, kept)
+        again = choose(
+            Job(big_shape(), config(), 1024, kept), Target("cuda", limit * GIB, 200 * GIB)
+        )
         assert again.rounding == first.rounding, limit
         validate(plan_of(again))
         found.append(again.choices)
@@ -337,11 +340,11 @@ def test_a_session_is_continued_on_a_cpu_and_from_before_there_were_choices(comp
     kept = on_gpu(48).rounding
     assert kept["device_homes"] and kept["compiled"]
     compiler("Triton is not installed")  # nobody is asked again
-    again = choose(big_shape(), config(), "cpu", None, 400 * GIB, 1024, kept)
+    again = choose(Job(big_shape(), config(), 1024, kept), Target("cpu", None, 400 * GIB))
     assert again.rounding == kept
     validate(plan_of(again))
     old = {name: kept[name] for name in ("micro_batch_size", "loss_chunk", "gradient_sum")}
-    again = choose(big_shape(), config(), "cuda", 48 * GIB, 200 * GIB, 1024, old)
+    again = choose(Job(big_shape(), config(), 1024, old), Target("cuda", 48 * GIB, 200 * GIB))
     assert again.rounding == old | {"rounds": 1, "compiled": False, "device_homes": []}
 
 
@@ -361,20 +364,20 @@ def test_logits_stay_bounded(either):
     assert (
         on_gpu(139, dataclasses.replace(big_shape(), max_position_embeddings=64)).loss_chunk == 64
     )
-    on_cpu = choose(big_shape(), config(), "cpu", None, 300 * GIB, 1024).loss_chunk
+    on_cpu = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 300 * GIB)).loss_chunk
     assert on_cpu * 152064 * 14 <= 256 << 20 or on_cpu == 128
 
 
 def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     tiny = shape_of(build_model(tiny_config("llama"), ModelConfig(source="tiny", dtype="float32")))
     settings = config(model__dtype="float32", train__batch_size=32)
-    small = choose(tiny, settings, "cpu", None, 8 * GIB, 64)
+    small = choose(Job(tiny, settings, 64), Target("cpu", None, 8 * GIB))
     assert (small.choices.resident_blocks, small.choices.kept_blocks) == (
         3,
         3,
     ) and not small.choices.host_boundaries
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
-    large = choose(big_shape(), config(), "cpu", None, 160 * GIB, 1024).choices
+    large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 160 * GIB)).choices
     assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
 
 
@@ -501,9 +504,9 @@ def test_contradictions_are_refused_by_name(field, changes):
 def test_rows_beyond_a_table_of_positions_are_refused():
     table = shape_of(build_model(tiny_config("gpt2"), ModelConfig(source="tiny")))
     assert table.learned_positions and not big_shape().learned_positions
-    choose(table, config(), "cpu", None, 8 * GIB, 64)
+    choose(Job(table, config(), 64), Target("cpu", None, 8 * GIB))
     with pytest.raises(ConfigError, match="data.max_seq_len.*64 positions"):
-        choose(table, config(), "cpu", None, 8 * GIB, 65)
+        choose(Job(table, config(), 65), Target("cpu", None, 8 * GIB))
 
 
 def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
@@ -513,8 +516,7 @@ def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
 
     def boundaries(ram: int) -> int:
         asked = config(train__batch_size=256)
-        return choose(
-            big_shape(), asked, "cuda", 48 * GIB, ram * GIB, 1024, rates=QUICK
-        ).host_boundary_bytes
+        target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
+        return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
 
     assert boundaries(125) <= 125 * GIB - big_shape().host_bytes

@@ -24,7 +24,7 @@ from engine.model.layout import DOCUMENTS, PLANE_ITEM_BYTES
 from engine.model.measure_shape import shape_of
 from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.runtime.device_state import DeviceState
 from tests.engine.fit.test_choose import big_shape
 from tests.support.tiny import plain_model, streamed, tiny_config
@@ -101,12 +101,11 @@ def test_fixed_buffers_are_the_device_state_to_the_byte(family, tied, dtype):
         tiny_config(family, tie_word_embeddings=tied), ModelConfig(source="tiny", dtype=dtype)
     )
     shape, names = shape_of(model), [unit.name for unit in model.blocks]
-    numel, state_bytes = (
-        {unit.name: unit.numel for unit in shape.units},
-        sum(PLANE_ITEM_BYTES[dtype].values()),
+    sizes = PlaneSizes(
+        {unit.name: unit.numel for unit in shape.units}, sum(PLANE_ITEM_BYTES[dtype].values())
     )
     for choices in BUFFER_GRID + HOME_GRID:
-        plan = build_step_plan(names, model.tied, choices, numel, state_bytes)
+        plan = build_step_plan(names, model.tied, choices, sizes)
         state = DeviceState(model, plan, torch.device("cpu"), boundary_numel=24 * 32)
         assert (
             sum(item.bytes for item in fixed_items(shape, choices, 24 * 32)) == state.fixed_bytes()

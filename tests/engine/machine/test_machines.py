@@ -17,6 +17,8 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.fit import choose as choosing
 from engine.fit.choose import choose
+from engine.fit.cost import MicroBatch
+from engine.fit.job import Job, Target
 from engine.fit.predict import predicted_seconds
 from engine.machine import known_machines as known
 from engine.machine.gpus import GpuInfo
@@ -314,10 +316,10 @@ def test_steps_of_the_h200_are_predicted_within_a_tenth(rows, measured, monkeypa
             "engine": {"device": "cuda"},
         }
     )
-    chosen = choose(
-        shape, config, "cuda", machine.gpus[0].free, machine.ram_available, 1024, rates=rates
-    )
-    seconds = predicted_seconds(shape, chosen.choices, rates, chosen.micro_batch_size, 1024, "cuda")
+    target = Target("cuda", machine.gpus[0].free, machine.ram_available, rates)
+    chosen = choose(Job(shape, config, 1024), target)
+    micro_batch = MicroBatch(chosen.micro_batch_size, 1024)
+    seconds = predicted_seconds(shape, chosen.choices, rates, micro_batch, "cuda")
     assert seconds == pytest.approx(measured, rel=0.1)
 
 

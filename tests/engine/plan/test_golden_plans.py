@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.plan.build_step import build_forward_plan, build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import OP_TYPES, GradientSum, StepPlan
 from engine.plan.text import from_text, to_text
 from engine.plan.validate import validate
@@ -57,8 +57,8 @@ CHOICES = {
 
 def plan_of(name: str) -> StepPlan:
     if name == "forward":
-        return build_forward_plan(BLOCKS, True, 2, 2)
-    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], NUMEL)
+        return build_forward_plan(BLOCKS, True, PlanChoices(micro_batches=2))
+    return build_step_plan(BLOCKS, name == "vertical", CHOICES[name], PlaneSizes(NUMEL))
 
 
 NAMES = [*CHOICES, "forward"]

@@ -5,6 +5,7 @@ every schedule keeps.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -16,6 +17,7 @@ from engine.fit.cost import (
     GRADIENT_BYTES,
     HALF_SPEED_TOKENS,
     Cost,
+    MicroBatch,
     attention_flops,
     op_seconds,
     parameter_flops,
@@ -27,7 +29,7 @@ from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.build import build_model
 from engine.model.measure_shape import shape_of
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import Lane, Op
 from engine.plan.simulate import simulate
 from tests.support.tiny import tiny_config
@@ -61,7 +63,7 @@ def of_lane(**seconds: float):
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices):
-    plan = build_step_plan(BLOCKS, False, choices, NUMEL)
+    plan = build_step_plan(BLOCKS, False, choices, PlaneSizes(NUMEL))
     for seconds in (
         of_lane(COMPUTE=1.0),
         of_lane(COMPUTE=1.0, H2D=0.4, D2H=0.7, HOST=0.2),
@@ -79,7 +81,7 @@ def test_a_step_takes_no_less_than_its_busiest_lane_and_no_more_than_all(choices
 
 @pytest.mark.parametrize("choices", CHOICES, ids=repr)
 def test_ops_keep_their_lane_and_their_waits(choices):
-    plan = build_step_plan(BLOCKS, True, choices, NUMEL)
+    plan = build_step_plan(BLOCKS, True, choices, PlaneSizes(NUMEL))
     seconds = of_lane(
         COMPUTE=1.0, H2D=0.9, D2H=1.3, HOST=0.5, STATES_IN=0.8, UPDATE=0.4, STATES_OUT=1.1
     )
@@ -93,7 +95,7 @@ def test_ops_keep_their_lane_and_their_waits(choices):
         assert all(starts[op.index] >= ends[k] - 1e-9 for k in op.waits)
     for lane in Lane:
         own = [op.index for op in plan.ops if op.lane == lane]
-        assert all(starts[b] >= ends[a] - 1e-9 for a, b in zip(own, own[1:]))
+        assert all(starts[b] >= ends[a] - 1e-9 for a, b in itertools.pairwise(own))
 
 
 def test_compute_that_nothing_holds_up_is_the_whole_step():
@@ -164,7 +166,7 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
     kept_plan = build_step_plan(blocks, False, PlanChoices(micro_batches=2, kept_blocks=3))
 
     def of(kind: str, plan=plan, **rates: float) -> float:
-        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
+        seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
         return seconds(next(op for op in plan.ops if op.kind == kind and op.unit == block.name))
 
     assert of("prefetch", h2d=1.0) == pytest.approx(4 * block.numel)
@@ -195,11 +197,12 @@ def test_ops_take_what_their_bytes_and_products_take(shape):
 
 def test_packed_rows_have_a_kernel_of_their_own(shape):
     rates = only(packed_attention=1.0)
-    packed = Cost(shape, rates, 2, 16, False, varlen=True)
+    packed = Cost(shape, rates, MicroBatch(2, 16, varlen=True), False)
     assert packed.forward("block 0") == pytest.approx(2 * 2 * 16 * 16 * shape.attention_width)
     assert packed.backward("block 0") == pytest.approx(2.5 * packed.forward("block 0"))
     plain, packed = (
-        Cost(shape, only(device_memory=1.0), 2, 16, False, varlen) for varlen in (False, True)
+        Cost(shape, only(device_memory=1.0), MicroBatch(2, 16, varlen), False)
+        for varlen in (False, True)
     )
     more = PACKED_BYTES / 3 * 32 * (shape.attention_width + PACKED_WIDTH * shape.attention_heads)
     assert packed.forward("block 0") - plain.forward("block 0") == pytest.approx(more)
@@ -210,7 +213,7 @@ def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
     plan = build_step_plan(
         [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
     )
-    seconds = op_seconds(plan, shape, only(call=1.0), 2, 16)
+    seconds = op_seconds(plan, shape, only(call=1.0), MicroBatch(2, 16))
     took = {op.kind: seconds(op) for op in plan.ops if op.lane == Lane.COMPUTE}
     forward, backward = BLOCK_CALLS["forward"], BLOCK_CALLS["backward"]
     assert [took[kind] for kind in ("embed", "forward", "loss", "embed_backward")] == [
@@ -220,8 +223,8 @@ def test_nothing_on_a_gpu_is_faster_than_its_launch(shape):
         backward,
     ]
     assert took["backward"] == pytest.approx(forward + backward)
-    slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), 2, 16)
-    free = op_seconds(plan, shape, only(matmul=1.0), 2, 16)
+    slow = op_seconds(plan, shape, only(call=1e-30, matmul=1.0), MicroBatch(2, 16))
+    free = op_seconds(plan, shape, only(matmul=1.0), MicroBatch(2, 16))
     assert all(slow(op) == free(op) for op in plan.ops if op.kind in ("forward", "backward"))
 
 
@@ -235,12 +238,11 @@ def test_optimizers_on_the_device_take_what_their_planes_take(dtype, weight, sta
         [unit.name for unit in shape.blocks],
         False,
         PlanChoices(device_homes=homes, update_buffers=2),
-        numel,
-        2 * weight + states,
+        PlaneSizes(numel, 2 * weight + states),
     )
 
     def of(kind: str, unit: str, **rates: float) -> float:
-        seconds = op_seconds(plan, shape, only(**rates), 2, 16)
+        seconds = op_seconds(plan, shape, only(**rates), MicroBatch(2, 16))
         return sum(seconds(op) for op in plan.ops if op.kind == kind and op.unit == unit)
 
     for unit in homes:
@@ -281,7 +283,9 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
     plan = build_step_plan(
         [unit.name for unit in shape.blocks], False, PlanChoices(micro_batches=2)
     )
-    found = simulate(plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), 2, 16))
+    found = simulate(
+        plan, op_seconds(plan, shape, only(matmul=1.0, attention=1.0), MicroBatch(2, 16))
+    )
     # Attention's backward multiplies its scores once more, which nobody counts.
     again = 0.5 * attention_flops(shape, 4, 16) * len(shape.blocks)
     assert found.busy[Lane.COMPUTE] == pytest.approx(flops["hardware"] + again)
@@ -291,12 +295,18 @@ def test_flops_of_a_step_are_those_of_its_ops(shape, monkeypatch):
 def test_small_micro_batches_are_slower_by_the_token(shape):
     rates = only(matmul=1.0)
     few, many = (
-        step_seconds(Cost(shape, rates, 64 // m, 16, False), PlanChoices(micro_batches=m), 0.0)
+        step_seconds(
+            Cost(shape, rates, MicroBatch(64 // m, 16), False), PlanChoices(micro_batches=m), 0.0
+        )
         for m in (16, 1)
     )
     assert few > 3 * many
     even = [
-        step_seconds(Cost(shape, rates, 4096 // m, 1024, False), PlanChoices(micro_batches=m), 0.0)
+        step_seconds(
+            Cost(shape, rates, MicroBatch(4096 // m, 1024), False),
+            PlanChoices(micro_batches=m),
+            0.0,
+        )
         for m in (16, 1)
     ]
     assert even[0] == pytest.approx(even[1], rel=0.01)
@@ -319,7 +329,9 @@ def test_a_mixture_counts_the_experts_that_a_token_uses():
 
 def test_ops_without_a_duration_take_none(shape):
     plan = build_step_plan([unit.name for unit in shape.blocks], False, PlanChoices())
-    seconds = op_seconds(plan, shape, Rates(*[1] * len(Rates.__dataclass_fields__)), 1, 8)
+    seconds = op_seconds(
+        plan, shape, Rates(*[1] * len(Rates.__dataclass_fields__)), MicroBatch(1, 8)
+    )
     assert {op.kind for op in plan.ops if seconds(op) == 0.0} == {"summary", "clip"}
     assert isinstance(plan.ops[0], Op)
 
@@ -329,7 +341,7 @@ def test_ops_without_a_duration_take_none(shape):
 
 def homes_of(shape, rates: Rates, buffers: int = 2, **changes) -> tuple[tuple[str, ...], float]:
     return choose_homes(
-        Cost(shape, rates, 2, 16, False), PlanChoices(update_buffers=buffers, **changes)
+        Cost(shape, rates, MicroBatch(2, 16), False), PlanChoices(update_buffers=buffers, **changes)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -162,7 +163,7 @@ def test_waits_fill_the_gaps_of_compute_and_nothing_else(rounds):
     compute = [(span["start"], span["end"]) for span in step.spans if span["lane"] == Lane.COMPUTE]
     busy = sorted(compute + [(wait["start"], wait["end"]) for wait in step.waits])
     assert all(
-        before[1] == pytest.approx(after[0], abs=2e-6) for before, after in zip(busy, busy[1:])
+        before[1] == pytest.approx(after[0], abs=2e-6) for before, after in itertools.pairwise(busy)
     )
     assert all(wait["end"] > wait["start"] for wait in step.waits)
 

@@ -13,7 +13,7 @@ import torch
 from engine.errors import NonFiniteError
 from engine.model.layout import PLANE_ITEM_BYTES, ParameterSpec, lay_out
 from engine.plan.build_step import build_step_plan
-from engine.plan.choices import PlanChoices
+from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import UPDATE_LANES, Lane
 from engine.plan.text import grid
 from engine.plan.validate import validate
@@ -396,7 +396,8 @@ def plans(depth: int):
                             spare_buffers=spare,
                             spare_blocks=min(kept, 2) if spare else 0,
                         )
-                        yield build_step_plan(blocks, tied, choices, numel), numel, choices
+                        plan = build_step_plan(blocks, tied, choices, PlaneSizes(numel))
+                        yield plan, numel, choices
 
 
 @pytest.mark.parametrize("depth", [4, 9])
@@ -463,9 +464,8 @@ def test_dropping_any_single_wait_of_a_plan_with_homes_is_found(gradient_sum, ho
         spare_blocks=spare,
         **SUMS[gradient_sum],
     )
-    plan = build_step_plan(
-        BLOCKS, False, choices, dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310}
-    )
+    sizes = PlaneSizes(dict.fromkeys(BLOCKS, 100) | {"embed": 250, "head": 310})
+    plan = build_step_plan(BLOCKS, False, choices, sizes)
     validate(plan)
     assert bool(plan.arena) == (gradient_sum == "device")
     dropped = set(find_dropped_waits(plan))
@@ -491,7 +491,10 @@ def test_homes_without_buffers_and_homes_of_no_unit_are_refused():
     ):
         with pytest.raises(ValueError, match="buffers (for the optimizers|in the place)"):
             build_step_plan(
-                ["block 0"], False, PlanChoices(**changes), {"embed": 1, "block 0": 1, "head": 1}
+                ["block 0"],
+                False,
+                PlanChoices(**changes),
+                PlaneSizes({"embed": 1, "block 0": 1, "head": 1}),
             )
 
 
@@ -500,7 +503,7 @@ def test_lanes_of_homes_are_columns_of_the_grid():
         ["block 0", "block 1"],
         False,
         PlanChoices(device_homes=("block 0",), update_buffers=2),
-        {"embed": 9, "block 0": 4, "block 1": 4, "head": 9},
+        PlaneSizes({"embed": 9, "block 0": 4, "block 1": 4, "head": 9}),
     )
     text = grid(plan)
     assert text.splitlines()[0].split() == " ".join(["op", *Lane, "waits for"]).split()

@@ -13,6 +13,7 @@ import torch
 from engine.data.packing import one_each
 from engine.data.rows import DocumentTokens, Order, RowSet, batches
 from engine.plan.build_step import build_step_plan
+from engine.plan.choices import PlaneSizes
 from engine.plan.ops import UPDATE_LANES, Lane, Op
 from engine.plan.validate import PlanError, validate
 from engine.runs.events import (
@@ -45,9 +46,8 @@ WRITES_STATES = {"clip", "update", "device_update", "offload_weights", "offload_
 
 def plan_of(choices, updates: bool):
     blocks = ["block 0", "block 1", "block 2"]
-    return build_step_plan(
-        blocks, False, choices, dict.fromkeys(["embed", *blocks, "head"], 640), 14, updates
-    )
+    sizes = PlaneSizes(dict.fromkeys(["embed", *blocks, "head"], 640))
+    return build_step_plan(blocks, False, choices, sizes, updates)
 
 
 @pytest.mark.parametrize("name", CHOICES)

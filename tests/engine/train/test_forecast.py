@@ -12,6 +12,7 @@ import launch
 from app.view.run_words import details
 from engine.cli.train import forecast_in_words, forecast_of
 from engine.config.settings import TrainConfig
+from engine.fit.needs import SessionFacts
 from engine.fit.predicted import compared, predictions
 from engine.fit.report import estimate
 from engine.machine.gpus import GpuInfo
@@ -89,7 +90,8 @@ def test_a_real_report_says_every_quantity_of_a_gpu(tmp_path):
     )
     shape = shape_from_source(config.model)
     found = predictions(
-        estimate(config, machine, shape, rates=TYPICAL["cuda"]).to_dict(), shape.checkpoint_bytes
+        estimate(config, machine, shape, SessionFacts(rates=TYPICAL["cuda"])).to_dict(),
+        shape.checkpoint_bytes,
     )
     assert list(found) == [
         "loading_peak_bytes",

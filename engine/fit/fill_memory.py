@@ -1,0 +1,223 @@
+"""A `MemoryFiller` finds how a spread can use the device's memory: as little as the settings allow,
+or as well as it can. Pure arithmetic, no torch.
+
+What is left of the memory is filled in this order:
+
+1. The fp32 sums of all rounds stay on the device.
+2. Boundaries stay on the device if they fit there. If the host has space for them too, they also
+   wait on the host in a second try, which leaves more of the device for the rest.
+3. Update buffers are set aside for optimizers on the device, of several numbers.
+4. As many blocks as fit keep their activations.
+5. As many blocks as fit stay resident.
+6. Spare update buffers take the place of activations between two steps.
+
+Each way to do so is a candidate, which the planner compares with all others (`choose`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from engine.config.settings import AUTO
+from engine.fit.sizes import Sizer, host_boundary_bytes
+from engine.fit.spreads import Spread
+from engine.plan.buffers import EMBED
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import GradientSum
+
+UPDATE_BUFFERS = (2, 4, 8)
+"""These numbers of update buffers are tried, beside as many as lie over fp32 sums."""
+SPARE_BUFFERS = (4, 8)
+"""These numbers of spare buffers are tried, in the place of activations between two steps."""
+
+
+class Candidate(NamedTuple):
+    """A candidate is a way to run a step. `size` is the rows of a micro-batch."""
+
+    size: int
+    choices: PlanChoices
+
+
+class MemoryFiller:
+    """A `MemoryFiller` fills the device's memory for the spreads of one job.
+
+    free_host_bytes: RAM for boundaries that would also find space on the device. quick: fewer ways
+    are tried.
+    """
+
+    def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool):
+        self._sizer = sizer
+        self._engine = sizer.job.config.engine
+        self._rounding = sizer.job.rounding
+        self._free_host_bytes = free_host_bytes
+        self._quick = quick
+        blocks = len(sizer.shape.blocks)
+        self._counts: Sequence[int] = range(blocks, -1, -1)
+        """These numbers of kept or resident blocks are tried."""
+        if sizer.device == "cpu":
+            self._counts = (blocks, 0)
+
+    def leanest(self, spread: Spread) -> Candidate:
+        """Returns the choices that take least device memory among those that the settings allow."""
+        engine = self._engine
+        slots = 2 if engine.slots == AUTO else engine.slots
+        resident = 0 if engine.residency == AUTO else engine.residency
+        kept = 0
+        if engine.save_level == "all":
+            kept = resident or 1
+        can_go_to_host = engine.save_level in (AUTO, "all") and self._sizer.device == "cuda"
+        homes = tuple(self._rounding.get("device_homes", ()))
+        choices = PlanChoices(
+            micro_batches=spread.micro_batches,
+            rounds=spread.rounds,
+            slots=slots,
+            prefetch_depth=max(1, slots - 1),
+            resident_blocks=resident,
+            kept_blocks=kept,
+            host_boundaries=engine.save_level == "boundary_host" or can_go_to_host,
+            update_buffers=1 if homes else 0,
+            device_homes=homes,
+            gradient_sum=self._least_gradient_sum(spread.rounds),
+            compiled=self._sizer.compiled,
+        )
+        return Candidate(spread.size, choices)
+
+    def filled(self, lean: Candidate) -> Iterator[Candidate]:
+        """Yields the candidates that use the memory that `lean` leaves."""
+        start = self._with_sums_on_device(lean)
+        numbers = self._update_buffer_numbers(start.choices)
+        for place in self._boundary_places(start):
+            for buffers in numbers:
+                yield from self._filled_blocks(place, buffers)
+
+    def host_bytes(self, candidate: Candidate) -> int:
+        """Returns the bytes of a candidate's boundaries on the host."""
+        tokens = candidate.size * self._sizer.row_length
+        return host_boundary_bytes(self._sizer.shape, candidate.choices, tokens)
+
+    def _least_gradient_sum(self, rounds: int) -> GradientSum:
+        """Returns the sum of the session that goes on; else the one that takes least device
+        memory.
+        """
+        kept = self._rounding.get("gradient_sum")
+        if kept:
+            return GradientSum(kept)
+        return GradientSum.VERTICAL if rounds == 1 else GradientSum.HOST
+
+    def _with_sums_on_device(self, lean: Candidate) -> Candidate:
+        """Returns the candidate with the sums of all rounds on the device, if they fit."""
+        size, choices = lean
+        if choices.rounds == 1 or self._rounding:
+            return lean
+        on_device = replace(choices, gradient_sum=GradientSum.DEVICE)
+        return Candidate(size, on_device) if self._sizer.fits(size, on_device) else lean
+
+    def _boundary_places(self, start: Candidate) -> list[Candidate]:
+        """Returns the candidate with its boundaries on the device, and with boundaries on the host
+        if the host has space; only as it is if they do not fit on the device.
+        """
+        size, choices = start
+        if self._engine.save_level == "boundary_host":
+            return [start]
+        on_device = replace(choices, host_boundaries=False)
+        if not self._sizer.fits(size, on_device):
+            return [start]
+        places = [Candidate(size, on_device)]
+        if choices.host_boundaries and self.host_bytes(start) <= self._free_host_bytes:
+            places.append(start)
+        return places
+
+    def _update_buffer_numbers(self, choices: PlanChoices) -> tuple[int, ...]:
+        """Returns the numbers of update buffers to try."""
+        sizer = self._sizer
+        some = UPDATE_BUFFERS[-1:] if self._quick else UPDATE_BUFFERS
+        if choices.device_homes:
+            numbers = (1, *some)
+        elif self._rounding or sizer.device == "cpu":
+            return (0,)
+        else:
+            numbers = (0, *some)
+        over_sums = sizer.buffers_over_sums()
+        if choices.gradient_sum == GradientSum.DEVICE and over_sums > UPDATE_BUFFERS[-1]:
+            numbers = (*numbers, over_sums)
+        return numbers
+
+    def _filled_blocks(self, place: Candidate, buffers: int) -> Iterator[Candidate]:
+        """Yields the candidate with so many update buffers and as many kept and resident blocks as
+        fit, without and with spare buffers.
+        """
+        size, choices = place
+        # Space for the buffers is set aside as if one unit's optimizer ran on the device. Which
+        # units' optimizers do is decided at the end.
+        homes = choices.device_homes
+        if not self._rounding:
+            homes = (EMBED,) if buffers else ()
+        choices = replace(choices, update_buffers=buffers, device_homes=homes)
+        if not self._sizer.fits(size, choices):
+            return
+        choices = self._with_kept_blocks(size, choices)
+        if choices.kept_blocks == len(self._sizer.shape.blocks):  # there are no boundaries
+            choices = replace(choices, host_boundaries=False)
+        choices = self._with_resident_blocks(size, choices)
+        yield Candidate(size, choices)
+        if buffers > 2 and not self._quick:
+            yield from self._with_spare_buffers(size, choices)
+
+    def _with_kept_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
+        """Returns the choices with as many kept blocks as fit."""
+        if self._engine.save_level not in (AUTO, "all"):
+            return choices
+        # On the CPU what is resident is no copy to the same memory, so what is kept also stays.
+        stays = self._sizer.device == "cpu" and self._engine.residency == AUTO
+
+        def keeping(count: int) -> PlanChoices:
+            if stays:
+                return replace(choices, kept_blocks=count, resident_blocks=count)
+            return replace(choices, kept_blocks=count)
+
+        found = self._most(size, choices.kept_blocks, keeping)
+        return choices if found is None else found
+
+    def _with_resident_blocks(self, size: int, choices: PlanChoices) -> PlanChoices:
+        """Returns the choices with as many resident blocks as fit."""
+        if self._engine.residency != AUTO:
+            return choices
+
+        def staying(count: int) -> PlanChoices:
+            return replace(choices, resident_blocks=count)
+
+        found = self._most(size, choices.resident_blocks, staying)
+        return choices if found is None else found
+
+    def _with_spare_buffers(self, size: int, choices: PlanChoices) -> Iterator[Candidate]:
+        for spare in SPARE_BUFFERS:
+            lenders = self._sizer.spare_blocks(size, choices, spare)
+            if lenders is None:
+                continue
+            more = replace(
+                choices,
+                update_buffers=choices.update_buffers + spare,
+                spare_buffers=spare,
+                spare_blocks=lenders,
+            )
+            if self._sizer.fits(size, more):
+                yield Candidate(size, more)
+
+    def _most(
+        self, size: int, least: int, with_count: Callable[[int], PlanChoices]
+    ) -> PlanChoices | None:
+        """Returns the choices with the most blocks that fit, not fewer than `least`; None where
+        none fit. More blocks take more memory, so the counts are searched by halves.
+        """
+        counts = [count for count in self._counts if count >= least]
+
+        def fits(count: int) -> bool:
+            return self._sizer.fits(size, with_count(count), self._sizer.memory.keeping)
+
+        if fits(counts[0]):  # the most common case
+            return with_count(counts[0])
+        first = bisect_left(counts, True, lo=1, key=fits)
+        return with_count(counts[first]) if first < len(counts) else None

@@ -1,0 +1,92 @@
+"""A `Spread` is a way to spread a step's rows over micro-batches and rounds. `spreads` yields those
+that the planner tries. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from engine.config.settings import AUTO, TrainConfig
+from engine.fit.job import Job
+
+SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
+"""A micro-batch of this many tokens keeps the device busy; more only takes memory."""
+LEAST_TOKENS = 4096
+"""A round in which activations are kept has at least this many tokens."""
+MOST_ROUNDS = 32
+"""A step has at most this many rounds, unless more are asked for."""
+
+
+class Spread(NamedTuple):
+    """A spread says how many micro-batches and rounds a step has. `size` is the rows of a
+    micro-batch.
+    """
+
+    size: int
+    micro_batches: int
+    rounds: int
+
+
+def spreads(job: Job, device: str, quick: bool) -> Iterator[Spread]:
+    """Yields the spreads to try, fewer rounds first. quick: fewer numbers of rounds are tried."""
+    train, asked_rounds = job.config.train, job.config.engine.rounds
+    one_or_asked = 1 if asked_rounds == AUTO else asked_rounds
+    if job.rounding:
+        size = job.rounding["micro_batch_size"]
+        micro_batches = -(-train.batch_size // size)
+        yield Spread(size, micro_batches, job.rounding.get("rounds", one_or_asked))
+        return
+    for size in _micro_batch_sizes(job.config, device, job.row_length):
+        yield Spread(size, train.batch_size // size, one_or_asked)
+    if asked_rounds != AUTO or device == "cpu":
+        return
+    if train.micro_batch_size != AUTO:
+        yield from _rounds_of_asked_size(train.batch_size, train.micro_batch_size)
+    else:
+        yield from _one_micro_batch_a_round(job, quick)
+
+
+def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
+    """Yields rounds with the same number of micro-batches each, of the size that is asked for."""
+    micro_batches = rows // size
+    for rounds in range(2, min(micro_batches, MOST_ROUNDS) + 1):
+        if micro_batches % rounds == 0:
+            yield Spread(size, micro_batches, rounds)
+
+
+def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
+    """Yields rounds of one micro-batch each, until the micro-batches are too small. The last one
+    may have fewer rows than the others.
+    """
+    rows = job.config.train.batch_size
+    most = min(rows, MOST_ROUNDS)
+    numbers: Sequence[int] = range(2, most + 1)
+    if quick:
+        numbers = [2**exponent for exponent in range(1, most.bit_length())]
+    for rounds in numbers:
+        size = -(-rows // rounds)
+        if size * job.row_length < LEAST_TOKENS:
+            return
+        if -(-rows // size) == rounds:
+            yield Spread(size, rounds, rounds)
+
+
+def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> list[int]:
+    """Returns the rows of a micro-batch to try, most wanted first."""
+    train, target = config.train, SATURATING_TOKENS[device]
+    if train.micro_batch_size != AUTO:
+        return [train.micro_batch_size]
+    rounds = 1 if config.engine.rounds == AUTO else config.engine.rounds
+    rows = train.batch_size // rounds
+    divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
+    small = [size for size in divisors if size * row_length <= target] or [1]
+    # Fewer micro-batches add up gradients less often, and batch sizes such as 148 = 4 x 37 have
+    # nothing near the target below it.
+    large = [size for size in divisors if target < size * row_length <= 3 * target]
+    if device == "cpu":
+        # The CPU takes the first size that fits, so a larger one comes first only where the others
+        # are far too small.
+        too_small = 2 * small[0] * row_length < target
+        large = large[-1:] if too_small else []
+    return large + small
