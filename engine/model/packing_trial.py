@@ -22,7 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from engine.model.attention import forward, register
+from engine.model.attention import register
+from engine.model.attention_masks import forward
 from engine.model.layout import DOCUMENTS
 from engine.model.library import empty_model
 
