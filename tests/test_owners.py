@@ -120,7 +120,6 @@ REASONS: dict[str, dict[str, str]] = {
         "alone._parameters is set": TORCH_MODULE,
         "child.__dict__ is changed": TORCH_MODULE,
         "parameter.data is set": TORCH_MODULE,
-        "alone._parameters is private": TORCH_MODULE,
         "block.__dict__ is private": TORCH_MODULE,
         "alone.__dict__ is private": TORCH_MODULE,
         "child.__dict__ is private": TORCH_MODULE,

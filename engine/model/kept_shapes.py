@@ -178,7 +178,7 @@ def _read(content: bytes, key: str, dtype: str, source: str) -> ModelShape | Non
         return None
     if not isinstance(found, dict) or found.get("key") != key:
         return None
-    row = found.get("shape")
+    row: Any = found.get("shape")
     if not _is_row(row, dtype) or found.get("sha256") != _checksum(row):
         return None
     return unpack(row, dtype, source)

@@ -62,8 +62,8 @@ class ModelShape:
     """
     attention_heads: int = 1
     attention_width: int = 1
-    """All heads together have this many features, in the mean of what a query has and what is summed
-    for it.
+    """All heads together have this many features, in the mean of queries and of what is summed
+    for them.
     """
 
     @property
