@@ -304,7 +304,8 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
         ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
         (
             {"width": 32},
-            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here",
+            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there "
+            r"and \[50, 32\] here",
         ),
         (
             {"prefix": "other"},
@@ -387,7 +388,8 @@ def test_one_failing_thread_stops_the_others():
 
 KILLED = """
 import os, sys
-from tests.engine.checkpoints.test_checkpoint import Contents, HostStore, fill, layouts, write_checkpoint
+from tests.engine.checkpoints.test_checkpoint import Contents, HostStore, write_checkpoint
+from tests.engine.checkpoints.test_checkpoint import fill, layouts
 store = HostStore(layouts(), "bfloat16", threads=1)
 store.allocate_weights(); store.allocate_states(); fill(store, 7)
 write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1,
