@@ -53,7 +53,7 @@ class OpenedModel:
         return self._checkpoint
 
     def load(self, root: Path, path: Path | None, progress: Progress) -> None:
-        """Loads the checkpoint at `path`, or the newest under `root` that verifies."""
+        """Reads the weights of the checkpoint at `path`; None: of the newest one that verifies."""
         buffers = self.model.persistent_buffers()
         if path is None:
             found = load_newest_checkpoint(root, self.store, buffers, WEIGHT_PLANES, progress)

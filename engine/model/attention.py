@@ -20,7 +20,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -115,24 +115,30 @@ def attention(  # noqa: PLR0913  transformers calls it with these arguments
     honoured.
     """
     heads = Heads(query, key, value)
-    is_family_own = any(given.get(name) is not None for name in _FAMILY_OWN)
-    pattern = attention_mask if isinstance(attention_mask, Pattern) else None
-    if pattern is not None and not is_family_own:
-        given["is_causal"] = True
     call = _Call(module, dropout, scaling, given)
-    attend = functools.partial(_family_attention if is_family_own else _fused_attention, call)
-    if not isinstance(attention_mask, Pattern):
-        return attend(heads, attention_mask), None
-    _refuse_what_cannot_be_split(call, heads)
+    is_family_own = any(given.get(name) is not None for name in _FAMILY_OWN)
+    if isinstance(attention_mask, Pattern):
+        _refuse_what_cannot_be_split(call, heads)
+        if is_family_own:
+            attend = functools.partial(_family_attention, call)
+            return _by_document(attend, heads, attention_mask), None
+        return _fused_by_pattern(call, heads, attention_mask), None
     if is_family_own:
-        return _by_document(attend, heads, attention_mask), None
-    if not dropout and _varlen_runs(heads, attention_mask):
-        return _varlen_attention(heads, attention_mask, scaling), None
-    documents = attention_mask.documents
-    if _masked_at_once(query, documents):
-        dense = documents.mask(attention_mask.window, attention_mask.chunk, query.dtype)
-        return attend(heads, dense), None
-    return _by_document(attend, heads, attention_mask), None
+        return _family_attention(call, heads, attention_mask), None
+    return _fused_attention(call, heads, attention_mask), None
+
+
+def _fused_by_pattern(call: _Call, heads: Heads, pattern: Pattern) -> torch.Tensor:
+    """Attends as a pattern says, in the way that takes the least time."""
+    if not call.dropout and _varlen_runs(heads, pattern):
+        return _varlen_attention(heads, pattern, call.scaling)
+    # A piece without a mask is attended to causally, whatever the module says of itself.
+    causal = replace(call, others=call.others | {"is_causal": True})
+    attend = functools.partial(_fused_attention, causal)
+    if _masked_at_once(heads.query, pattern.documents):
+        dense = pattern.documents.mask(pattern.window, pattern.chunk, heads.query.dtype)
+        return attend(heads, dense)
+    return _by_document(attend, heads, pattern)
 
 
 def _refuse_what_cannot_be_split(call: _Call, heads: Heads) -> None:
@@ -150,7 +156,7 @@ def _refuse_what_cannot_be_split(call: _Call, heads: Heads) -> None:
 
 
 def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
-    """Whether one call under a mask takes less time than a call for each document."""
+    """Tells whether one call under a mask takes less time than a call for each document."""
     rows, _, tokens, _ = query.shape
     if query.is_cuda:  # a GPU waits for calls; the planner counts the mask
         return query.dtype == torch.float32 and rows * tokens**2 <= MASK_ELEMENTS

@@ -1,6 +1,6 @@
-"""Here is looked up what the Hugging Face cache of this machine holds of a model.
+"""These functions look up what the Hugging Face cache of this machine holds of a model.
 
-It asks no hub, and needs no torch.
+They ask no hub, and need no torch.
 """
 
 from __future__ import annotations

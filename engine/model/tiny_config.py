@@ -1,4 +1,4 @@
-"""`shrunk` makes a tiny configuration of the same family, which a trial can run in no time.
+"""`shrunk` makes a tiny configuration of the same family, which a trial runs quickly.
 
 The kinds of layers and the head sizes stay, since they decide what the model computes. Numbers of
 heads, layers, experts and tokens, widths and windows are made small, by the names that families
