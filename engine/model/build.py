@@ -354,7 +354,10 @@ def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.
 
 
 def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
-    """Lays the unit out anew, without decay of parameters that are not trained."""
+    """Lays the unit out anew, without decay of parameters that are not trained.
+
+    Plain training gives them no gradient and so leaves them as they are; decay must, too.
+    """
     specs = [
         replace(spec, decay=spec.decay and spec.name not in untrained)
         for spec in unit.layout.parameters

@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.activations import Counted, argument_numel, count_activations
 from engine.model.build import routed_experts
 from engine.model.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
 
 ACTIVATION_FACTOR = 1.3
@@ -62,7 +62,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         mask_kinds=len(set(kinds)) if kinds else 1,
         # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way;
         # a soft cap keeps one more.
-        logit_bytes=12 + item * (2 if softcap else 1),
+        logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
         attention_heads=attention.heads,
         attention_width=attention.width,

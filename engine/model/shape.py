@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from engine.model.layout import DOCUMENTS, MASK_ELEMENTS, PLANE_ITEM_BYTES, Activations
 
+FP32_LOGIT_BYTES = 12
+"""At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
 _NONE = Activations()
 
 
@@ -71,7 +73,7 @@ class ModelShape:
         """A compiled loss takes this many bytes for each logit: for the logit and its gradient,
         both in their own dtype.
         """
-        return self.logit_bytes - 12 + self.item_bytes
+        return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
 
     @property
     def embed(self) -> UnitShape:
@@ -123,9 +125,8 @@ class ModelShape:
         as they are here.
         """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
-        return replace(
-            self, dtype=dtype, logit_bytes=12 + (self.logit_bytes - 12) // self.item_bytes * item
-        )
+        logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
+        return replace(self, dtype=dtype, logit_bytes=FP32_LOGIT_BYTES + logits * item)
 
     def varlen(self, packed: bool, device: str) -> bool:
         """Tells whether attention uses the GPU's variable-length kernel, document by document."""
