@@ -120,7 +120,6 @@ REASONS: dict[str, dict[str, str]] = {
         "alone._parameters is set": TORCH_MODULE,
         "child.__dict__ is changed": TORCH_MODULE,
         "parameter.data is set": TORCH_MODULE,
-        "alone._parameters is private": TORCH_MODULE,
         "block.__dict__ is private": TORCH_MODULE,
         "alone.__dict__ is private": TORCH_MODULE,
         "child.__dict__ is private": TORCH_MODULE,
@@ -138,17 +137,15 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/activations.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
-        "model.skeleton.model.config.get_text_config()._attn_implementation is "
-        "private": TRANSFORMERS,
+        "config._attn_implementation is private": TRANSFORMERS,
         "block.__dict__ is private": TORCH_MODULE,
         "given.kwargs is changed": "the arguments were copied for this trial",
         "func._overloadpacket is private": "torch tells it in no other way",
     },
-    "engine/model/attention.py": {
+    "engine/model/attention_masks.py": {
         "_capture.documents is set": "what one capture pass hands to attention, by thread; both are of this file",
         "_capture.kinds is set": "what one capture pass hands to attention, by thread; both are of this file",
         "model.config.get_text_config()._attn_implementation is private": TRANSFORMERS,
-        "_capture.kinds is changed": "what one capture pass hands to attention, by thread; both are of this file",
     },
     "engine/model/block_trial.py": {
         "block.__dict__ is changed": TORCH_MODULE,

@@ -1,4 +1,5 @@
-"""Weights and states, into a run and out of it: pretrained weights, checkpoints, the export.
+"""The files here read and write the weights and states of runs: pretrained weights, checkpoints,
+the export.
 
 It may import the rooms before it in `engine`, up to `runtime`.
 """

@@ -1,5 +1,5 @@
-"""The model, taken home: a Hugging Face folder with safetensors, configuration, tokenizer and
-generation settings.
+"""The trained model is taken home as a Hugging Face folder: safetensors, configuration, tokenizer
+and generation settings.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import contextlib
 import copy
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,20 @@ from engine.progress import Progress, saying, untold
 from engine.runtime.host_store import HostStore
 
 FILE_SIZE = "2GB"
-"""Of a file of weights at most: while one is written, nothing else of the program is done and
-nobody can end it.
+"""A file of weights has at most this size: while one is written, nothing else of the program is
+done and nobody can end it.
 """
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained model is its units, their weights in host planes, and its tokenizer."""
+
+    model: StreamedModel
+    store: HostStore
+    tokenizer: Any
+    source: str
+    """The generation settings of this source are copied."""
 
 
 def export_run(
@@ -37,67 +49,39 @@ def export_run(
     checkpoint: int | None = None,
     progress: Progress = untold,
 ) -> CheckpointInfo:
-    """Write the model of a run's checkpoint (the newest that verifies by default) to `folder`,
-    which must not hold anything yet; the checkpoint that it was. What `progress` raises gives up,
-    and leaves nothing.
+    """Writes the model of a run's checkpoint to `folder`, and returns which checkpoint it was.
+
+    That is the newest checkpoint that verifies, or the one of the step `checkpoint`. The folder
+    must not hold anything yet. What `progress` raises gives up, and leaves nothing.
     """
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise RunError(f"{target} is not an empty folder; name a new one for the export.")
-    with open_checkpoint(
-        runs_dir, run_id, checkpoint, saying(progress, "Reading the checkpoint")
-    ) as opened:
-        write_model(
-            opened.model,
-            opened.store,
-            opened.tokenizer,
-            opened.config.model.source,
-            target,
-            progress,
-        )
+    reading = saying(progress, "Reading the checkpoint")
+    with open_checkpoint(runs_dir, run_id, checkpoint, reading) as opened:
+        source = opened.config.model.source
+        trained = TrainedModel(opened.model, opened.store, opened.tokenizer, source)
+        write_model(trained, target, progress)
         return opened.checkpoint
 
 
-def write_model(
-    model: StreamedModel,
-    store: HostStore,
-    tokenizer: Any,
-    source: str,
-    folder: Path,
-    progress: Progress = untold,
-) -> int:
-    """Write beside `folder`, then rename into place; bytes written. Weights are views of the
-    planes: no second copy. `progress` is called before each file of weights, and what it raises
-    gives up: nothing is left then.
+def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold) -> int:
+    """Writes a model beside `folder`, renames it into place and returns the bytes written.
 
-    In bfloat16 the fp32 masters are rounded to the bf16 that the model computed with.
+    Weights are views of the planes: there is no second copy. In bfloat16 the fp32 masters are
+    rounded to the bf16 that the model computed with. `progress` is called before each file of
+    weights, and what it raises gives up: nothing is left then. Raises RunError where the disk lacks
+    the space or cannot be written to.
     """
     folder = Path(folder).expanduser().absolute()
-    needed = (
-        sum(layout.parameter_count for layout in model.layouts) * TORCH_DTYPES[model.dtype].itemsize
-    )
+    itemsize = TORCH_DTYPES[trained.model.dtype].itemsize
+    needed = trained.model.parameter_count * itemsize
     if disk_free(folder) < needed:
         raise RunError(
             f"The export needs {needed:,} bytes at {folder} and {disk_free(folder):,} are free; "
             "free some disk space or choose another folder."
         )
-    config = copy.deepcopy(model.config)
-    config.use_cache = True
-    whole = empty_model(config, TORCH_DTYPES[model.dtype])
-    for unit in model.units:
-        for spec in unit.layout.parameters:
-            owner, _, attribute = spec.full_name.rpartition(".")
-            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
-                store.view(unit.name, spec.name), requires_grad=False
-            )
-    whole.tie_weights()
-    own = dict(model.skeleton.model.named_buffers())
-    for name, buffer in whole.named_buffers():
-        if name in own:
-            buffer.copy_(own[name])
-    whole.generation_config = load_generation_config(
-        source
-    ) or transformers().GenerationConfig.from_model_config(config)  # as transformers does
+    whole = _whole_model(trained)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     made = [parent for parent in folder.parents if not parent.exists()]
@@ -109,12 +93,12 @@ def write_model(
         written(0.0)
         with no_progress_bars(), told_progress(written):
             whole.save_pretrained(partial, max_shard_size=FILE_SIZE)
-        tokenizer.save_pretrained(partial)
+        trained.tokenizer.save_pretrained(partial)
         written(1.0)
-        if folder.is_dir():
+        if folder.is_dir():  # an empty folder, or an earlier export of the run
             shutil.rmtree(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(partial, folder)
+        partial.replace(folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in made:
@@ -128,3 +112,27 @@ def write_model(
             ) from error
         raise
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _whole_model(trained: TrainedModel) -> Any:
+    """Returns a model of transformers whose parameters are views of the weight planes."""
+    model = trained.model
+    config = copy.deepcopy(model.config)
+    config.use_cache = True
+    whole: Any = empty_model(config, TORCH_DTYPES[model.dtype])
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            owner, _, attribute = spec.full_name.rpartition(".")
+            whole.get_submodule(owner)._parameters[attribute] = nn.Parameter(
+                trained.store.view(unit.name, spec.name), requires_grad=False
+            )
+    whole.tie_weights()
+    own = dict(model.skeleton.model.named_buffers())
+    for name, buffer in whole.named_buffers():
+        if name in own:
+            buffer.copy_(own[name])
+    settings = load_generation_config(trained.source)
+    if settings is None:  # as transformers does
+        settings = transformers().GenerationConfig.from_model_config(config)
+    whole.generation_config = settings
+    return whole

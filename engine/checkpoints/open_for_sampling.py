@@ -1,5 +1,6 @@
-"""The weights of a run's checkpoint, opened for sampling or export: weight planes only, no moments,
-no gradients.
+"""The weights of a run's checkpoint are opened here for sampling or export.
+
+Only the weight planes are allocated: no moments, no gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.config.settings import TrainConfig
-from engine.errors import RunError
+from engine.errors import CheckpointError, RunError
 from engine.model.build import build_model
 from engine.model.layout import WEIGHT_PLANES
 from engine.model.pretrained_files import load_config, load_tokenizer
@@ -28,7 +29,7 @@ from engine.runtime.streaming_engine import StreamingEngine
 
 
 class OpenedModel:
-    """A model with its weights in host planes."""
+    """An opened model has host planes for its weights, and a backend that it can run on."""
 
     def __init__(
         self,
@@ -38,31 +39,40 @@ class OpenedModel:
         store: HostStore,
         backend: Backend,
     ):
-        self.config, self.model, self.tokenizer, self.store, self.backend = (
-            config,
-            model,
-            tokenizer,
-            store,
-            backend,
-        )
-        self.checkpoint: CheckpointInfo | None = None
-        """Which one its weights are of."""
+        self.config = config
+        self.model = model
+        self.tokenizer = tokenizer
+        self.store = store
+        self.backend = backend
+        self._checkpoint: CheckpointInfo | None = None
+
+    @property
+    def checkpoint(self) -> CheckpointInfo:
+        """The weights are those of this checkpoint, once one is loaded."""
+        assert self._checkpoint is not None, "no checkpoint was loaded"
+        return self._checkpoint
 
     def load(self, root: Path, path: Path | None, progress: Progress) -> None:
-        """The weights of the checkpoint at `path`, or of the newest under `root` that verifies."""
-        given = (self.store, self.model.persistent_buffers(), WEIGHT_PLANES, progress)
-        self.checkpoint = (
-            load_newest_checkpoint(root, *given) if path is None else load_checkpoint(path, *given)
-        )
+        """Reads the weights of the checkpoint at `path`; None: of the newest one that verifies."""
+        buffers = self.model.persistent_buffers()
+        if path is None:
+            found = load_newest_checkpoint(root, self.store, buffers, WEIGHT_PLANES, progress)
+        else:
+            found = load_checkpoint(path, self.store, buffers, WEIGHT_PLANES, progress)
+        if found is None:
+            raise CheckpointError(f"The checkpoints in {root} vanished while they were being read.")
+        self._checkpoint = found
 
     def engine(self) -> StreamingEngine:
-        """An engine without an optimizer; blocks stay on the device when half of its free memory
-        holds them.
+        """Returns an engine without an optimizer.
+
+        Its blocks stay on the device when half of the device's free memory holds them.
         """
         blocks = self.model.blocks
         weights = sum(unit.layout.plane_bytes(self.model.dtype)["weight_high"] for unit in blocks)
         free = self.backend.memory()["free"]
-        resident = len(blocks) if self.backend.device.type == "cpu" or weights < free / 2 else 0
+        fits = self.backend.device.type == "cpu" or weights < free / 2
+        resident = len(blocks) if fits else 0
         return StreamingEngine(
             self.model,
             self.store,
@@ -79,13 +89,15 @@ def open_checkpoint(
     checkpoint: int | None = None,
     progress: Progress = untold,
 ) -> Iterator[OpenedModel]:
-    """Open checkpoint `checkpoint` of a run (the newest that verifies by default). Raises RunError
-    when there is none.
+    """Opens the checkpoint of step `checkpoint` of a run, by default the newest that verifies.
+
+    Raises RunError when there is none.
     """
     folder = open_run(runs_dir, run_id)
     root = folder.checkpoints_path
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
-    if path is None and newest_checkpoint(root) is None:  # told before anything is built
+    # Building the model takes long: that there is no checkpoint is told before.
+    if path is None and newest_checkpoint(root) is None:
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
     with open_model(folder.config) as opened:
         opened.load(root, path, progress)
@@ -94,7 +106,7 @@ def open_checkpoint(
 
 @contextlib.contextmanager
 def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
-    """A model with host planes for its weights, which are still to be written."""
+    """Opens a model with host planes for its weights, which are still to be written."""
     model = build_model(load_config(config.model.source), config.model)
     tokenizer = load_tokenizer(config.model.source)
     backend = open_backend(config.engine.device)
@@ -109,6 +121,7 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
         store.allocate_weights()
         yield OpenedModel(config, model, tokenizer, store, backend)
     finally:
+        # The device must not read planes whose memory is given back.
         backend.drain()
         store.close()
         backend.close()
@@ -117,7 +130,8 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
 def _checkpoint_path(root: Path, run_id: str, checkpoint: int) -> Path:
     path = root / f"step-{checkpoint}"
     if not path.is_dir():
-        there = sorted(int(p.name[5:]) for p in root.glob("step-*") if p.name[5:].isdigit())
+        steps = [folder.name.removeprefix("step-") for folder in root.glob("step-*")]
+        there = sorted(int(step) for step in steps if step.isdigit())
         raise RunError(
             f"Run {run_id} has no checkpoint of step {checkpoint}; it has "
             f"{', '.join(map(str, there)) or 'none'}."

@@ -1,11 +1,12 @@
-"""Filling the weight planes: from a pretrained checkpoint, or at random as the model's own code
-initialises itself.
+"""The weight planes are filled here: from a pretrained checkpoint, or at random as the model's own
+code initialises itself.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,18 +23,36 @@ from engine.runtime.host_store import HostStore
 def load_pretrained(
     model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
 ) -> None:
-    """Pour a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes,
+    """Pours a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes,
     unit by unit. What `engine.model.hub.fetch` has brought into the hub's cache is read from there;
     nobody is asked then.
 
-    Host memory: the weight planes plus one copy in the model's dtype, which shrinks as units are
-    poured; moments and gradients are allocated afterwards. `progress` counts each byte twice, when
-    it is read and when it is poured; what it raises ends the loading. Raises ModelError when
+    Host memory holds the weight planes and one copy in the model's dtype, which shrinks as units
+    are poured; moments and gradients are allocated afterwards. `progress` counts each byte twice,
+    when it is read and when it is poured; what it raises ends the loading. Raises ModelError when
     weights are missing or of another shape.
     """
-    path = resolve_source(source) or cached_weights(source)
     itemsize = TORCH_DTYPES[model.dtype].itemsize
-    size = sum(layout.parameter_count for layout in model.layouts) * itemsize
+    size = model.parameter_count * itemsize
+    loaded = _read_pretrained(model, source, size, progress)
+    parameters = dict(loaded.named_parameters())
+    done = size
+    for unit in model.units:
+        for spec in unit.layout.parameters:
+            parameter = parameters.pop(spec.full_name)
+            store.write(unit.name, spec.name, parameter)
+            done += spec.numel * itemsize
+            parameter.data = parameter.data.new_empty(0)  # its memory is free from here on
+        progress(done, 2 * size)
+    own = dict(model.skeleton.model.named_buffers())
+    for name, buffer in loaded.named_buffers():
+        if name in own and own[name].shape == buffer.shape:
+            own[name].copy_(buffer)
+
+
+def _read_pretrained(model: StreamedModel, source: str, size: int, progress: Progress) -> Any:
+    """Reads a Hugging Face checkpoint of `size` bytes into a model of transformers."""
+    path = resolve_source(source) or cached_weights(source)
     refusal: list[Exception] = []
 
     def reading(share: float) -> None:
@@ -51,37 +70,26 @@ def load_pretrained(
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )  # told below, by name
-    except (
-        Exception
-    ) as error:  # the library raises many kinds; all mean that these weights cannot be used
+                ignore_mismatched_sizes=True,  # they are told below, by name
+            )
+    except Exception as error:
+        # The library raises many kinds of errors, and wraps some. What `progress` raised is raised
+        # as it was; all others mean that these weights cannot be used.
         if refusal:
             raise refusal[0] from None
         raise ModelError(
             f"model.source: the weights of {source} cannot be loaded ({first_line(error)}); give a "
             "folder or hub id with safetensors weights, or set model.init to random."
         ) from error
-    lacking = sorted(set(info["missing_keys"]) - set(model.aliases))
-    if lacking or info["mismatched_keys"]:
-        what = lacking[0] if lacking else sorted(key for key, *_ in info["mismatched_keys"])[0]
+    missing = sorted(set(info["missing_keys"]) - set(model.aliases))
+    mismatched = sorted(key for key, *_ in info["mismatched_keys"])
+    lacking = missing + mismatched
+    if lacking:
         raise ModelError(
-            f"model.source: the weights of {source} do not fill the model ({what} is missing or of "
-            "another shape); give the folder that belongs to this configuration."
+            f"model.source: the weights of {source} do not fill the model ({lacking[0]} is missing "
+            "or of another shape); give the folder that belongs to this configuration."
         )
-    parameters = dict(loaded.named_parameters())
-    done = size
-    for unit in model.units:
-        for spec in unit.layout.parameters:
-            parameter = parameters.pop(spec.full_name)
-            store.write(unit.name, spec.name, parameter)
-            done += spec.numel * itemsize
-            parameter.data = parameter.data.new_empty(0)
-        progress(done, 2 * size)
-    own = dict(model.skeleton.model.named_buffers())
-    for name, buffer in loaded.named_buffers():
-        if name in own and own[name].shape == buffer.shape:
-            own[name].copy_(buffer)
+    return loaded
 
 
 def initialise(
@@ -91,14 +99,15 @@ def initialise(
     device: torch.device,
     progress: Progress = untold,
 ) -> None:
-    """Random weights, unit by unit, by the model's own `_init_weights`; drawn on `device`, where it
-    is fast.
+    """Writes random weights, unit by unit, as the model's own `_init_weights` makes them.
+
+    They are drawn on `device`, where it is fast. torch's generators are left as they were.
     """
-    total, done = sum(layout.parameter_count for layout in model.layouts), 0
+    total = model.parameter_count
+    done = 0
+    devices = [device] if device.type != "cpu" else []
     with (
-        torch.random.fork_rng(
-            devices=[device] if device.type != "cpu" else [], device_type=device.type
-        ),
+        torch.random.fork_rng(devices=devices, device_type=device.type),
         torch.no_grad(),
     ):
         torch.manual_seed(seed)
@@ -110,33 +119,40 @@ def initialise(
 
 
 def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns new weights of a unit, by their names within it."""
     init = model.skeleton.model._init_weights
     if unit.block is not None:
         config = getattr(unit.block, "config", None) or model.config
+        # The memo makes the copy share its configuration, which may be large.
         block = copy.deepcopy(unit.block, {id(config): config}).to_empty(device=device)
-        block.__dict__.pop("forward", None)
+        block.__dict__.pop("forward", None)  # the recorder of the capture pass
         _initialise_tree(block, init)
         return dict(block.named_parameters())
     fresh: dict[str, torch.Tensor] = {}
     for spec in unit.layout.parameters:
         owner, attribute = unit.bindings[spec.name][0]
+        # The module alone, with parameters of its own and without the modules below it.
         alone = copy.copy(owner)
         alone.__dict__.pop("_is_hf_initialized", None)
         alone._modules = {}
         alone._parameters = {
-            name: None
-            if p is None
-            else nn.Parameter(torch.zeros(p.shape, dtype=p.dtype, device=device))
-            for name, p in owner._parameters.items()
+            name: _zeros_like(parameter, device) for name, parameter in owner._parameters.items()
         }
         init(alone)
-        fresh[spec.name] = alone._parameters[attribute]
+        fresh[spec.name] = getattr(alone, attribute)
     return fresh
 
 
+def _zeros_like(parameter: nn.Parameter | None, device: torch.device) -> nn.Parameter | None:
+    if parameter is None:  # such as a bias that a linear layer does without
+        return None
+    return nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
+
+
 def _initialise_tree(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
-    """Children first, as transformers does. Parameters that no rule touches must not stay
-    uninitialised memory.
+    """Initialises all modules, children first, as transformers does.
+
+    Parameters that no rule touches are zero: they must not stay uninitialised memory.
     """
     for parameter in module.parameters():
         parameter.zero_()

@@ -1,5 +1,5 @@
-"""A Hugging Face model: found, fetched, split into units, tried, captured; and as a shape that the
-planner sees.
+"""A Hugging Face model is found here, fetched, split into units, tried and captured. It is also
+measured, as the shape that the planner sees.
 
 It may import the rooms before it in `engine`, up to `data`.
 """

@@ -1,5 +1,15 @@
-"""What autograd keeps of a block, counted on the meta device: no weights, no arithmetic, any size
-of model.
+"""Autograd keeps tensors of a block for the backward pass. Their bytes are counted here.
+
+A copy of the block runs on the meta device, where tensors have shapes but no contents. That takes
+no weights and no arithmetic, so any size of model can be counted:
+
+- The block runs on rows of three lengths. Autograd's hooks see each tensor that it would keep, and
+  each storage counts once. Parameters, buffers and arguments do not count.
+- A parabola through the three counts gives the bytes per token and per pair of tokens.
+- A compiled block keeps less, since cheap operators are computed again. What it keeps is found from
+  what each storage was computed from: back to results of matrix products, of attention, and to the
+  block's input.
+- Blocks of equal parameters are counted once.
 """
 
 from __future__ import annotations
@@ -9,139 +19,149 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as torch_functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.model.attention import Documents, Pattern
+from engine.model.attention_documents import Documents, Pattern
 from engine.model.layout import DOCUMENTS, Activations
 from engine.model.skeleton import BlockArguments, tensors_in
 from engine.model.units import StreamedModel, Unit
 
 _LENGTHS = (32, 64, 96)
-
+"""The rows of the three counts have this many tokens, at equal distances."""
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "rsqrt", "topk", "sort")
-"""Operators whose results a compiled block keeps: matrix products, and what is small; all others
-are computed again.
+"""A compiled block keeps the results of these operators: matrix products, and what is small. All
+others are computed again.
 """
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What is kept of a block without and with a dense mask (a packed row's, or a window's where
-    attention goes document by document), and of a compiled block without one.
-    """
+    """Autograd keeps this much of one block."""
 
     plain: Activations
+    """The block runs without a mask."""
     masked: Activations
+    """The block has a dense mask: a packed row's, or a window's where attention goes document by
+    document.
+    """
     compiled: Activations
+    """The block is compiled, and runs without a mask."""
 
 
 def count_activations(model: StreamedModel) -> list[Counted] | None:
-    """For each block. None where a block's code cannot run on the meta device because it looks at
-    values.
+    """Returns the counts of each block.
+
+    Returns None where a block's code cannot run on the meta device because it looks at values.
     """
-    alike = [_shapes(unit) for unit in model.blocks]
+    shapes_of_blocks = [_shapes(unit) for unit in model.blocks]
+    first: dict[_Shapes, int] = {}
+    for position, shapes in enumerate(shapes_of_blocks):
+        first.setdefault(shapes, position)
     try:
-        plain, masked = (
-            _by_shapes(model, alike, masked=False),
-            _by_shapes(model, alike, masked=True),
-        )
-    except (
-        Exception
-    ):  # whatever a family's code raises for want of values: the caller has an estimate for that
+        plain = _by_shapes(model, first, masked=False)
+        masked = _by_shapes(model, first, masked=True)
+    except Exception:  # noqa: BLE001  a family's code raises anything for want of values
         return None
-    return [Counted(plain[shapes][0], masked[shapes][0], plain[shapes][1]) for shapes in alike]
+    return [
+        Counted(plain[shapes].as_it_is, masked[shapes].as_it_is, plain[shapes].compiled)
+        for shapes in shapes_of_blocks
+    ]
 
 
 def argument_numel(model: StreamedModel) -> int:
-    """Elements per token of what blocks are given beside their hidden state, such as rotary
-    embeddings: each distinct tensor of floats with one entry for a token.
+    """Counts the elements per token that blocks are given beside their hidden state.
+
+    Rotary embeddings are such. Each distinct tensor of floats with one entry for a token counts.
     """
     tokens = 13  # no other dimension has this size
     with torch.no_grad():
         captured = model.skeleton.capture(
             torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
         )
-    given = {
-        _storage(tensor): tensor
-        for _, tensor in tensors_in([[a.args, a.kwargs] for a in captured.arguments])
-        if tensor.is_floating_point() and tensor.shape.count(tokens) == 1
-    }
+    given: dict[int, torch.Tensor] = {}
+    for arguments in captured.arguments:
+        for _, tensor in tensors_in([arguments.args, arguments.kwargs]):
+            if tensor.is_floating_point() and tensor.shape.count(tokens) == 1:
+                given[_storage(tensor)] = tensor
     given.pop(_storage(captured.hidden), None)
     return sum(tensor.numel() for tensor in given.values()) // tokens
 
 
-def _shapes(unit: Unit) -> tuple:
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""These are the names and shapes of a block's parameters."""
+
+
+@dataclass(frozen=True)
+class _Both:
+    """A block keeps one amount as it is and another one when it is compiled."""
+
+    as_it_is: Activations
+    compiled: Activations
+
+
+def _shapes(unit: Unit) -> _Shapes:
     return tuple((spec.name, spec.shape) for spec in unit.layout.parameters)
 
 
 def _by_shapes(
-    model: StreamedModel, alike: list[tuple], masked: bool
-) -> dict[tuple, tuple[Activations, Activations]]:
-    """As it is and compiled."""
-    first = {shapes: position for position, shapes in reversed(list(enumerate(alike)))}
-    counts: dict[tuple, list[tuple[int, int]]] = {shapes: [] for shapes in first}
-    windows = (
-        masked and model.skeleton.model.config.get_text_config()._attn_implementation == DOCUMENTS
-    )
+    model: StreamedModel, first: dict[_Shapes, int], masked: bool
+) -> dict[_Shapes, _Both]:
+    """Counts the first block that has given shapes. `first` tells the position of each."""
+    config = model.skeleton.model.config.get_text_config()
+    has_windows = masked and config._attn_implementation == DOCUMENTS
+    as_it_is: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
+    compiled: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
     for length in _LENGTHS:
         ids = torch.zeros(1, length, dtype=torch.long)
-        positions = (
-            torch.arange(length).remainder(length // 2).unsqueeze(0)
-            if masked and not windows
-            else None
-        )
+        positions = None
+        if masked and not has_windows:
+            # Two documents in the row make the library give a dense mask.
+            positions = torch.arange(length).remainder(length // 2).unsqueeze(0)
         with torch.no_grad():
             captured = model.skeleton.capture(ids, positions)
         for shapes, position in first.items():
             given = captured.arguments[position]
-            if windows and given.kwargs.get("attention_mask") is None:
-                given.kwargs["attention_mask"] = Pattern(
-                    Documents.whole_rows(1, length, torch.from_numpy), length // 2
-                )
-            counts[shapes].append(
-                _kept_bytes(model, model.blocks[position], given, captured.hidden)
-            )
-    return {
-        shapes: (_fit(*(k[0] for k in kept)), _fit(*(k[1] for k in kept)))
-        for shapes, kept in counts.items()
-    }
+            if has_windows and given.kwargs.get("attention_mask") is None:
+                row = Documents.whole_rows(1, length, torch.from_numpy)
+                given.kwargs["attention_mask"] = Pattern(row, length // 2)
+            counts = _kept_bytes(model, model.blocks[position], given, captured.hidden)
+            as_it_is[shapes].append(counts[0])
+            compiled[shapes].append(counts[1])
+    return {shapes: _Both(_fit(*as_it_is[shapes]), _fit(*compiled[shapes])) for shapes in first}
 
 
 def _fit(short: int, middle: int, long: int) -> Activations:
-    """The parabola through three counts at equal distances; its constant (what norms keep of their
-    weights) is small.
+    """Returns the parabola through the counts at the three lengths.
+
+    Its constant, which is what norms keep of their weights, is small and left out.
     """
-    a, b, _ = _LENGTHS
-    step = b - a
+    first, second, _ = _LENGTHS
+    step = second - first
     per_pair = (long - 2 * middle + short) / (2 * step * step)
-    return Activations((middle - short) / step - per_pair * (a + b), per_pair)
+    return Activations((middle - short) / step - per_pair * (first + second), per_pair)
 
 
 def _kept_bytes(
     model: StreamedModel, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor
 ) -> tuple[int, int]:
-    """Bytes that autograd keeps of a block as it is, and of one that is compiled: from what
-    autograd would keep, back through everything that is cheap to the results of matrix products, to
-    what attention keeps and to the input.
+    """Returns the bytes that autograd keeps of a block as it is, and of one that is compiled.
+
+    `hidden` is the block's input [batch, tokens, width].
     """
-    config = getattr(unit.block, "config", None) or model.config
-    block = copy.deepcopy(unit.block, {id(config): config}).to("meta")
-    block.__dict__.pop("forward", None)
+    template: Any = unit.block
+    config = getattr(template, "config", None) or model.config
+    # The memo makes the copy share its configuration, which may be large.
+    block = copy.deepcopy(template, {id(config): config}).to("meta")
+    block.__dict__.pop("forward", None)  # the recorder: the class's own forward is to run
     block.train()
     given = BlockArguments(
         _on_meta(arguments.args), _on_meta(arguments.kwargs), arguments.hidden_keyword
     )
-    own = {
-        _storage(t)
-        for t in [
-            *block.parameters(),
-            *block.buffers(),
-            *(t for _, t in tensors_in(given.args) + tensors_in(given.kwargs)),
-        ]
-    }
+    of_arguments = [tensor for _, tensor in tensors_in([given.args, given.kwargs])]
+    own = {_storage(tensor) for tensor in [*block.parameters(), *block.buffers(), *of_arguments]}
     kept: dict[int, int] = {}
     origins = _Origins()
 
@@ -153,7 +173,7 @@ def _kept_bytes(
     entering = hidden.to("meta").requires_grad_()
     with (
         torch.enable_grad(),
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         _FusedAttention(origins),
         origins,
     ):
@@ -166,26 +186,30 @@ def _kept_bytes(
 
 
 class _Origins(TorchDispatchMode):
-    """Remembers what each storage was computed from, and which hold what a compiled block would
-    keep (`anchors`).
+    """While it is active, an instance remembers what each storage was computed from.
+
+    It also keeps anchors: the storages that a compiled block would keep.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.anchors: dict[int, int] = {}
         self.fused = False
         """Torch's own attention ran."""
+        self._anchors: dict[int, int] = {}
         self._sources: dict[int, set[int]] = {}
         self._alive: list[torch.Tensor] = []
 
     def note_fused(self) -> None:
         self.fused = True
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {_storage(t) for _, t in tensors_in([args, kwargs or {}])}
+        given = {_storage(tensor) for _, tensor in tensors_in([args, kwargs or {}])}
         for _, tensor in tensors_in([out]):
-            self._alive.append(tensor)  # so that no address is used twice
+            # A tensor that is freed would leave its address to another one.
+            self._alive.append(tensor)
             storage = _storage(tensor)
             self._sources.setdefault(storage, set()).update(given - {storage})
             if func._overloadpacket.__name__ in _PRODUCTS:
@@ -193,29 +217,37 @@ class _Origins(TorchDispatchMode):
         return out
 
     def keep(self, *tensors: torch.Tensor) -> None:
+        """Makes anchors of `tensors`, of any shape."""
         for tensor in tensors:
-            self.anchors[_storage(tensor)] = tensor.untyped_storage().nbytes()
+            self._anchors[_storage(tensor)] = tensor.untyped_storage().nbytes()
 
     def of(self, kept: dict[int, int], own: set[int]) -> int:
-        """Bytes of the anchors that `kept` is computed from."""
-        seen, found, waiting = set(own), 0, list(kept)
+        """Returns the bytes of the anchors from which the storages in `kept` can be computed again.
+
+        The way back from a storage ends at the first anchor, or at a storage in `own`.
+        """
+        seen = set(own)
+        waiting = list(kept)
+        found = 0
         while waiting:
             storage = waiting.pop()
             if storage in seen:
                 continue
             seen.add(storage)
-            if storage in self.anchors:
-                found += self.anchors[storage]
+            if storage in self._anchors:
+                found += self._anchors[storage]
             else:
                 waiting.extend(self._sources.get(storage, ()))
         return found
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's storage, which views of it share."""
     return tensor.untyped_storage()._cdata
 
 
 def _on_meta(value: Any) -> Any:
+    """Returns nested tuples, lists and dicts with their tensors copied to the meta device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, dict):
@@ -226,17 +258,21 @@ def _on_meta(value: Any) -> Any:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """On the meta device torch would pick the attention that keeps all weights; CPU and GPU pick
-    one that does not.
+    """While it is active, torch's attention keeps what its fused kernels keep.
+
+    On the meta device torch would pick the attention that keeps all weights; CPU and GPU pick one
+    that does not.
     """
 
     def __init__(self, origins: _Origins):
         super().__init__()
         self._origins = origins
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is torch_functional.scaled_dot_product_attention:
             query, key, value, *rest = args
             mask = rest[0] if rest else kwargs.get("attn_mask")
             out = _KeepsInputs.apply(query, key, value, mask, self._origins)
@@ -247,9 +283,20 @@ class _FusedAttention(TorchFunctionMode):
 
 
 class _KeepsInputs(torch.autograd.Function):
+    """Computes no attention, and keeps what fused kernels keep: inputs, output and sums."""
+
     @staticmethod
-    def forward(ctx, query, key, value, mask, origins):
+    def forward(  # noqa: PLR0913  a Function is given its tensors one by one
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        origins: _Origins,
+    ) -> torch.Tensor:
+        """Returns an output [rows, heads, tokens, width] of no content."""
         rows, heads, tokens, _ = query.shape
+        # Fused kernels lay their output out by tokens.
         out = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
         log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         origins.keep(log_sums)

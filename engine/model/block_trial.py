@@ -1,6 +1,8 @@
-"""One run of a block of each kind on two tokens, with weights that occupy no memory: what it
-returns, and whether it can be streamed at all. A block that hands state to another block, or keeps
-some, is refused by name.
+"""A block of each kind is tried on two tokens, with weights that occupy no memory.
+
+The trial tells what the block returns, which of its parameters are trained, and whether it can be
+streamed at all. Blocks run alone and are run again in the backward pass, so a block that hands
+state to another block, or keeps some, is refused by name.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as torch_functional
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -21,15 +23,16 @@ from engine.model.units import Unit
 
 
 class HollowProducts(TorchFunctionMode):
-    """Within, a linear layer is not computed: its weights are zeros here, and reading those of a
-    large head or block takes seconds. Its result is zeros, as it would be, and its gradient would
-    go to the same tensors.
+    """While it is active, linear layers are not computed.
+
+    Their weights are zeros in a trial, and reading those of a large head or block takes seconds.
+    The result is zeros, as it would be, and its gradient would go to the same tensors.
     """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is F.linear:
+        if func is torch_functional.linear:
             return _Zeros.apply(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -37,30 +40,41 @@ class HollowProducts(TorchFunctionMode):
 class _Zeros(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        _ctx: Any, input: torch.Tensor, weight: torch.Tensor, _bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Returns zeros [..., features out] for an input [..., features in]."""
         return input.new_zeros(*input.shape[:-1], weight.shape[0])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(_ctx: Any, gradient: torch.Tensor) -> Any:
         raise NotImplementedError("nothing is trained while a model is tried")
 
 
 class Trial:
-    """Asked for every block of a capture pass, in order: what it returns beside its hidden state."""
+    """A capture pass asks its trial about every block, in order.
+
+    The answer is what the block returns beside its hidden state. The trial runs one block of each
+    kind to find out. Raises ModelError for a model that cannot be streamed.
+    """
 
     def __init__(self, module: nn.Module, blocks: list[Unit], dtype: torch.dtype):
-        self._family, self._blocks, self._dtype = type(module).__name__, blocks, dtype
+        self._family = type(module).__name__
+        self._blocks = blocks
+        self._dtype = dtype
         self._extras: dict[int, tuple | None] = {}
         self._handed_on: list[torch.Tensor] = []
         self.untrained: dict[int, set[str]] = {}
-        """For each kind of block, the parameters that its output does not depend on by gradient:
-        plain training leaves them as they are, and so weight decay must, too.
+        """The output of a kind of block does not depend on these parameters by gradient. Plain
+        training leaves them as they are, and so weight decay must, too.
         """
 
     def __call__(
         self, position: int, arguments: BlockArguments, hidden: torch.Tensor
     ) -> tuple | None:
+        """Returns what the block at `position` returns beside its hidden state, as placeholders.
+
+        `hidden` is the block's input [batch, tokens, width].
+        """
         unit = self._blocks[position]
         for path, tensor in _tensors(arguments):
             if any(tensor is placeholder for placeholder in self._handed_on):
@@ -78,90 +92,106 @@ class Trial:
         return self._extras[unit.kind]
 
     def _run(self, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> tuple | None:
-        block = copy.deepcopy(unit.block)
-        block.__dict__.pop("forward", None)
-        for name, parameter in list(block.named_parameters()):
-            owner, _, attribute = name.rpartition(".")
-            # calloc: pages that are only read are never backed by memory, and grouped matmuls
-            # refuse stride-0 weights.
-            hollow = torch.from_numpy(
-                np.zeros(parameter.shape, np.uint16 if self._dtype.itemsize == 2 else np.float32)
-            )
-            block.get_submodule(owner)._parameters[attribute] = nn.Parameter(
-                hollow.view(self._dtype)
-            )
-        containers, own = _contents(arguments), _own_state(block)
+        """Runs a copy of the block, checks what it did, and returns placeholders for what it
+        returns beside its hidden state; None where it returns that alone.
+        """
+        block = self._hollow_copy(unit)
+        contents = _contents(arguments)
+        own_state = _own_state(block)
         with torch.enable_grad():
             leaf = hidden.detach().requires_grad_()
-            out = (
-                block(*arguments.args, **{arguments.hidden_keyword: leaf}, **arguments.kwargs)
-                if arguments.hidden_keyword
-                else block(leaf, *arguments.args, **arguments.kwargs)
-            )
-        if _contents(arguments) != containers:
+            out = arguments.call_for_all(block, leaf)
+        self._refuse_state(unit, _contents(arguments) != contents, own_state, _own_state(block))
+        state = out[0] if isinstance(out, (tuple, list)) else out
+        self._note_untrained(unit, block, state)
+        if state is out:
+            return None
+        placeholders: list[torch.Tensor | None] = []
+        for extra in out[1:]:
+            placeholder = None
+            if extra is not None:
+                placeholder = torch.empty(0, device="meta")
+                self._handed_on.append(placeholder)
+            placeholders.append(placeholder)
+        return tuple(placeholders)
+
+    def _hollow_copy(self, unit: Unit) -> nn.Module:
+        """Returns a copy of the block whose weights are zeros that occupy no memory."""
+        template: Any = unit.block
+        block = copy.deepcopy(template)
+        block.__dict__.pop("forward", None)  # the recorder: the class's own forward is to run
+        item = np.uint16 if self._dtype.itemsize == 2 else np.float32
+        for name, parameter in list(block.named_parameters()):
+            owner, _, attribute = name.rpartition(".")
+            # NumPy allocates zeros by calloc: pages that are only read are never backed by memory.
+            # Expanding one zero would take none either, but grouped matmuls refuse stride-0
+            # weights.
+            zeros = torch.from_numpy(np.zeros(parameter.shape, item)).view(self._dtype)
+            block.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros)
+        return block
+
+    def _refuse_state(
+        self, unit: Unit, changed_arguments: bool, before: dict[str, Any], after: dict[str, Any]
+    ) -> None:
+        """Raises ModelError for a block that hands state on or keeps it."""
+        if changed_arguments:
             raise ModelError(
                 f"{self._family} passes state from block to block ({unit.name} changes its own "
                 "arguments); its gradients would be wrong, so this model is refused."
             )
-        changed = sorted(
-            name for name, value in _own_state(block).items() if own.get(name) != value
-        )
+        changed = sorted(name for name, value in after.items() if before.get(name) != value)
         if changed:
             raise ModelError(
                 f"{self._family} keeps state in its blocks ({unit.name} changes its {changed[0]} "
                 "as it runs); a recompute would change it twice, so this model is refused."
             )
-        state = out[0] if isinstance(out, (tuple, list)) else out
+
+    def _note_untrained(self, unit: Unit, block: nn.Module, state: torch.Tensor) -> None:
+        """Notes the parameters without a gradient; refuses those that are kept from having one."""
         reached = parameters_reached(state)
-        self.untrained[unit.kind] = {
+        untrained = {
             name
-            for name, p in block.named_parameters()
-            if id(p) not in reached and not _in_list(name)
+            for name, parameter in block.named_parameters()
+            if id(parameter) not in reached and not _in_list(name)
         }
+        self.untrained[unit.kind] = untrained
+        template: Any = unit.block
         frozen = [
             name
-            for name, p in unit.block.named_parameters()
-            if not p.requires_grad and name not in self.untrained[unit.kind]
+            for name, parameter in template.named_parameters()
+            if not parameter.requires_grad and name not in untrained
         ]
         if frozen:
             raise ModelError(
                 f"{self._family} keeps {frozen[0]} of its blocks from being trained, which is not "
                 "streamed; choose another model."
             )
-        if state is out:
-            return None
-        placeholders = tuple(
-            None if extra is None else torch.empty(0, device="meta") for extra in out[1:]
-        )
-        self._handed_on += [p for p in placeholders if p is not None]
-        return placeholders
 
 
 def _in_list(name: str) -> bool:
-    """A member of a list, such as one expert of many, is left out by some tokens and not by others."""
+    """Tells whether a parameter is in a list, as those of one expert of many are: some tokens leave
+    it out and others do not.
+    """
     return any(part.isdigit() for part in name.split("."))
 
 
 def _tensors(arguments: BlockArguments) -> list[tuple[str, torch.Tensor]]:
-    found = [
-        (f"argument {k + 1}{path}", tensor)
-        for k, value in enumerate(arguments.args)
-        for path, tensor in tensors_in(value)
-    ]
-    return found + [
-        (f"{name}{path}", tensor)
-        for name, value in arguments.kwargs.items()
-        for path, tensor in tensors_in(value)
-    ]
+    """Returns the tensors in a block's arguments, each with the name that a message gives it."""
+    found: list[tuple[str, torch.Tensor]] = []
+    for number, value in enumerate(arguments.args, 1):
+        found += tensors_in(value, f"argument {number}")
+    for name, value in arguments.kwargs.items():
+        found += tensors_in(value, name)
+    return found
 
 
 def _contents(arguments: BlockArguments) -> list[tuple]:
-    """Which tensors the arguments hold, and how often each was written to."""
+    """Returns which tensors the arguments hold, and how often each was written to."""
     return [(path, id(tensor), tensor._version) for path, tensor in _tensors(arguments)]
 
 
 def _own_state(block: nn.Module) -> dict[str, Any]:
-    """A block's buffers and plain attributes."""
+    """Returns a block's plain attributes, and its buffers with how often each was written to."""
     state: dict[str, Any] = {}
     for prefix, module in block.named_modules():
         for name, value in plain_attributes(module):
@@ -174,8 +204,9 @@ def _own_state(block: nn.Module) -> dict[str, Any]:
 
 
 def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """What a module's behaviour can depend on beside its tensors and its children: values that
-    compare.
+    """Returns the values that a module's behaviour can depend on, without tensors and children.
+
+    The values compare equal where the behaviour is the same.
     """
     return [
         (name, _comparable(value))

@@ -1,5 +1,5 @@
-"""From a Hugging Face source to units: the model's shape on the meta device, split into embed,
-blocks and head.
+"""A Hugging Face configuration becomes a streamed model: built on the meta device, and split into
+embed, blocks and head.
 
 Nothing here reads weights. What cannot be streamed correctly is refused by name before anything is
 allocated.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,20 +27,18 @@ from engine.plan.buffers import EMBED, HEAD
 
 
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:
-    """Build the skeleton on the meta device and split it into units. Raises ModelError for what
-    cannot be streamed.
+    """Builds the skeleton on the meta device and splits it into units.
 
-    `config`: a transformers configuration. The probe runs the model once on two tokens with weights
-    that occupy no memory, so it takes well under a second for any size.
+    `config` is a configuration of transformers. The probe runs the model once on two tokens with
+    weights that occupy no memory, so it takes well under a second for any size. Raises ModelError
+    for what cannot be streamed.
     """
     refuse_family(config)
     try:
         return _build(config, model)
     except RamstreamError:
         raise
-    except (
-        Exception
-    ) as error:  # a family's own code raises many kinds, and was not asked for anything unusual
+    except Exception as error:  # a family's own code raises errors of many kinds
         other = "" if model.dtype == "float32" else "set model.dtype to float32 or "
         raise ModelError(
             f"{config.model_type} does not run under the capture pass ({first_line(error)}), so it "
@@ -77,10 +75,11 @@ def refuse_family(config: Any) -> None:
             "streamed yet; set output_router_logits to false in its config.json to train without "
             "it."
         )
-    for name, what in (
-        ("layerdrop", "leaves whole blocks out at random"),
-        ("z_loss_coefficient", "adds a loss on its logits"),
-    ):
+    not_streamed = {
+        "layerdrop": "leaves whole blocks out at random",
+        "z_loss_coefficient": "adds a loss on its logits",
+    }
+    for name, what in not_streamed.items():
         if getattr(text, name, None):
             raise ModelError(
                 f"{family} {what} ({name}), which is not streamed; set {name} to 0 in its "
@@ -92,36 +91,42 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     config = copy.deepcopy(config)
     config.use_cache = False
     packing = packing_of(config, model.attention)
-    attention = (packing.attention or "sdpa") if model.attention == "auto" else model.attention
+    module = _empty_module(config, model, packing.attention or "sdpa")
+    # What is tried here draws no dropout: a run in another thread may be using torch's generator.
+    module.eval()
+    layers = find_layers(module, config)
+    _refuse_bidirectional(module, layers)
+    names = _Names(module)
+    blocks = _block_units(module, layers, names)
+    probed = _probe(module, Skeleton(module, layers), blocks, names, TORCH_DTYPES[model.dtype])
+    units = [probed.embed, *blocks, probed.head]
+    return StreamedModel(
+        config=config,
+        skeleton=probed.skeleton,
+        units=units,
+        tied=probed.tied,
+        dtype=model.dtype,
+        active_parameters=_active_parameters(config, units),
+        packing=packing.of(module),
+        aliases=probed.aliases,
+    )
+
+
+def _empty_module(config: Any, model: ModelConfig, best_attention: str) -> nn.Module:
+    """Returns the model on the meta device, with the attention that was asked for, or with the best
+    one under `auto`; with the eager one where the family lacks that.
+    """
     dtype = TORCH_DTYPES[model.dtype]
+    attention = best_attention if model.attention == "auto" else model.attention
     try:
-        module = empty_model(config, dtype, attention)
+        return empty_model(config, dtype, attention)
     except ValueError as error:
         if model.attention != "auto":
             raise ModelError(
                 f"model.attention: {config.model_type} cannot use {model.attention} "
                 f"({first_line(error)})."
             ) from error
-        module = empty_model(config, dtype, "eager")
-    # what is tried here draws no dropout: a run in another thread may be using torch's generator
-    module.eval()
-    layers = find_layers(module, config)
-    _refuse_bidirectional(module, layers)
-    decay_names = _decay_names(module)
-    names = _parameter_names(module)
-    units = _block_units(module, layers, names, decay_names)
-    skeleton = Skeleton(module, layers)
-    outer, tied, aliases = _probe(module, skeleton, units, names, decay_names, dtype)
-    return StreamedModel(
-        config=config,
-        skeleton=skeleton,
-        units=[outer[0], *units, outer[1]],
-        tied=tied,
-        dtype=model.dtype,
-        active_parameters=_active_parameters(config, outer[0], units, outer[1]),
-        packing=packing.of(module),
-        aliases=aliases,
-    )
+        return empty_model(config, dtype, "eager")
 
 
 def _refuse_bidirectional(module: nn.Module, layers: nn.ModuleList) -> None:
@@ -134,116 +139,194 @@ def _refuse_bidirectional(module: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
-    """The ModuleList of decoder blocks: the one with most parameters, among those as long as the
-    configuration says.
+    """Returns the list of decoder blocks: the one with most parameters, among those as long as the
+    configuration says. Raises ModelError where there is no list.
     """
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
-    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList)]
-    lists = [m for m in lists if len(m) == count] or lists
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    lists = [layers for layers in lists if len(layers) == count] or lists
     if not lists:
         raise ModelError(
             f"{type(module).__name__} has no list of decoder blocks, so it cannot be streamed."
         )
-    return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
+
+    def size(layers: nn.ModuleList) -> int:
+        return sum(parameter.numel() for parameter in layers.parameters())
+
+    return max(lists, key=size)
 
 
-def _parameter_names(module: nn.Module) -> dict[int, list[str]]:
-    """Id of each parameter to all of its names, the owning one first."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return names
+class _Names:
+    """An instance knows the names of a module's parameters, and which of them AdamW decays."""
+
+    def __init__(self, module: nn.Module):
+        self.of: dict[int, list[str]] = {}
+        """The id of a parameter leads to all of its names, the owning one first."""
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            self.of.setdefault(id(parameter), []).append(name)
+        # Transformers' rule: no decay in a LayerNorm, nor of what is named as a bias or a norm.
+        spared = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+        find = transformers().trainer_pt_utils.get_parameter_names
+        self._decayed = set(find(module, [nn.LayerNorm], spared))
+
+    def spec(self, name: str, full_name: str, parameter: torch.Tensor) -> ParameterSpec:
+        """Describes a parameter, of any shape, that its unit calls `name`."""
+        return ParameterSpec(name, full_name, tuple(parameter.shape), full_name in self._decayed)
 
 
-def _decay_names(module: nn.Module) -> set[str]:
-    """Parameters that AdamW decays, by transformers' rule: not in a LayerNorm, not named as a bias
-    or a norm.
-    """
-    forbidden = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
-    return set(
-        transformers().trainer_pt_utils.get_parameter_names(module, [nn.LayerNorm], forbidden)
-    )
+# ---------------------------------------------------------------------- blocks
 
 
-def _spec(
-    name: str, full_name: str, parameter: torch.Tensor, decay_names: set[str]
-) -> ParameterSpec:
-    return ParameterSpec(name, full_name, tuple(parameter.shape), full_name in decay_names)
-
-
-def _block_units(
-    module: nn.Module, layers: nn.ModuleList, names: dict[int, list[str]], decay_names: set[str]
-) -> list[Unit]:
-    prefix = next(name for name, m in module.named_modules() if m is layers)
-    units, kinds = [], {}
+def _block_units(module: nn.Module, layers: nn.ModuleList, names: _Names) -> list[Unit]:
+    place = next(name for name, part in module.named_modules() if part is layers)
+    kinds: dict[tuple, int] = {}
+    units = []
     for position, block in enumerate(layers):
-        specs = []
-        for name, parameter in block.named_parameters():
-            full_name = f"{prefix}.{position}.{name}"
-            others = [n for n in names[id(parameter)] if not n.startswith(f"{prefix}.{position}.")]
-            if others:
-                raise ModelError(
-                    f"{type(module).__name__} shares {full_name} with {others[0]}, which cannot be "
-                    "streamed; choose another model."
-                )
-            specs.append(_spec(name, full_name, parameter, decay_names))
+        prefix = f"{place}.{position}."
+        specs = _block_specs(module, block, prefix, names)
         if not specs:
-            raise ModelError(f"{prefix}.{position} has no parameters, so it cannot be streamed.")
-        kind = kinds.setdefault(_kind_of(block), len(kinds))
+            raise ModelError(f"{place}.{position} has no parameters, so it cannot be streamed.")
         units.append(
             Unit(
-                f"block {position}",
-                lay_out(f"block {position}", specs),
-                block,
-                kind,
-                dict(block.named_buffers()),
-                {
-                    name: module.layer_idx
-                    for name, module in block.named_modules()
-                    if hasattr(module, "layer_idx")
+                name=f"block {position}",
+                layout=lay_out(f"block {position}", specs),
+                block=block,
+                kind=kinds.setdefault(_kind_of(block), len(kinds)),
+                buffers=dict(block.named_buffers()),
+                indices={
+                    name: part.layer_idx
+                    for name, part in block.named_modules()
+                    if hasattr(part, "layer_idx")
                 },
             )
         )
     return units
 
 
+def _block_specs(
+    module: nn.Module, block: nn.Module, prefix: str, names: _Names
+) -> list[ParameterSpec]:
+    """Describes a block's parameters. Raises ModelError for one that another part of the model has
+    as well.
+    """
+    specs = []
+    for name, parameter in block.named_parameters():
+        full_name = prefix + name
+        others = [other for other in names.of[id(parameter)] if not other.startswith(prefix)]
+        if others:
+            raise ModelError(
+                f"{type(module).__name__} shares {full_name} with {others[0]}, which cannot be "
+                "streamed; choose another model."
+            )
+        specs.append(names.spec(name, full_name, parameter))
+    return specs
+
+
 def _kind_of(block: nn.Module) -> tuple:
-    """What two blocks must share to use one template: class tree, parameter and buffer shapes,
-    plain attributes.
+    """Returns what two blocks must share to use one template: class tree, parameter and buffer
+    shapes, plain attributes.
 
     Shapes alone are not enough: sliding or full attention and rotary or none live in attributes.
     `layer_idx` is set for each unit, as its buffers are.
     """
-    parts = [
-        (name, type(module), tuple(plain_attributes(module)))
-        for name, module in block.named_modules()
-    ]
-    shapes = tuple(
-        (n, tuple(t.shape), t.dtype) for n, t in [*block.named_parameters(), *block.named_buffers()]
+    parts = tuple(
+        (name, type(part), tuple(plain_attributes(part))) for name, part in block.named_modules()
     )
-    return tuple(parts), shapes
+    tensors = [*block.named_parameters(), *block.named_buffers()]
+    shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
+    return parts, shapes
+
+
+# ---------------------------------------------------------------------- embed and head
+
+
+@dataclass
+class _Outer:
+    """The parameters outside the blocks are here bound to weights that occupy no memory."""
+
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+    """A parameter is bound to these attributes of these modules."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """A second name of a tied parameter leads to its first."""
+
+    def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
+        """Binds `hollow` to all names of a parameter, the owning one first."""
+        first, *others = group
+        self.parameters[first] = hollow
+        self.aliases.update(dict.fromkeys(others, first))
+        bound = self.bindings.setdefault(first, [])
+        for name in group:
+            owner, _, attribute = name.rpartition(".")
+            modules[owner]._parameters[attribute] = hollow
+            bound.append((modules[owner], attribute))
+
+    def unit(self, name: str, chosen: list[str], names: _Names) -> Unit:
+        """Returns a unit of the `chosen` parameters."""
+        specs = [names.spec(each, each, self.parameters[each]) for each in chosen]
+        bindings = {each: self.bindings[each] for each in chosen}
+        return Unit(name, lay_out(name, specs), bindings=bindings)
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """The probe finds the units outside the blocks."""
+
+    skeleton: Skeleton
+    embed: Unit
+    head: Unit
+    tied: bool
+    aliases: dict[str, str]
 
 
 def _probe(
     module: nn.Module,
     skeleton: Skeleton,
     blocks: list[Unit],
-    names: dict[int, list[str]],
-    decay_names: set[str],
+    names: _Names,
     dtype: torch.dtype,
-) -> tuple[tuple[Unit, Unit], bool, dict[str, str]]:
-    """Run the capture pass, one block of each kind and the tail on two tokens with weights that
+) -> _Probed:
+    """Runs the capture pass, one block of each kind and the tail on two tokens, with weights that
     occupy no memory.
 
     Finds which parameters the embed unit and the head unit own, and what each block returns;
     refuses block arguments that carry gradients or state from one block to another.
     """
-    in_blocks = {f"{s.full_name}" for u in blocks for s in u.layout.parameters}
-    outer: dict[str, nn.Parameter] = {}
-    where: dict[str, list[tuple[nn.Module, str]]] = {}
-    aliases: dict[str, str] = {}
+    outer = _bind_hollow(module, blocks, names, dtype)
+    with torch.enable_grad(), HollowProducts():
+        trial = Trial(module, blocks, dtype)
+        entering = _first_hidden(module, skeleton, trial)
+        embed_ids = parameters_reached(entering)
+        hidden = torch.zeros(2, entering.shape[-1], dtype=entering.dtype, requires_grad=True)
+        head_ids = parameters_reached(skeleton.probe_tail(hidden))
+    for unit in blocks:
+        _spare_from_decay(unit, trial.untrained[unit.kind])
+    ids = {name: id(parameter) for name, parameter in outer.parameters.items()}
+    embed = [name for name in ids if ids[name] in embed_ids]
+    head = [name for name in ids if ids[name] in head_ids and name not in embed]
+    unused = [name for name in ids if name not in embed and name not in head]
+    if unused:
+        raise ModelError(
+            f"{type(module).__name__} has parameters that take no part in its forward pass "
+            f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
+        )
+    return _Probed(
+        skeleton,
+        embed=outer.unit(EMBED, embed, names),
+        head=outer.unit(HEAD, head, names),
+        tied=any(ids[name] in head_ids for name in embed),
+        aliases=outer.aliases,
+    )
+
+
+def _bind_hollow(
+    module: nn.Module, blocks: list[Unit], names: _Names, dtype: torch.dtype
+) -> _Outer:
+    """Binds every parameter outside the blocks to a zero that is expanded to its shape."""
+    in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
-    for group in names.values():
+    outer = _Outer()
+    for group in names.of.values():
         if group[0] in in_blocks:
             continue
         meta = module.get_parameter(group[0])
@@ -253,67 +336,62 @@ def _probe(
                 "streamed; choose another model."
             )
         hollow = nn.Parameter(torch.zeros((), dtype=dtype).expand(meta.shape))
-        outer[group[0]] = hollow
-        aliases.update(dict.fromkeys(group[1:], group[0]))
-        for name in group:
-            owner, _, attribute = name.rpartition(".")
-            modules[owner]._parameters[attribute] = hollow
-            where.setdefault(group[0], []).append((modules[owner], attribute))
+        outer.add(group, hollow, modules)
+    return outer
+
+
+def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.Tensor:
+    """Tries all blocks, and returns the input of the first one [1, 2, width]."""
     ids = torch.zeros(1, 2, dtype=torch.long)
-    with torch.enable_grad(), HollowProducts():
-        trial = Trial(module, blocks, dtype)
-        captured = skeleton.ask_blocks(ids, trial)
-        if captured.hidden.dim() != 3 or captured.hidden.shape[:2] != ids.shape:
-            raise ModelError(
-                f"{type(module).__name__} gives its blocks {tuple(captured.hidden.shape)} for a "
-                "row of two tokens instead of one state a token, which cannot be streamed; choose "
-                "another model."
-            )
-        embed_ids = parameters_reached(captured.hidden)
-        width = captured.hidden.shape[-1]
-        hidden = torch.zeros(2, width, dtype=captured.hidden.dtype, requires_grad=True)
-        head_ids = parameters_reached(skeleton.probe_tail(hidden))
-    for unit in blocks:
-        untrained = trial.untrained[unit.kind]
-        specs = [
-            replace(s, decay=s.decay and s.name not in untrained) for s in unit.layout.parameters
-        ]
-        unit.lay_out_as(lay_out(unit.name, specs))
-    embed = {n: p for n, p in outer.items() if id(p) in embed_ids}
-    head = {n: p for n, p in outer.items() if id(p) in head_ids and n not in embed}
-    unused = [n for n in outer if n not in embed and n not in head]
-    if unused:
+    hidden = skeleton.ask_blocks(ids, trial).hidden
+    if hidden.dim() != 3 or hidden.shape[:2] != ids.shape:
         raise ModelError(
-            f"{type(module).__name__} has parameters that take no part in its forward pass "
-            f"({', '.join(unused[:3])}), so it cannot be trained by streaming."
+            f"{type(module).__name__} gives its blocks {tuple(hidden.shape)} for a "
+            "row of two tokens instead of one state a token, which cannot be streamed; choose "
+            "another model."
         )
-    tied = any(id(p) in head_ids for p in embed.values())
-
-    def unit(name: str, parameters: dict[str, nn.Parameter]) -> Unit:
-        specs = [_spec(n, n, p, decay_names) for n, p in parameters.items()]
-        return Unit(name, lay_out(name, specs), bindings={n: where[n] for n in parameters})
-
-    return (unit(EMBED, embed), unit(HEAD, head)), tied, aliases
+    return hidden
 
 
-def _active_parameters(config: Any, embed: Unit, blocks: list[Unit], head: Unit) -> int:
-    """All parameters, with expert stacks (as many rows as experts, and three dimensions or biases
-    of such) counted by the experts a token uses.
+def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
+    """Lays the unit out anew, without decay of parameters that are not trained.
+
+    Plain training gives them no gradient and so leaves them as they are; decay must, too.
     """
-    text = config.get_text_config()
-    experts = next(
-        (
-            getattr(text, n)
-            for n in ("num_local_experts", "num_experts", "n_routed_experts")
-            if getattr(text, n, None)
-        ),
-        None,
-    )
-    chosen = getattr(text, "num_experts_per_tok", None) or getattr(text, "top_k_experts", None)
+    specs = [
+        replace(spec, decay=spec.decay and spec.name not in untrained)
+        for spec in unit.layout.parameters
+    ]
+    unit.lay_out_as(lay_out(unit.name, specs))
+
+
+def _active_parameters(config: Any, units: list[Unit]) -> int:
+    """Counts the parameters that one token passes through.
+
+    Stacks of experts (as many rows as experts, and three dimensions or biases of such) count by the
+    experts that a token uses; all other parameters count as a whole.
+    """
+    experts, chosen = routed_experts(config.get_text_config())
     total = 0
-    for unit in [embed, *blocks, head]:
+    for unit in units:
         for spec in unit.layout.parameters:
-            stacked = len(spec.shape) == 3 or re.search(r"(^|\.)experts\.\w*bias$", spec.name)
-            routed = experts and chosen and stacked and spec.shape[0] == experts
-            total += spec.numel * chosen // experts if routed else spec.numel
+            is_stacked = len(spec.shape) == 3 or re.search(r"(^|\.)experts\.\w*bias$", spec.name)
+            if experts and is_stacked and spec.shape[0] == experts:
+                total += spec.numel * chosen // experts
+            else:
+                total += spec.numel
     return total
+
+
+def routed_experts(text_config: Any) -> tuple[int, int]:
+    """Returns the number of experts in a block, and of those that a token is routed to.
+
+    Both are 0 for a dense model.
+    """
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        experts = getattr(text_config, name, None)
+        if experts:
+            chosen = getattr(text_config, "num_experts_per_tok", None)
+            chosen = chosen or getattr(text_config, "top_k_experts", None)
+            return experts, chosen or experts
+    return 0, 0

@@ -1,5 +1,5 @@
-"""Models whose shapes are bundled, so that what they take is known without a network, and without
-torch or transformers: published ones (`assets/models.json`) and the starter
+"""Shapes of some models are bundled, so that what these models take is known without a network, and
+without torch or transformers. They are published models (`assets/models.json`) and the starter
 (`assets/starter-shape.json`).
 
 The facts are those of the models' own configurations; the counts are what `engine.model.shape`
@@ -25,42 +25,44 @@ STARTER_FILE = PROGRAM_ROOT / "assets" / "starter-shape.json"
 
 @dataclass(frozen=True, eq=False)
 class CatalogEntry:
-    """A published model, and others of exactly its shape."""
+    """An entry describes a published model, and others of exactly its shape."""
 
     id: str
-    """Hugging Face id of the model that `config` is of."""
+    """The model whose configuration `config` is has this id on the Hugging Face hub."""
     also: tuple[str, ...]
-    """Ids of models with the same shape."""
+    """Models of these ids have the same shape."""
     contexts: Mapping[str, int]
-    """Those of `also` that differ in the longest row: their max_position_embeddings."""
+    """Some of `also` differ in the longest row: these have their own max_position_embeddings."""
     title: str
     family: str
     published: str
-    """Parameters as the publisher gives them, such as 7.61B; the hub's count where the publisher
-    rounds to 7B.
+    """The publisher gives this many parameters, such as 7.61B. It is the hub's count where the
+    publisher rounds to 7B.
     """
     published_active: str | None
-    """Parameters that a token passes through, of a mixture of experts."""
+    """A token passes through this many parameters of a mixture of experts; None for dense models.
+    """
     source: str
-    """Where the configuration is published."""
+    """The configuration is published at this address."""
     config: Mapping[str, Any]
-    """What the shape depends on, for `transformers.AutoConfig.for_model`."""
+    """The shape depends on these values, which `transformers.AutoConfig.for_model` takes."""
     _shape: Mapping[str, Any] = field(repr=False)
 
     def config_of(self, model_id: str) -> dict[str, Any]:
-        """`config` of this model, or of one of `also`."""
-        positions = {known.lower(): count for known, count in self.contexts.items()}.get(
-            model_id.lower()
-        )
-        return dict(self.config) | (
-            {} if positions is None else {"max_position_embeddings": positions}
-        )
+        """Returns `config` as it is for `model_id`, which is this model or one of `also`."""
+        config = dict(self.config)
+        for known, positions in self.contexts.items():
+            if known.lower() == model_id.lower():
+                config["max_position_embeddings"] = positions
+        return config
 
     def shape(
         self, dtype: str = "bfloat16", attention: str = "auto", source: str | None = None
     ) -> ModelShape | None:
-        """The shape of this model, or of `source` if that is one of `also`; None where no counts
-        are bundled: another attention than `auto`, or a model too large to be counted in float32.
+        """Returns the shape of this model, or of `source` if that is one of `also`.
+
+        Returns None where no counts are bundled: for another attention than `auto`, or for a model
+        that is too large to be counted in float32.
         """
         if attention != "auto":
             return None
@@ -73,20 +75,20 @@ class CatalogEntry:
 
 @functools.cache
 def catalog() -> tuple[CatalogEntry, ...]:
-    """All bundled models, family by family, in the order of the file."""
+    """Reads all bundled models, family by family, in the order of the file."""
     with FILE.open(encoding="utf-8") as file:
         return tuple(
             CatalogEntry(
-                row["id"],
-                (*row["also"], *row["contexts"]),
-                row["contexts"],
-                row["title"],
-                row["family"],
-                row["published"],
-                row["published_active"],
-                row["source"],
-                row["config"],
-                row["shape"],
+                id=row["id"],
+                also=(*row["also"], *row["contexts"]),
+                contexts=row["contexts"],
+                title=row["title"],
+                family=row["family"],
+                published=row["published"],
+                published_active=row["published_active"],
+                source=row["source"],
+                config=row["config"],
+                _shape=row["shape"],
             )
             for row in json.load(file)["models"]
         )
@@ -94,28 +96,31 @@ def catalog() -> tuple[CatalogEntry, ...]:
 
 @functools.cache
 def _by_id() -> dict[str, CatalogEntry]:
+    """Returns the entries by all of their ids, in lower case."""
     return {known.lower(): entry for entry in catalog() for known in (entry.id, *entry.also)}
 
 
 def entry_of(source: str) -> CatalogEntry | None:
-    """The entry of a hub id, in whatever case it is written; None for what is not in the catalog."""
+    """Returns the entry of a hub id, in whatever case it is written; None if there is none."""
     return _by_id().get(source.strip().lower())
 
 
 def catalog_shape(
     source: str, dtype: str = "bfloat16", attention: str = "auto"
 ) -> ModelShape | None:
-    """The bundled shape of a hub id, named as `source` is; None for what the catalog does not
-    answer.
+    """Returns the bundled shape of the hub id `source`, which becomes its name.
+
+    Returns None for what the catalog does not answer.
     """
     entry = entry_of(source)
     return None if entry is None else entry.shape(dtype, attention, source.strip())
 
 
 def starter_shape(config: bytes, dtype: str, attention: str, source: str) -> ModelShape | None:
-    """The bundled shape of the starter, named `source`, if `config` is what its config.json holds:
-    a copy of its folder is answered as well. None for any other, and for another attention than
-    `auto`.
+    """Returns the bundled shape of the starter, named `source`, if `config` is what the starter's
+    config.json holds. So a copy of its folder is answered as well.
+
+    Returns None for any other content, and for another attention than `auto`.
     """
     if attention != "auto" or hashlib.sha256(config).hexdigest() != _starter()["config_sha256"]:
         return None

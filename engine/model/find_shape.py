@@ -1,5 +1,13 @@
-"""`shape_from_source`: the shape of a model from its configuration. It takes what is bundled or was
-built before, or builds the model on the meta device and remembers its shape. No torch at import.
+"""`shape_from_source` returns the shape of a model, which follows from its configuration alone.
+
+The first of these that answers is taken:
+
+- what this process found before, while the configuration file is the same;
+- the catalog, for a published model of which there is no copy here;
+- the bundled shape of the starter;
+- what this machine kept of a model that it built before (engine/model/kept_shapes.py);
+- the model itself, built on the meta device and measured. Only this takes torch, which is imported
+  then.
 """
 
 from __future__ import annotations
@@ -7,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.config.settings import ModelConfig
@@ -21,55 +29,72 @@ from engine.paths import resolve_source
 FAILURE_SECONDS = 20.0
 """A source that failed is not asked for again sooner: a form asks on every keystroke."""
 
+_KNOWN_SHAPES = 64
+"""A process remembers this many shapes."""
+_known: dict[_Key, ModelShape] = {}
+_failures: dict[_Key, tuple[float, str]] = {}
+"""The last failure: when it was, and its sentence."""
+_remembering = threading.Lock()
+_building = threading.Lock()
+"""One thread builds at a time."""
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A shape is remembered by all that decides it."""
+
+    source: str
+    path: Path | None
+    digest: bytes | None
+    """SHA-256 is taken of the configuration; None: it cannot be read here."""
+    dtype: str
+    attention: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A source names a local path, a configuration that is here, both or neither."""
+
+    path: Path | None
+    file: Path | None
+    """The configuration is read from this file."""
+
 
 def shape_from_source(model: ModelConfig) -> ModelShape:
-    """The shape of `model.source`, from its configuration alone; remembered until the file changes.
-    A published model is answered by the catalog, without torch, unless there is a copy of it here:
-    a folder of that name, or a configuration in the Hugging Face cache. Nor does it take torch for
-    the bundled starter, or for what was built on this machine before.
+    """Returns the shape of `model.source`, and remembers it until the configuration file changes.
 
-    Raises ModelError in one sentence for a source that cannot be read or a model that cannot be
-    streamed.
+    A published model is answered by the catalog, unless there is a copy of it here: a folder of
+    that name, or a configuration in the Hugging Face cache. Raises ModelError in one sentence for a
+    source that cannot be read or a model that cannot be streamed.
     """
     source = model.source.strip()
-    path, file = _configuration(source)
-    if file is None and path is None:
+    place = _place_of(source)
+    if place.file is None and place.path is None:
         bundled = catalog_shape(source, model.dtype, model.attention)
         if bundled is not None:
             return bundled
-    content = _content(file)
-    key = (
-        source,
-        path,
-        None if content is None else hashlib.sha256(content).digest(),
-        model.dtype,
-        model.attention,
-    )
+    content = _content(place.file)
+    digest = None if content is None else hashlib.sha256(content).digest()
+    key = _Key(source, place.path, digest, model.dtype, model.attention)
     known = _known.get(key)
-    if known is None:
-        ready = _without_torch(content, source, model)
-        known = _build_once(key, model) if ready is None else _remember(key, ready)
-    return known
+    if known is not None:
+        return known
+    ready = _without_torch(content, source, model)
+    return _build_once(key, model) if ready is None else _remember(key, ready)
 
 
-_KNOWN_SHAPES = 64
-_known: dict[tuple, ModelShape] = {}
-_remembering, _building = threading.Lock(), threading.Lock()
-_failures: dict[tuple, tuple[float, str]] = {}
-
-
-def _configuration(source: str) -> tuple[Path | None, Path | None]:
-    """(the local path that `source` names, the file that its configuration is read from), None for
-    what is not here.
-    """
+def _place_of(source: str) -> _Place:
+    """Returns where the configuration of `source` is on this machine."""
     path = resolve_source(source)
     if path is None:
-        return None, cached_config(source)
-    return path, path / "config.json" if path.is_dir() else path if path.suffix == ".json" else None
+        return _Place(None, cached_config(source))
+    if path.is_dir():
+        return _Place(path, path / "config.json")
+    return _Place(path, path if path.suffix == ".json" else None)
 
 
 def _content(file: Path | None) -> bytes | None:
-    """None for what cannot be read: whoever loads the configuration says why."""
+    """Returns None for what cannot be read: whoever loads the configuration says why."""
     try:
         return file.read_bytes() if file is not None and file.is_file() else None
     except OSError:
@@ -77,7 +102,7 @@ def _content(file: Path | None) -> bytes | None:
 
 
 def _without_torch(content: bytes | None, source: str, model: ModelConfig) -> ModelShape | None:
-    """What is bundled or kept for a configuration of these bytes."""
+    """Returns the shape that is bundled or kept for a configuration of these bytes."""
     if content is None:
         return None
     bundled = starter_shape(content, model.dtype, model.attention, source)
@@ -87,10 +112,11 @@ def _without_torch(content: bytes | None, source: str, model: ModelConfig) -> Mo
     return None if key is None else kept_shape(key, model.dtype, source)
 
 
-def _build_once(key: tuple, model: ModelConfig) -> ModelShape:
-    """Built by one thread at a time; `key` is what the answer, or the failure, is remembered by."""
+def _build_once(key: _Key, model: ModelConfig) -> ModelShape:
+    """Builds the model, and remembers the shape or the failure by `key`."""
     with _building:
-        known = _known.get(key)  # another thread may have built it meanwhile
+        # Another thread may have built it while this one waited.
+        known = _known.get(key)
         if known is not None:
             return known
         failed = _failures.get(key)
@@ -104,27 +130,36 @@ def _build_once(key: tuple, model: ModelConfig) -> ModelShape:
             raise
 
 
-def _remember(key: tuple, shape: ModelShape) -> ModelShape:
+def _remember(key: _Key, shape: ModelShape) -> ModelShape:
+    """Returns the shape that is remembered by `key`: a thread may have been faster."""
     with _remembering:
         while len(_known) >= _KNOWN_SHAPES:
-            del _known[next(iter(_known))]
+            oldest = next(iter(_known))
+            del _known[oldest]
         return _known.setdefault(key, shape)
 
 
 def _build(model: ModelConfig) -> ModelShape:
-    """On the meta device, and kept for later processes if what was read is still what is there."""
+    """Builds the model on the meta device and measures it.
+
+    The shape is kept for later processes if what was read is still what is there.
+    """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
     from engine.model.pretrained_files import load_config
 
     source = model.source.strip()
-    path, file = _configuration(source)
+    place = _place_of(source)
+    file = place.file
     content = _content(file)
-    # From the Hugging Face cache it is read as the folder that it is in: the hub's own may be
-    # another by now.
-    config = load_config(source if path is not None or file is None else str(file.parent))
-    if path is None and file is None:  # it came from the hub, which leaves it in the cache
-        file = _configuration(source)[1]
+    if place.path is None and file is not None:
+        # A configuration in the Hugging Face cache is read from its folder there: the hub's own may
+        # be another one by now.
+        config = load_config(str(file.parent))
+    else:
+        config = load_config(source)
+    if place.path is None and file is None:  # the hub gave it, and it is in the cache now
+        file = _place_of(source).file
         content = _content(file)
     shape = shape_of(build_model(config, replace(model, source=source)), source)
     key = None if content is None else shape_key(content, model.dtype, model.attention)

@@ -1,4 +1,7 @@
-"""What the Hugging Face cache of this machine holds of a model. It asks no hub. No torch."""
+"""These functions look up what the Hugging Face cache of this machine holds of a model.
+
+They ask no hub, and need no torch.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,11 @@ from pathlib import Path
 
 
 def cached_config(source: str) -> Path | None:
-    """The configuration of this model in the Hugging Face cache, or None. It is the truth where it
-    differs from the catalog, and reading it needs no network.
+    """Returns the configuration of this model in the Hugging Face cache, or None.
 
-    The folders are those of huggingface_hub (its cache is documented at
-    https://huggingface.co/docs/huggingface_hub/guides/manage-cache), whose own functions take
-    longer to import than a bundled shape takes to answer.
+    It is the truth where it differs from the catalog, and reading it needs no network.
     """
-    own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    home = os.environ.get("HF_HOME") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
-    )
-    hub = Path(os.path.expandvars(own or os.path.join(home, "hub"))).expanduser()
-    model = hub / f"models--{source.strip().replace('/', '--')}"
+    model = _cache_folder() / f"models--{source.strip().replace('/', '--')}"
     try:
         revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):  # unreadable, no text, or no name that a file can have
@@ -30,57 +25,73 @@ def cached_config(source: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def _cache_folder() -> Path:
+    """Returns the folder of huggingface_hub's cache.
+
+    The cache is documented at https://huggingface.co/docs/huggingface_hub/guides/manage-cache. The
+    library's own functions take longer to import than a bundled shape takes to answer.
+    """
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not given:
+        caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or f"{caches}/huggingface"
+        given = f"{home}/hub"
+    return Path(os.path.expandvars(given)).expanduser()
+
+
 def is_offline() -> bool:
-    """Whether huggingface_hub was told to ask nobody."""
-    return (
-        os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-    ).upper() in ("1", "ON", "YES", "TRUE")
+    """Tells whether huggingface_hub was told to ask nobody."""
+    said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_weights(source: str) -> Path | None:
-    """The folder of the hub's cache that has the whole of a model's weights, or None."""
+    """Returns the folder of the hub's cache that has the whole of a model's weights, or None."""
     files = cached_files(source)
     found = weight_files(files, lambda name: files[name].read_text(encoding="utf-8"))
     return files["config.json"].parent if found and files.keys() >= set(found) else None
 
 
 def cached_files(source: str) -> dict[str, Path]:
-    """What the cache has of a model that has a configuration there, by name in the model's folder."""
+    """Returns the files that the cache has of a model, by name in the model's folder.
+
+    There are none of a model that has no configuration in the cache.
+    """
     config = cached_config(source)
+    if config is None:
+        return {}
+    folder = config.parent
     try:
-        return (
-            {}
-            if config is None
-            else {
-                path.relative_to(config.parent).as_posix(): path
-                for path in config.parent.rglob("*")
-                if path.is_file()
-            }
-        )
+        files = [path for path in folder.rglob("*") if path.is_file()]
     except OSError:
         return {}
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""The index lists the files of weights that are split into several."""
 
 
 def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str]:
-    """The files, of `names` in a model's folder, that its weights are read from, as transformers
-    chooses them, with their index; empty where there are no safetensors. `read` gives the text of a
-    file that is there.
+    """Returns the files that a model's weights are read from, as transformers chooses them.
+
+    `names` are those in the model's folder, and `read` returns the text of one. An index comes
+    first, and is followed by the files that it lists. There are none where the folder has no
+    safetensors.
     """
     try:
         config = json.loads(read("config.json")) if "config.json" in names else {}
         own = config.get("transformers_weights")
-        found = next((name for name in ([own] if own else [WEIGHTS, INDEX]) if name in names), None)
-        if found is None or not found.endswith(".json"):
-            return [] if found is None else [found]
-        return [found, *sorted(set(json.loads(read(found))["weight_map"].values()))]
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):  # no file that transformers would read
+        wanted = [own] if own else [WEIGHTS, INDEX]
+        there = [name for name in wanted if name in names]
+        if not there:
+            return []
+        first = there[0]
+        if not first.endswith(".json"):
+            return [first]
+        listed = json.loads(read(first))["weight_map"].values()
+        return [first, *sorted(set(listed))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        # Transformers would not read such a file either.
         return []

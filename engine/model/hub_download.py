@@ -1,14 +1,15 @@
-"""The process that downloads a model of the Hugging Face hub into the hub's own cache.
-engine/model/hub.py starts and ends it.
+"""A separate process fetches a model of the Hugging Face hub into the hub's own cache.
 
-Everything goes through huggingface_hub. Its `hf_hub_download` throws away what it has of a file
-when it is interrupted, so weights are written here by its `http_get`, into a file beside the
-cache's own that the next attempt goes on with; the library then finds the whole file in its cache.
-Nothing here imports torch.
+engine/model/hub.py starts and ends the process. Everything goes through huggingface_hub. Its
+`hf_hub_download` throws away what it has of a file when it is interrupted. So weights are written
+here by its `http_get`, into a file beside the cache's own that the next attempt goes on with; the
+library then finds the whole file in its cache. Nothing here imports torch.
 
-Asked by one line of JSON on the standard input, it answers in lines: `{done, total, files, of}` as
-bytes come, and at last one of `{finished}`, `{unreachable: reason}` and `{error: class of
-engine.errors, text}`. When its input ends, so does it.
+- One line of JSON on the standard input asks: `{source, weights}`.
+- The process answers in lines of JSON: `{done, total, files, of}` as bytes come.
+- The last line is one of `{finished}`, `{unreachable: reason}` and `{error, text}`, where `error`
+  names a class of engine.errors.
+- When its input ends, the process ends as well.
 """
 
 from __future__ import annotations
@@ -33,21 +34,27 @@ from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
-"""How long the hub may take to say what it has."""
+"""The hub may take this long to say what it has."""
 CHUNK_BYTES = 1 << 18
-"""What is lost of each file at most when a download is ended."""
+"""At most this much of each file is lost when a download is ended."""
 FILES_AT_ONCE = 8
 TOLD_EVERY = 0.2
+"""Progress is told once in this many seconds."""
 RETRY_SECONDS = 1.0
+"""A broken connection is opened again after this time."""
 _SMALL = re.compile(
     r"[^/]+\.(json|txt|model|jinja|tiktoken|spm|codes)|additional_chat_templates/[^/]+\.jinja"
 )
-"""Configuration and whatever a tokenizer may be made of."""
+"""Files of these names are the configuration and whatever a tokenizer may be made of."""
 _NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""The cache gives contents such names."""
 
 
 class Refused(Exception):
-    """What cannot be downloaded: the class of engine.errors that tells it, and its sentence."""
+    """A person must mend something before a model can be downloaded.
+
+    `kind` names the class of engine.errors that tells it.
+    """
 
     def __init__(self, kind: str, text: str):
         self.kind = kind
@@ -55,57 +62,65 @@ class Refused(Exception):
 
 
 class _Transfer:
-    """Of one model: which files, how many bytes of each are there."""
+    """A transfer brings files of one model into the cache, and says how many bytes are there."""
 
     def __init__(self, source: str, say: Callable[[dict[str, Any]], None]):
         from huggingface_hub import HfApi, constants
 
-        self._source, self._say = source, say
+        self._source = source
+        self._say = say
         info = HfApi().model_info(source, files_metadata=True, timeout=ANSWER_SECONDS)
         self._commit = info.sha
         self._files = {file.rfilename: file for file in info.siblings or ()}
         self._cache = Path(constants.HF_HUB_CACHE)
         model = f"models--{source.replace('/', '--')}"
         self._blobs = self._cache / model / "blobs"
-        self._folder = self._cache / model / "snapshots" / self._commit
+        self._folder = self._cache / model / "snapshots" / str(self._commit)
         self._locks = self._cache / ".locks" / model
         self._come: dict[str, int] = {}
+        """So many bytes of each wanted file are there. The threads of all files write here."""
         self._counting = threading.Lock()
 
     def run(self, weights: bool) -> None:
+        """Brings what is missing: configuration and tokenizer and, with `weights`, the weights."""
         wanted = [name for name in self._files if _SMALL.fullmatch(name)]
         if weights:
             wanted = list(dict.fromkeys([*wanted, *self._weights()]))
         missing = [name for name in wanted if not (self._folder / name).exists()]
         if missing:
-            self._come = {
-                name: self._there(name) if name in missing else self._size(name) for name in wanted
-            }
+            self._come = {name: self._size(name) for name in wanted}
+            self._come |= {name: self._there(name) for name in missing}
             self._check_disk_space(sum(self._size(name) - self._come[name] for name in missing))
             self._tell()
-            threads = ThreadPoolExecutor(FILES_AT_ONCE)  # whose end nobody waits for after an error
-            coming = {threads.submit(self._bring, name) for name in missing}
-            while coming:
-                ended, coming = wait(coming, TOLD_EVERY, FIRST_EXCEPTION)
-                for file in ended:
-                    file.result()
-                self._tell()
+            self._bring_all(missing)
         if wanted:  # from here on this is what the cache gives without a network
             self._library_download(wanted[0], None)
 
+    def _bring_all(self, missing: list[str]) -> None:
+        # After an error nobody waits for the other threads: the process ends with `os._exit`.
+        threads = ThreadPoolExecutor(FILES_AT_ONCE)
+        coming = {threads.submit(self._bring, name) for name in missing}
+        while coming:
+            ended, coming = wait(coming, TOLD_EVERY, FIRST_EXCEPTION)
+            for file in ended:
+                file.result()
+            self._tell()
+
     def _weights(self) -> list[str]:
-        for name in ("config.json", INDEX):  # they say which weights there are
+        """Returns the names of the files of weights. Raises Refused where the hub lacks one."""
+        # These say which weights there are. An index means nothing beside a whole file of weights.
+        for name in ("config.json", INDEX):
             if name in self._files and not (name == INDEX and WEIGHTS in self._files):
-                self._library_download(name)
+                self._library_download(name, self._commit)
         found = weight_files(
             self._files, lambda name: (self._folder / name).read_text(encoding="utf-8")
         )
-        lacking = next((name for name in found if name not in self._files), None)
-        if lacking is not None:
+        lacking = [name for name in found if name not in self._files]
+        if lacking:
             raise Refused(
                 "ModelError",
-                f"model.source: the weights of {self._source} are not whole on the hub ({lacking} "
-                "is missing there); choose another model.",
+                f"model.source: the weights of {self._source} are not whole on the hub "
+                f"({lacking[0]} is missing there); choose another model.",
             )
         return found
 
@@ -113,8 +128,9 @@ class _Transfer:
         return self._files[name].size or 0
 
     def _content_name(self, name: str) -> str:
-        """What the cache calls the content of a file: its SHA-256, or git's SHA-1 for a file that
-        git itself holds.
+        """Returns what the cache calls the content of a file, empty where the hub does not say it.
+
+        That is its SHA-256, or git's SHA-1 for a file that git itself holds.
         """
         file = self._files[name]
         found = file.lfs.sha256 if file.lfs is not None else file.blob_id
@@ -124,7 +140,7 @@ class _Transfer:
         return self._blobs / f"{content}.incomplete"
 
     def _there(self, name: str) -> int:
-        """Bytes of a file that need not come again."""
+        """Returns how many bytes of a file need not come again."""
         content = self._content_name(name)
         if not content:
             return 0
@@ -141,18 +157,24 @@ class _Transfer:
 
     def _bring(self, name: str) -> None:
         if name.endswith(".safetensors"):
-            self._resumable(name)
-        self._library_download(name)
+            self._bring_content(name)
+        # The library finds the content in its cache, or brings it itself, and names it.
+        self._library_download(name, self._commit)
         self._count(name, self._size(name) - self._come[name])
 
-    def _library_download(self, name: str, revision: str | None = "") -> None:
-        """`revision` None: the newest, which the cache then knows by its name."""
+    def _library_download(self, name: str, revision: str | None) -> None:
+        """Makes the library download a file. Under the revision None it is the newest one, and the
+        cache then knows that commit by the name of the branch.
+        """
         from huggingface_hub import hf_hub_download
 
-        hf_hub_download(self._source, name, revision=self._commit if revision == "" else revision)
+        hf_hub_download(self._source, name, revision=revision)
 
-    def _resumable(self, name: str) -> None:
-        """The content of a file, in the cache under its name."""
+    def _bring_content(self, name: str) -> None:
+        """Puts the content of a file into the cache, under the content's name.
+
+        A file that cannot be resumed is left to the library.
+        """
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.file_download import get_hf_file_metadata
         from huggingface_hub.utils import WeakFileLock
@@ -160,47 +182,29 @@ class _Transfer:
         url = hf_hub_url(self._source, name, revision=self._commit)
         content = self._content_name(name)
         if self._size(name) > constants.MAX_HTTP_DOWNLOAD_SIZE:
-            # the hub gives such a file by the library's other protocol alone, which does not go on
-            # in the middle
+            # The hub gives such a file by the library's other protocol alone, which does not go on
+            # in the middle.
             return
         if not content or get_hf_file_metadata(url, timeout=ANSWER_SECONDS).etag != content:
-            return  # a server that names contents in its own way is left to the library
+            return  # this server names contents in its own way
         for folder in (self._blobs, self._locks):
             folder.mkdir(parents=True, exist_ok=True)
+        # The library takes the same lock, so that two processes do not write one file.
         with WeakFileLock(self._locks / f"{content}.lock"):
             if not (self._blobs / content).exists():
                 self._stream(name, url, content)
 
     def _stream(self, name: str, url: str, content: str) -> None:
-        from huggingface_hub.errors import HfHubHTTPError, HTTPError
-        from huggingface_hub.file_download import http_get
-        from huggingface_hub.utils import build_hf_headers
-
-        partial, size = self._partial(content), self._size(name)
-        with open(partial, "a+b") as file:
+        """Downloads what is missing of a content, checks the whole and moves it into its place."""
+        partial = self._partial(content)
+        size = self._size(name)
+        with partial.open("a+b") as file:
             if file.tell() > size:
                 file.truncate(0)
             hashed = _Hashed(file, content, size, lambda count: self._count(name, count))
-            self._count(
-                name, file.tell() - self._come[name]
-            )  # another process may have written meanwhile
-            while True:
-                before = file.tell()
-                try:
-                    http_get(
-                        url,
-                        hashed,
-                        resume_size=before,
-                        headers=build_hf_headers(),
-                        expected_size=size,
-                    )
-                    break
-                except (
-                    HTTPError
-                ) as error:  # a connection that breaks is opened again as long as bytes come
-                    if isinstance(error, HfHubHTTPError) or file.tell() <= before:
-                        raise
-                    time.sleep(RETRY_SECONDS)
+            # Another process may have written since the bytes were counted.
+            self._count(name, file.tell() - self._come[name])
+            _receive(url, hashed, size)
         if hashed.digest() != content:
             partial.unlink()
             raise Refused(
@@ -208,10 +212,10 @@ class _Transfer:
                 f"model.source: {name} of {self._source} arrived damaged and was thrown away; try "
                 "again.",
             )
-        os.replace(partial, self._blobs / content)
+        partial.replace(self._blobs / content)
 
     def _count(self, name: str, more: int) -> None:
-        """So many more bytes of a file are there."""
+        """Adds bytes to those of a file that are there."""
         with self._counting:
             self._come[name] += more
 
@@ -228,21 +232,47 @@ class _Transfer:
         )
 
 
+def _receive(url: str, hashed: _Hashed, size: int) -> None:
+    """Writes the rest of a content of `size` bytes to `hashed`.
+
+    A connection that breaks is opened again as long as bytes come.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    file: Any = hashed  # it has as much of a file as `http_get` uses
+    while True:
+        before = hashed.tell()
+        try:
+            http_get(url, file, resume_size=before, headers=build_hf_headers(), expected_size=size)
+            return
+        except HTTPError as error:
+            if isinstance(error, HfHubHTTPError) or hashed.tell() <= before:
+                raise
+            time.sleep(RETRY_SECONDS)
+
+
 class _Hashed:
-    """A file that `http_get` writes to, open for appending, whose content is hashed on the way:
-    SHA-256, or the SHA-1 of a git blob of `size` bytes, whichever `content` is. What it holds
-    already is read first.
+    """A file that is open for appending has its content hashed as `http_get` writes to it.
+
+    The hash is SHA-256, or the SHA-1 of a git blob of `size` bytes, whichever `content` is. What
+    the file holds already is read first. `written` is told the bytes that came, or went if they are
+    negative.
     """
 
     def __init__(self, file: BinaryIO, content: str, size: int, written: Callable[[int], None]):
-        self._file, self._written = file, written
-        self._new: Callable[[], Any] = (
-            hashlib.sha256 if len(content) == 64 else lambda: hashlib.sha1(b"blob %d\0" % size)
-        )
+        self._file = file
+        self._written = written
+        self._is_sha256 = len(content) == 64
+        self._size = size
         self._read_again()
 
     def _read_again(self) -> None:
-        self._hash = self._new()
+        if self._is_sha256:
+            self._hash = hashlib.sha256()
+        else:
+            self._hash = hashlib.sha1(b"blob %d\0" % self._size)
         self._file.seek(0)
         while piece := self._file.read(1 << 20):
             self._hash.update(piece)
@@ -260,7 +290,9 @@ class _Hashed:
         return self._file.seek(offset, whence)
 
     def truncate(self, size: int | None = None) -> int:
-        """Done where a server begins anew in spite of being asked for the rest."""
+        """Cuts the file, as is done where a server begins anew in spite of being asked for the
+        rest.
+        """
         size = self._file.tell() if size is None else size
         before = self._file.seek(0, os.SEEK_END)
         left = self._file.truncate(size)
@@ -273,17 +305,19 @@ class _Hashed:
 
 
 def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
-    """What is told of an error. `has_begun`: the hub has said what it has."""
+    """Returns the last line of the process after an error.
+
+    `has_begun`: the hub has said which files it has.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
     refused = error if isinstance(error, Refused) else _refusal(error, source)
     if refused is not None:
         return {"error": refused.kind, "text": str(refused)}
-    reason = (
-        f"it answered {error.response.status_code}"
-        if isinstance(error, HfHubHTTPError)
-        else first_line(error)
-    )
+    if isinstance(error, HfHubHTTPError):
+        reason = f"it answered {error.response.status_code}"
+    else:
+        reason = first_line(error)
     if not has_begun and isinstance(error, (HTTPError, LocalEntryNotFoundError, OSError)):
         return {"unreachable": reason}
     return {
@@ -294,7 +328,7 @@ def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
 
 
 def _refusal(error: Exception, source: str) -> Refused | None:
-    """What a person has to mend, if it is such an error: of the name, of rights, of the disk."""
+    """Returns what a person has to mend, if it is such an error: of name, rights or disk."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -303,19 +337,18 @@ def _refusal(error: Exception, source: str) -> Refused | None:
         RepositoryNotFoundError,
     )
 
-    login, cache = "log in with `hf auth login` or set HF_TOKEN", Path(constants.HF_HUB_CACHE)
-    if isinstance(error, (RepositoryNotFoundError, HFValidationError)) and not isinstance(
-        error, GatedRepoError
-    ):
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    cache = Path(constants.HF_HUB_CACHE)
+    is_gated = isinstance(error, GatedRepoError)
+    if isinstance(error, (RepositoryNotFoundError, HFValidationError)) and not is_gated:
         return Refused(
             "ModelError",
             f"model.source: {source!r} is neither a local folder nor a model that the hub gave (it "
             f"knows none of this name, or keeps it private); check the name, and {login} if it is "
             "private.",
         )
-    if isinstance(error, GatedRepoError) or (
-        isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
-    ):
+    is_forbidden = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
+    if is_gated or is_forbidden:
         return Refused(
             "ModelError",
             f"model.source: the hub gives {source} only to those who have accepted its licence; "
@@ -343,7 +376,7 @@ def _too_little_disk_space(what: str, cache: Path) -> Refused:
 
 
 def serve() -> None:
-    """Do what the standard input asks: `{source, weights}`. Never returns."""
+    """Does what the standard input asks, and ends the process."""
     answers = take_output()
 
     def say(answer: dict[str, Any]) -> None:
@@ -353,6 +386,7 @@ def serve() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
 
     def end_with_caller() -> None:
+        # The input ends when the caller closes it, or ends in whatever way.
         sys.stdin.buffer.read()
         os._exit(1)
 
@@ -366,6 +400,6 @@ def serve() -> None:
         transfer = _Transfer(asked["source"], say)
         transfer.run(asked["weights"])
         say({"finished": True})
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever went wrong is told in one sentence
         say(answer_of(error, asked["source"], transfer is not None))
-    os._exit(0)  # threads of other files may still be at work
+    os._exit(0)  # threads of other files may still be at work, and must not be waited for

@@ -1,10 +1,10 @@
-"""Shapes that were built on this machine, kept in `shapes` of the cache folder, so that a model
-seen before is answered without torch: one small JSON file a shape. No torch here.
+"""Shapes that were built on this machine are kept in files, so that a model seen before is answered
+without torch.
 
-A file is found by all that decides a shape: the bytes of the model's config.json, dtype and
-attention, the versions of the libraries and the engine's own source files. What is damaged, of
-another form or not readable counts as not there, and a folder that cannot be written to keeps
-nothing.
+Each shape is one small JSON file in the folder `shapes` of the cache folder. Its name stands for
+all that decides the shape: the bytes of the model's config.json, dtype and attention, the versions
+of the libraries and the engine's own source files. A file that is damaged, of another form or not
+readable counts as missing. A folder that cannot be written to keeps nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from engine.paths import cache_folder
 from engine.plan import buffers
 
 FORM = 1
-"""Of the files; another one counts as not there."""
+"""The files have this form. A file of another form counts as missing."""
 MOST_FILES = 200
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
-"""Whose versions decide a shape; `kernels` because some families compute otherwise where it is
-installed.
+"""The versions of these libraries decide a shape; `kernels` because some families compute otherwise
+where it is installed.
 """
 
 _ELSEWHERE = "configuration_files"
-"""The key by which a config.json names other files for some versions of transformers."""
-_MOST_BYTES, _MOST_UNITS, _LARGEST = 1 << 20, 100_000, 1 << 62
+"""By this key a config.json names other files for some versions of transformers."""
+_MOST_BYTES = 1 << 20
+_MOST_UNITS = 100_000
+_LARGEST = 1 << 62
 _NUMBERS = {
     "hidden_size": 1,
     "vocab_size": 1,
@@ -45,12 +47,14 @@ _NUMBERS = {
     "attention_heads": 1,
     "attention_width": 1,
 }
-"""The least value of each."""
+"""These whole numbers of a row have at least these values."""
 
 
 def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
-    """The name under which the shape of a model is kept whose config.json has these bytes. None
-    where the bytes do not decide it: they are no JSON object, or name other files.
+    """Returns the name under which a shape is kept, for a model whose config.json is `content`.
+
+    Returns None where the bytes do not decide the shape: they are no JSON object, or they name
+    other files.
     """
     try:
         config = json.loads(content)
@@ -63,8 +67,9 @@ def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
 
 
 def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
-    """The shape that is kept under `key`, named `source`; None where there is none that can be
-    trusted.
+    """Returns the shape that is kept under `key`, named `source`.
+
+    Returns None where there is none that can be trusted.
     """
     try:
         file = _file(key)
@@ -75,14 +80,15 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
         return None
     if shape is not None:
         with contextlib.suppress(OSError):
-            os.utime(file)  # what is in use is the last to go
+            os.utime(file)  # the files that were used last are the last to be removed
     return shape
 
 
 def keep_shape(key: str, shape: ModelShape) -> None:
-    """Keep `shape` under `key`, whole or not at all. Nothing is kept where the folder cannot be
-    written to, where the engine's files were edited since this process read them, or where the
-    shape would not be read again as it is.
+    """Keeps `shape` under `key`, whole or not at all.
+
+    Nothing is kept where the folder cannot be written to, where the engine's files were edited
+    since this process read them, or where the shape would not be read again as it is.
     """
     try:
         content = _written(key, shape)
@@ -97,12 +103,15 @@ def keep_shape(key: str, shape: ModelShape) -> None:
 
 
 def _file(key: str) -> Path:
-    """Raises RuntimeError where the user has no home."""
+    """Returns the file of a key. Raises RuntimeError where the user has no home."""
     return cache_folder() / "shapes" / f"{key}.json"
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Beyond MOST_FILES, what was left behind by a process that ended as it wrote included."""
+    """Removes the oldest files beyond MOST_FILES.
+
+    Files that a process left behind when it ended as it wrote count as well.
+    """
     found = []
     for file in folder.iterdir():
         with contextlib.suppress(OSError):  # another process removes as well
@@ -112,11 +121,12 @@ def _remove_oldest(folder: Path) -> None:
             file.unlink()
 
 
-# ---------------------------------------------------------------------- what decides a shape, besid
+# ---------------------------------------------------------------------- what decides a shape
 
 
 @functools.cache
 def _versions() -> list[str | None]:
+    """Returns the versions of LIBRARIES; None for one that is not installed."""
     found: list[str | None] = []
     for name in LIBRARIES:
         try:
@@ -127,8 +137,10 @@ def _versions() -> list[str | None]:
 
 
 def _sources() -> str | None:
-    """A digest of names, sizes and times of the files that decide a shape: those of this room, and
-    the names of units. None where there are none to look at.
+    """Returns a digest of the files that decide a shape, by their names, sizes and times.
+
+    These are the files of this room, and the one with the names of units. Returns None where they
+    cannot be looked at.
     """
     try:
         with os.scandir(Path(__file__).parent) as entries:
@@ -141,18 +153,17 @@ def _sources() -> str | None:
 
 
 _SOURCES = _sources()
-"""As this process runs them."""
+"""This is the digest of the files as this process runs them."""
 
 
 # ---------------------------------------------------------------------- files
 
 
 def _written(key: str, shape: ModelShape) -> bytes:
-    """Raises ValueError or TypeError for what JSON does not have."""
+    """Returns the content of a file. Raises ValueError or TypeError for what JSON does not have."""
     row = pack({shape.dtype: shape})
-    return json.dumps(
-        {"key": key, "sha256": _checksum(row), "shape": row}, allow_nan=False
-    ).encode()
+    content = {"key": key, "sha256": _checksum(row), "shape": row}
+    return json.dumps(content, allow_nan=False).encode()
 
 
 def _checksum(row: Any) -> str:
@@ -160,69 +171,69 @@ def _checksum(row: Any) -> str:
 
 
 def _read(content: bytes, key: str, dtype: str, source: str) -> ModelShape | None:
-    """The shape in a file's content, or None for what `_written` does not write."""
+    """Returns the shape in a file's content, or None for what `_written` does not write."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    if (
-        not isinstance(found, dict)
-        or found.get("key") != key
-        or not _is_row(found.get("shape"), dtype)
-    ):
+    if not isinstance(found, dict) or found.get("key") != key:
         return None
-    return (
-        unpack(found["shape"], dtype, source)
-        if found.get("sha256") == _checksum(found["shape"])
-        else None
-    )
+    row: Any = found.get("shape")
+    if not _is_row(row, dtype) or found.get("sha256") != _checksum(row):
+        return None
+    return unpack(row, dtype, source)
 
 
 def _is_row(row: Any, dtype: str) -> bool:
-    """Whether `row` is what `pack` makes of a shape in `dtype` alone: every value there, of its
-    type, in its range.
+    """Tells whether `row` is what `pack` makes of a shape in `dtype` alone.
+
+    Every value must be there, of its type and in its range.
     """
-    if (
-        not isinstance(row, dict)
-        or not isinstance(row.get("logit_bytes"), dict)
-        or set(row["logit_bytes"]) != {dtype}
-    ):
+    if not isinstance(row, dict) or not _has_units(row, dtype):
         return False
-    kinds, units = row.get("kinds"), row.get("units")
-    if not (
-        isinstance(kinds, list)
-        and all(_is_kind(kind, dtype) for kind in kinds)
-        and isinstance(units, list)
-    ):
+    logit_bytes = row.get("logit_bytes")
+    if not isinstance(logit_bytes, dict) or set(logit_bytes) != {dtype}:
         return False
-    if not all(
-        isinstance(pair, list)
-        and len(pair) == 2
-        and _is_count(pair[0])
-        and pair[0] < len(kinds)
-        and _is_count(pair[1], 1, _MOST_UNITS)
-        for pair in units
-    ):
-        return False
+    optional = ("max_position_embeddings", "sliding_window")
     return (
-        2 <= sum(count for _, count in units) <= _MOST_UNITS
-        and _is_count(row["logit_bytes"][dtype], 1)
+        _is_count(logit_bytes[dtype], 1)
         and all(isinstance(row.get(name), str) for name in ("model_type", "attention"))
         and all(isinstance(row.get(name), bool) for name in ("tied", "packs", "learned_positions"))
         and all(_is_count(row.get(name), least) for name, least in _NUMBERS.items())
-        and all(
-            name in row and (row[name] is None or _is_count(row[name]))
-            for name in ("max_position_embeddings", "sliding_window")
-        )
+        and all(name in row and (row[name] is None or _is_count(row[name])) for name in optional)
+    )
+
+
+def _has_units(row: dict[str, Any], dtype: str) -> bool:
+    """Tells whether the kinds of units and their sequence are as `pack` makes them."""
+    kinds, units = row.get("kinds"), row.get("units")
+    if not isinstance(kinds, list) or not isinstance(units, list):
+        return False
+    if not all(_is_kind(kind, dtype) for kind in kinds):
+        return False
+    if not all(_is_run(run, len(kinds)) for run in units):
+        return False
+    return 2 <= sum(count for _, count in units) <= _MOST_UNITS
+
+
+def _is_run(run: Any, kinds: int) -> bool:
+    """Tells whether `run` is a pair of a kind, of which there are `kinds`, and a count."""
+    return (
+        isinstance(run, list)
+        and len(run) == 2
+        and _is_count(run[0], 0, kinds - 1)
+        and _is_count(run[1], 1, _MOST_UNITS)
     )
 
 
 def _is_kind(kind: Any, dtype: str) -> bool:
-    if not isinstance(kind, dict) or not all(
-        _is_count(kind.get(name)) for name in ("numel", "parameters", "widest")
-    ):
+    if not isinstance(kind, dict):
         return False
-    numbers = kind.get(dtype, [0.0] * 2 * len(ACTIVATION_FIELDS))
+    if not all(_is_count(kind.get(name)) for name in ("numel", "parameters", "widest")):
+        return False
+    if dtype not in kind:  # a unit without activations
+        return True
+    numbers = kind[dtype]
     return (
         isinstance(numbers, list)
         and len(numbers) == 2 * len(ACTIVATION_FIELDS)
@@ -235,7 +246,7 @@ def _is_count(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    """Bytes, that may be a part of one in the mean."""
+    """Tells whether `value` is a number of bytes, which may have a fraction in the mean."""
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)

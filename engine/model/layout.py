@@ -1,13 +1,27 @@
-"""How many bytes a unit's planes and activations take, and where each parameter lies: pure
-arithmetic, no torch.
+"""A layout tells where each parameter lies in its unit's planes, and how many bytes planes and
+activations take.
 
-The host store allocates exactly what this says, and the fit report itemises exactly this (law 5).
+A unit (the embedding, one block, the head) has one plane for each kind of state: high and low
+halves of the weights, both moments, gradients. A plane is one flat stretch of host memory. All
+planes of a unit are laid out alike:
+
+- Parameters that weight decay applies to come first, the others after them, each group in the
+  model's order. So decay covers one range of every plane and spares the rest.
+- Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps belong to nobody.
+- A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
+  moves a whole plane, and the optimizer reads all planes by the same index.
+
+The host store allocates exactly what this file says, and the fit report itemises exactly this
+(law 5). The file is pure arithmetic, without torch.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["bfloat16", "float32"]
 
 ALIGN_ELEMENTS = 64
 """Every parameter starts at a multiple of this many elements: 128 bytes in bf16, as matrix kernels
@@ -18,34 +32,36 @@ PLANE_ITEM_BYTES = {
     "bfloat16": {"weight_high": 2, "weight_low": 2, "exp_avg": 4, "exp_avg_sq": 4, "grad": 2},
     "float32": {"weight_high": 4, "exp_avg": 4, "exp_avg_sq": 4, "grad": 4},
 }
-"""Bytes an element by plane. In `bfloat16`, weight_high (what the GPU sees) and weight_low together
-are the fp32 master; in `float32`, weight_high is the fp32 weight itself. DMA touches weight_high
-and grad only.
+"""An element takes this many bytes in each plane. In `bfloat16`, weight_high (what the GPU sees)
+and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight itself.
+DMA touches weight_high and grad only.
 """
 PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
-"""Those that hold weights."""
+"""These planes hold the weights."""
 
 DOCUMENTS = "documents"
-"""Name of the attention that makes no masks (engine.model.attention), whose activations are counted
-apart.
+"""The attention that makes no masks (engine.model.attention) has this name. Its activations are
+counted apart.
 """
 
 MASK_ELEMENTS = 2**20
-"""Of a micro-batch: up to so many pairs of tokens, a GPU attends in float32 under one mask after
+"""Up to this many pairs of tokens in a micro-batch, a GPU attends in float32 under one mask after
 all: a call for each document takes longer (measured for the starter, docs/performance.md).
 """
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter of a unit: its name within the unit, its full name in the model, its shape."""
+    """A specification describes one parameter of a unit."""
 
     name: str
+    """The parameter has this name within its unit."""
     full_name: str
+    """The parameter has this name in the whole model."""
     shape: tuple[int, ...]
     decay: bool
-    """Whether AdamW's weight decay applies (not for norms and biases)."""
+    """AdamW's weight decay applies, as it does not for norms and biases."""
 
     @property
     def numel(self) -> int:
@@ -54,39 +70,47 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """Parameters of one unit at their offsets (in elements) in each of its planes; decayed
-    parameters come first, so that weight decay is two contiguous ranges.
+    """A layout tells where the parameters of one unit lie in each of its planes.
+
+    Decayed parameters come first, so that weight decay is two contiguous ranges: one with decay,
+    one without.
     """
 
     unit: str
     parameters: tuple[ParameterSpec, ...]
     offsets: tuple[int, ...]
+    """Each parameter starts at this element of a plane."""
     numel: int
-    """Elements of a plane, alignment included."""
+    """A plane has this many elements, alignment included."""
     decay_numel: int
-    """The first so many elements of the plane are decayed."""
+    """The first `decay_numel` elements of a plane are decayed."""
 
     @property
     def parameter_count(self) -> int:
-        """Elements that are parameters, alignment excluded."""
-        return sum(p.numel for p in self.parameters)
+        """The unit has this many parameters, alignment excluded."""
+        return sum(spec.numel for spec in self.parameters)
 
     def plane_bytes(self, dtype: str) -> dict[str, int]:
+        """Returns the bytes of each plane by its name."""
         return {plane: self.numel * item for plane, item in PLANE_ITEM_BYTES[dtype].items()}
 
     def host_bytes(self, dtype: str) -> int:
+        """Returns the bytes of all planes together."""
         return sum(self.plane_bytes(dtype).values())
 
 
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
-    """Place a unit's parameters: decayed ones first, each aligned to ALIGN_ELEMENTS, original order
-    kept otherwise.
-    """
-    ordered = [p for p in parameters if p.decay] + [p for p in parameters if not p.decay]
-    offsets, position, decay_numel = [], 0, 0
+    """Returns the layout of a unit, which keeps the order of its parameters in both groups."""
+    decayed = [spec for spec in parameters if spec.decay]
+    spared = [spec for spec in parameters if not spec.decay]
+    ordered = decayed + spared
+    offsets: list[int] = []
+    position = 0
+    decay_numel = 0
     for spec in ordered:
         offsets.append(position)
-        position += -(-spec.numel // ALIGN_ELEMENTS) * ALIGN_ELEMENTS
+        blocks = (spec.numel + ALIGN_ELEMENTS - 1) // ALIGN_ELEMENTS  # rounded up
+        position += blocks * ALIGN_ELEMENTS
         if spec.decay:
             decay_numel = position
     return UnitLayout(unit, tuple(ordered), tuple(offsets), position, decay_numel)
@@ -94,12 +118,14 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that autograd keeps of one block for a row of T tokens: ``per_token * T + per_pair *
-    T**2``. What blocks share (masks, rotary tables) is not included.
+    """Autograd keeps ``per_token * T + per_pair * T**2`` bytes of one block for a row of T tokens.
+
+    What blocks share, such as masks and rotary tables, is not included.
     """
 
     per_token: float = 0.0
     per_pair: float = 0.0
 
     def of(self, rows: int, length: int) -> int:
+        """Returns the bytes that are kept for `rows` rows of `length` tokens."""
         return round(rows * (self.per_token * length + self.per_pair * length * length))

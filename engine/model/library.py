@@ -1,11 +1,13 @@
-"""transformers, used from several threads: the page builds models to estimate them while a run
-trains.
+"""Whoever needs transformers asks here, since several threads use it: the page builds models to
+estimate them while a run trains.
 
-The library is not made for that. Its names are imported lazily from modules that import each other
-in circles, and two threads that enter a circle at different places get half-made modules. Building
-a model without weights swaps a method of `nn.Module`, and building one in bf16 changes torch's
-default dtype for the whole process, also under the feet of a run. So whoever needs the library asks
-here.
+The library is not made for that:
+
+- Its names are imported lazily from modules that import each other in circles. Two threads that
+  enter a circle at different places get half-made modules. So one thread imports all at once.
+- Building a model without weights swaps a method of `nn.Module`. So one thread builds at a time.
+- Building a model in bf16 changes torch's default dtype for the whole process, also under the feet
+  of a run. So we build in fp32 as far as the library knows, and give the dtype to each tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -34,11 +36,12 @@ _NAMES = (
     "PreTrainedModel",
     "PreTrainedTokenizerFast",
 )
-_IMPORTING, _BUILDING = threading.Lock(), threading.Lock()
+_IMPORTING = threading.Lock()
+_BUILDING = threading.Lock()
 
 
 def transformers() -> ModuleType:
-    """The library, with every module that we use of it loaded."""
+    """Returns the library, with every module that we use of it loaded."""
     with _IMPORTING:
         return _imported()
 
@@ -56,8 +59,10 @@ def _imported() -> ModuleType:
 
 
 def hub_is_cut_off() -> bool:
-    """Whether the name of the hub does not resolve here: then asking it would be tried for half a
-    minute, and only what is cached can be had. With a proxy, names are the proxy's affair.
+    """Tells whether the name of the hub does not resolve on this machine.
+
+    If so, only what is cached can be had, and asking the hub would be tried for half a minute. With
+    a proxy, names are the proxy's affair.
     """
     if "https" in getproxies():
         return False
@@ -70,16 +75,17 @@ def hub_is_cut_off() -> bool:
 
 
 def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -> nn.Module:
-    """`AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the meta
-    device and real buffers.
+    """Returns `AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the
+    meta device and real buffers.
 
     `config` is told the dtype, and the attention implementation if one is given. Raises ValueError
-    for one that the family does not have.
+    for an implementation that the family does not have.
     """
     from accelerate import init_empty_weights
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     with _BUILDING, init_empty_weights(include_buffers=False), _DefaultDtype(dtype):
+        # The library would set torch's default dtype to the one that it is given.
         model = transformers().AutoModelForCausalLM.from_config(
             config, dtype=torch.get_default_dtype(), **chosen
         )
@@ -92,7 +98,7 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Transformers' own progress bars are off inside: progress is told by the record."""
+    """Switches transformers' own progress bars off: our record tells progress."""
     logging = transformers().utils.logging
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -105,7 +111,7 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Transformers logs no warnings inside: what its report on loaded weights says, we say in one
+    """Makes transformers log no warnings: what its report on loaded weights says, we say in one
     sentence.
     """
     logging = transformers().utils.logging
@@ -119,16 +125,15 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def told_progress(report: Callable[[float], None]) -> Iterator[None]:
-    """`report(share)` is called as the library loads weights in this thread, in place of its own
-    bar.
-    """
-    logging, thread = transformers().utils.logging, threading.get_ident()
+    """Calls `report(share)` as the library loads weights in this thread, in place of its bar."""
+    logging = transformers().utils.logging
+    thread = threading.get_ident()
 
     def bar(factory: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-        items = args[0] if args else None
-        if threading.get_ident() != thread or not hasattr(items, "__len__"):
-            return factory(*args, **kwargs)
-        return _told(items, report)
+        is_ours = threading.get_ident() == thread
+        if is_ours and args and hasattr(args[0], "__len__"):
+            return _told(args[0], report)
+        return factory(*args, **kwargs)
 
     before = logging.set_tqdm_hook(bar)
     try:
@@ -138,17 +143,19 @@ def told_progress(report: Callable[[float], None]) -> Iterator[None]:
 
 
 def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:
+    """Yields the items, and reports before each what share of them is done."""
     for done, item in enumerate(items):
         report(done / len(items))
         yield item
 
 
 class _DefaultDtype(TorchFunctionMode):
-    """torch's default dtype for this thread alone: what is made without naming a dtype has this
-    one.
+    """While it is active, tensors that are made without naming a dtype have this one.
+
+    It does for one thread what `torch.set_default_dtype` does for all of them.
     """
 
-    _ALWAYS_DEFAULT = {
+    _ALWAYS_DEFAULT: ClassVar = {
         torch.empty,
         torch.ones,
         torch.zeros,
@@ -158,20 +165,25 @@ class _DefaultDtype(TorchFunctionMode):
         torch.linspace,
         torch.logspace,
     }
-    _DEFAULT_FOR_FLOATS = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
+    """These functions make tensors of the default dtype."""
+    _DEFAULT_FOR_FLOATS: ClassVar = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
+    """These functions do so where they are given numbers of Python with a fraction."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
         self._dtype = dtype
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("dtype") is None:
-            if func in self._ALWAYS_DEFAULT:
-                return func(*args, **kwargs | {"dtype": self._dtype})
-            if func in self._DEFAULT_FOR_FLOATS and not any(
-                hasattr(argument, "dtype") for argument in args
-            ):
-                made = func(*args, **kwargs)
-                return made.to(self._dtype) if made.is_floating_point() else made
-        return func(*args, **kwargs)
+        if kwargs.get("dtype") is not None:
+            return func(*args, **kwargs)
+        if func in self._ALWAYS_DEFAULT:
+            return func(*args, **kwargs | {"dtype": self._dtype})
+        made = func(*args, **kwargs)
+        if func in self._DEFAULT_FOR_FLOATS and made.is_floating_point():
+            # A tensor or an array that is given keeps its own dtype.
+            has_own_dtype = any(hasattr(argument, "dtype") for argument in args)
+            return made if has_own_dtype else made.to(self._dtype)
+        return made

@@ -1,127 +1,142 @@
-"""`shape_of`: the shape of a built model."""
+"""`shape_of` measures a built model and returns its shape, which the planner sees."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from engine.model.activations import Counted, argument_numel, count_activations
+from engine.model.build import routed_experts
 from engine.model.layout import PLANE_ITEM_BYTES, Activations, UnitLayout
-from engine.model.shape import ModelShape, UnitShape
+from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
 
 ACTIVATION_FACTOR = 1.3
-"""Where a block's activations cannot be counted: bytes that autograd keeps over those of its
-matrices' inputs and outputs (within 6 % for Llama, Qwen and Mixtral; up to 35 % too few for blocks
-with many norms).
+"""Autograd is taken to keep this many times the bytes of a block's matrices' inputs and outputs,
+where its activations cannot be counted (within 6 % for Llama, Qwen and Mixtral; up to 35 % too
+few for blocks with many norms).
 """
 
 
+@dataclass(frozen=True)
+class _Attention:
+    """The attention of a model has this implementation and these sizes."""
+
+    implementation: str
+    heads: int
+    """Queries have this many heads."""
+    width: int
+    """All heads together have this many features, in the mean of what a query has and what is
+    summed for it.
+    """
+
+
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
-    """Summary of a built model; `source` is only carried along."""
+    """Returns the shape of a built model; `source` is only carried along."""
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
-    attention = getattr(model.skeleton.model.config, "_attn_implementation", None) or "eager"
-    heads, width = _attention_heads(text)
+    attention = _attention_of(model, text)
     item = PLANE_ITEM_BYTES[model.dtype]["weight_high"]
-    experts, chosen = routed_experts(text)
-    counted = count_activations(model) or [
-        Counted(*_estimated(layout, experts, chosen, item, attention, heads)) for layout in blocks
-    ]
-
-    def outer(layout: UnitLayout) -> UnitShape:
-        return UnitShape(layout.unit, layout.numel, layout.parameter_count)
-
-    def block(layout: UnitLayout, counted: Counted) -> UnitShape:
-        widest = max(
-            (passes * max(shape) for passes, shape in _matrices(layout, experts, chosen)), default=0
-        )
-        return UnitShape(
-            layout.unit,
-            layout.numel,
-            layout.parameter_count,
-            widest,
-            counted.plain,
-            counted.masked,
-            counted.compiled,
-        )
-
+    experts = routed_experts(text)
+    counts = count_activations(model)
+    if counts is None:
+        counts = [_estimated(layout, experts, item, attention) for layout in blocks]
+    block_shapes = [_block(layout, experts, counted) for layout, counted in zip(blocks, counts)]
     positions = getattr(text, "max_position_embeddings", None)
-    tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
     kinds = getattr(text, "layer_types", None)
     softcap = getattr(text, "final_logit_softcapping", None)
     return ModelShape(
         model_type=model.config.model_type,
         source=source,
         dtype=model.dtype,
-        attention=attention,
-        units=(outer(embed), *map(block, blocks, counted), outer(head)),
+        attention=attention.implementation,
+        units=(_outer(embed), *block_shapes, _outer(head)),
         tied=model.tied,
         packs=model.packing.safe,
         hidden_size=text.hidden_size,
         vocab_size=text.vocab_size,
         active_parameters=model.active_parameters,
         max_position_embeddings=positions,
-        # OPT's table has two rows more than positions.
-        learned_positions=positions is not None
-        and any(positions <= rows <= positions + 2 and rows < text.vocab_size for rows in tables),
+        learned_positions=_has_position_table(embed, positions, text.vocab_size),
         sliding_window=getattr(text, "sliding_window", None),
         mask_kinds=len(set(kinds)) if kinds else 1,
         # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way;
         # a soft cap keeps one more.
-        logit_bytes=12 + item * (2 if softcap else 1),
+        logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
-        attention_heads=heads,
-        attention_width=width,
+        attention_heads=attention.heads,
+        attention_width=attention.width,
     )
 
 
-def _attention_heads(text: Any) -> tuple[int, int]:
-    """(heads of queries, features of all of them, the mean of a query's and of what is summed for
-    it), of the first layer.
-    """
-    if getattr(
-        text, "is_heterogeneous", False
-    ):  # which does not say what may differ from layer to layer
+def _outer(layout: UnitLayout) -> UnitShape:
+    """Returns the shape of the embed unit or of the head unit."""
+    return UnitShape(layout.unit, layout.numel, layout.parameter_count)
+
+
+def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> UnitShape:
+    widths = [passes * max(shape) for passes, shape in _matrices(layout, experts)]
+    return UnitShape(
+        layout.unit,
+        layout.numel,
+        layout.parameter_count,
+        widest=max(widths, default=0),
+        activations=counted.plain,
+        masked_activations=counted.masked,
+        compiled_activations=counted.compiled,
+    )
+
+
+def _has_position_table(embed: UnitLayout, positions: int | None, vocabulary: int) -> bool:
+    """Tells whether a table of the embed unit is one of positions: it has a row for each."""
+    if positions is None:
+        return False
+    tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
+    # OPT's table has two rows more than positions.
+    return any(positions <= rows <= positions + 2 and rows < vocabulary for rows in tables)
+
+
+def _attention_of(model: StreamedModel, text: Any) -> _Attention:
+    """Returns what the configuration says of the first layer's attention."""
+    chosen = getattr(model.skeleton.model.config, "_attn_implementation", None)
+    # A heterogeneous configuration does not say what may differ from layer to layer.
+    if getattr(text, "is_heterogeneous", False):
         text = text.per_layer_config[0]
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     values = getattr(text, "v_head_dim", None)
-    if values:  # of latent attention, where head_dim is but the part that turns with the position
-        width = (
-            getattr(text, "qk_nope_head_dim", 0) + getattr(text, "qk_rope_head_dim", 0) + values
-        ) // 2
-    return heads, heads * width
+    if values:
+        # In latent attention `head_dim` is but the part that turns with the position.
+        fixed = getattr(text, "qk_nope_head_dim", 0)
+        turned = getattr(text, "qk_rope_head_dim", 0)
+        width = (fixed + turned + values) // 2
+    return _Attention(chosen or "eager", heads, heads * width)
 
 
-def routed_experts(text_config: Any) -> tuple[int, int]:
-    """(experts of a block, experts that a token is routed to); (0, 0) for a dense model."""
-    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
-        experts = getattr(text_config, name, None)
-        if experts:
-            chosen = getattr(text_config, "num_experts_per_tok", None) or getattr(
-                text_config, "top_k_experts", None
-            )
-            return experts, chosen or experts
-    return 0, 0
+def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns (how often a token passes through it, its two widths) of every matrix of a block.
 
-
-def _matrices(layout: UnitLayout, experts: int, chosen: int) -> list[tuple[int, tuple[int, ...]]]:
-    """(how often a token passes through it, its two widths) of every matrix of a block."""
-    found = []
+    `experts` is what `routed_experts` returns.
+    """
+    stacked, chosen = experts
+    found: list[tuple[int, tuple[int, ...]]] = []
     for spec in layout.parameters:
         if len(spec.shape) == 2:
             found.append((1, spec.shape))
-        elif len(spec.shape) == 3 and experts and spec.shape[0] == experts:
+        elif len(spec.shape) == 3 and stacked and spec.shape[0] == stacked:
             found.append((chosen, spec.shape[1:]))
     return found
 
 
 def _estimated(
-    layout: UnitLayout, experts: int, chosen: int, item: int, attention: str, heads: int
-) -> tuple[Activations, Activations, Activations]:
-    features = sum(passes * sum(shape) for passes, shape in _matrices(layout, experts, chosen))
+    layout: UnitLayout, experts: tuple[int, int], item: int, attention: _Attention
+) -> Counted:
+    """Estimates what autograd keeps of a block; `item` is the bytes of an element."""
+    features = sum(passes * sum(shape) for passes, shape in _matrices(layout, experts))
     per_token = item * ACTIVATION_FACTOR * features
-    if attention == "eager":
-        weights = Activations(per_token, heads * (4 + 2 * item))
-        return weights, weights, weights
-    return Activations(per_token), Activations(per_token, item), Activations(per_token)
+    if attention.implementation == "eager":
+        # It keeps weights for each pair of tokens: once in fp32, and twice in the model's dtype.
+        kept = Activations(per_token, attention.heads * (4 + 2 * item))
+        return Counted(plain=kept, masked=kept, compiled=kept)
+    plain = Activations(per_token)
+    return Counted(plain=plain, masked=Activations(per_token, item), compiled=plain)

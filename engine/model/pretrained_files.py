@@ -1,5 +1,5 @@
-"""Configuration, tokenizer and generation settings of a model, read from a folder, the cache or the
-hub.
+"""Configuration, tokenizer and generation settings of a model are read here: from a folder, from
+the hub's cache or from the hub.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from engine.paths import resolve_source
 
 
 def load_config(source: str) -> Any:
-    """The model's configuration, from a local folder or the hub. Raises ModelError in one sentence."""
+    """Returns the model's configuration, from a local folder or the hub.
+
+    Raises ModelError, in one sentence, where there is none that can be read.
+    """
     path = resolve_source(source)
     if path is not None and path.is_dir() and not (path / "config.json").exists():
         raise ModelError(
@@ -29,9 +32,8 @@ def load_config(source: str) -> Any:
             trust_remote_code=False,
             local_files_only=path is None and _asks_nobody(source),
         )
-    except (
-        Exception
-    ) as error:  # the library raises many kinds; all mean that this source cannot be used
+    except Exception as error:
+        # The library raises many kinds of errors. All mean that this source cannot be used.
         if path is None:
             raise ModelError(
                 f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
@@ -43,7 +45,10 @@ def load_config(source: str) -> Any:
 
 
 def load_tokenizer(source: str) -> Any:
-    """The model's tokenizer, from a local folder or the hub. Raises ModelError in one sentence."""
+    """Returns the model's tokenizer, from a local folder or the hub.
+
+    Raises ModelError, in one sentence, where there is none that can be read.
+    """
     path = resolve_source(source)
     try:
         return transformers().AutoTokenizer.from_pretrained(
@@ -51,27 +56,28 @@ def load_tokenizer(source: str) -> Any:
             trust_remote_code=False,
             local_files_only=path is None and _asks_nobody(source),
         )
-    except (
-        Exception
-    ) as error:  # the library raises many kinds; all mean that there is no usable tokenizer
+    except Exception as error:
+        # The library raises many kinds of errors. All mean that there is no usable tokenizer.
         raise ModelError(
             f"model.source: the tokenizer of {source} cannot be loaded ({first_line(error)}); give "
             "a folder or hub id that has one."
         ) from error
 
 
-def _asks_nobody(source: str) -> bool:
-    return is_fetched(source) or hub_is_cut_off()
-
-
 def load_generation_config(source: str) -> Any | None:
-    """The model's generation config; None where it has none, or where the hub does not answer: it
-    is optional.
+    """Returns the model's generation settings, which are optional.
+
+    Returns None where the model has none, or where the hub does not answer.
     """
     path = resolve_source(source)
     try:
         return transformers().GenerationConfig.from_pretrained(
             str(path or source), local_files_only=path is None and _asks_nobody(source)
         )
-    except Exception:  # the library raises many kinds, those of connections among them
+    except Exception:  # noqa: BLE001  the library raises many kinds, also those of connections
         return None
+
+
+def _asks_nobody(source: str) -> bool:
+    """Tells whether only the cache is to be read: the hub gave all before, or cannot be reached."""
+    return is_fetched(source) or hub_is_cut_off()

@@ -1,5 +1,6 @@
-"""`ModelShape`: what the planner and the fit report need to know of a model, as plain data, exact
-to the byte. No torch.
+"""A `ModelShape` tells the planner and the fit report what they need to know of a model.
+
+It is plain data, exact to the byte, and needs no torch.
 """
 
 from __future__ import annotations
@@ -9,62 +10,70 @@ from dataclasses import dataclass, replace
 
 from engine.model.layout import DOCUMENTS, MASK_ELEMENTS, PLANE_ITEM_BYTES, Activations
 
+FP32_LOGIT_BYTES = 12
+"""At its peak the loss holds three fp32 numbers for each logit, whatever the model's dtype."""
+_NONE = Activations()
+
 
 @dataclass(frozen=True)
 class UnitShape:
-    """One unit. `numel`: elements of each of its planes, alignment included. The rest is 0 outside
-    blocks.
-    """
+    """A unit's shape says how large it is. What follows `parameter_count` is 0 outside blocks."""
 
     name: str
     numel: int
+    """Each plane has this many elements, alignment included."""
     parameter_count: int
     widest: int = 0
-    """The most features that one matrix takes in or gives out for a token."""
-    activations: Activations = Activations()
-    """Without an attention mask."""
-    masked_activations: Activations = Activations()
-    """With a dense attention mask for every row."""
-    compiled_activations: Activations = Activations()
-    """Of a compiled block, without a mask: the cheap parts are recomputed."""
+    """One matrix takes in or gives out at most this many features for a token."""
+    activations: Activations = _NONE
+    """A block keeps these without an attention mask."""
+    masked_activations: Activations = _NONE
+    """A block keeps these with a dense attention mask for every row."""
+    compiled_activations: Activations = _NONE
+    """A compiled block keeps these without a mask: the cheap parts are recomputed."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model as the planner sees it. Sizes are elements unless they are called bytes."""
+    """An instance is a model as the planner sees it. Sizes are elements unless called bytes."""
 
     model_type: str
     source: str
     dtype: str
     attention: str
-    """Attention implementation that the model was built with."""
+    """The model was built with this implementation of attention."""
     units: tuple[UnitShape, ...]
-    """In forward order: embed, blocks, head."""
+    """They come in forward order: embed, blocks, head."""
     tied: bool
     packs: bool
     """Several documents may share a row."""
     hidden_size: int
     vocab_size: int
     active_parameters: int
-    """Parameters that one token passes through."""
+    """A token goes through this many parameters."""
     max_position_embeddings: int | None = None
     learned_positions: bool = False
     """Positions come from a table, so rows cannot be longer than it."""
     sliding_window: int | None = None
     mask_kinds: int = 1
-    """Different attention masks among the blocks, such as sliding and full."""
+    """The blocks have this many different attention masks, such as sliding and full."""
     logit_bytes: int = 16
-    """Device bytes that the loss takes for each logit at its peak."""
+    """The loss takes this many device bytes for each logit at its peak."""
     argument_numel: int = 0
-    """Elements per token that all blocks are given beside their hidden state: rotary embeddings."""
+    """Blocks are given this many elements per token beside their hidden state: rotary embeddings.
+    """
     attention_heads: int = 1
     attention_width: int = 1
-    """Features of all heads of a query and of what is summed for it, in the mean."""
+    """All heads together have this many features, in the mean of queries and of what is summed
+    for them.
+    """
 
     @property
     def compiled_logit_bytes(self) -> int:
-        """The same where the loss is compiled: the logits and their gradient in their own dtype."""
-        return self.logit_bytes - 12 + self.item_bytes
+        """A compiled loss takes this many bytes for each logit: for the logit and its gradient,
+        both in their own dtype.
+        """
+        return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
 
     @property
     def embed(self) -> UnitShape:
@@ -80,7 +89,7 @@ class ModelShape:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an element on the device."""
+        """An element takes this many bytes on the device."""
         return PLANE_ITEM_BYTES[self.dtype]["weight_high"]
 
     @functools.cached_property
@@ -92,7 +101,7 @@ class ModelShape:
         return sum(unit.numel for unit in self.units)
 
     def plane_bytes(self) -> dict[str, int]:
-        """Bytes of each plane over all units: what HostStore allocates."""
+        """Returns the bytes of each plane over all units: what HostStore allocates."""
         return {
             plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()
         }
@@ -103,23 +112,24 @@ class ModelShape:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Planes of one checkpoint: all but the gradients."""
+        """The planes of one checkpoint, which are all but the gradients, take this many bytes."""
         return sum(size for plane, size in self.plane_bytes().items() if plane != "grad")
 
     @property
     def export_bytes(self) -> int:
-        """Weights of an exported folder, in the model's dtype."""
+        """An exported folder has this many bytes of weights, in the model's dtype."""
         return self.parameter_count * self.item_bytes
 
     def in_dtype(self, dtype: str) -> ModelShape:
-        """The same model in another dtype: planes exact, activations as large as they are here."""
+        """Returns the same model in another dtype: with exact planes, and with activations as large
+        as they are here.
+        """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
-        return replace(
-            self, dtype=dtype, logit_bytes=12 + (self.logit_bytes - 12) // self.item_bytes * item
-        )
+        logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
+        return replace(self, dtype=dtype, logit_bytes=FP32_LOGIT_BYTES + logits * item)
 
     def varlen(self, packed: bool, device: str) -> bool:
-        """Whether attention goes document by document in the GPU's variable-length kernel."""
+        """Tells whether attention uses the GPU's variable-length kernel, document by document."""
         return (
             packed
             and self.packs
@@ -129,13 +139,13 @@ class ModelShape:
         )
 
     def dense_mask(self, packed: bool, row_length: int) -> bool:
-        """Whether a tokens x tokens mask is made for each row and held through a step."""
+        """Tells whether a tokens x tokens mask is made for each row and held through a step."""
         return self.attention != DOCUMENTS and (
             packed or self._slides(row_length) or self.attention == "eager"
         )
 
     def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
-        """Whether a GPU attends to the documents of a micro-batch under one mask
+        """Tells whether a GPU attends to the documents of a micro-batch under one mask
         (`engine.model.attention`).
         """
         return (
@@ -147,8 +157,8 @@ class ModelShape:
         )
 
     def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
-        """Whether blocks keep a tokens x tokens mask of each row: a held one, or a window's where
-        the GPU's variable-length kernel does not run.
+        """Tells whether blocks keep a tokens x tokens mask of each row: the one that is held, or a
+        window's where the GPU's variable-length kernel does not run.
         """
         windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
         return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))

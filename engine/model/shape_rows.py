@@ -1,5 +1,5 @@
-"""A `ModelShape` as JSON keeps it: each kind of unit once, and what differs from dtype to dtype
-under its name. No torch.
+"""Shapes of models are kept as rows of JSON: a row has each kind of unit once, and numbers that
+differ from dtype to dtype under the name of the dtype. No torch is needed.
 """
 
 from __future__ import annotations
@@ -28,74 +28,81 @@ MODEL_FIELDS = (
     "attention_heads",
     "attention_width",
 )
-"""Fields of ModelShape that are the same in every dtype. Units are kept by kind."""
+"""These fields of ModelShape are the same in every dtype. Units are kept by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
 
 
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
-    """The row of one model, from its shapes by dtype: each kind of unit once, and the sequence of
-    kinds as pairs of kind and count. Names of units are not kept: they are always embed, block 0,
-    block 1 ... head.
+    """Returns the row of one model, from its shapes by dtype.
+
+    `kinds` has each kind of unit once, and `units` the sequence of kinds as pairs of kind and
+    count. Names of units are not kept: they are always embed, block 0, block 1 ... head.
     """
-    shape = next(iter(shapes.values()))
-    by_dtype = [[_kind(unit, dtype) for unit in of.units] for dtype, of in shapes.items()]
-    units = [
-        {name: value for part in parts for name, value in part.items()}
-        for parts in zip(*by_dtype, strict=True)
-    ]
-    kinds = [unit for place, unit in enumerate(units) if unit not in units[:place]]
-    order = groupby(kinds.index(unit) for unit in units)
+    first, *_ = shapes.values()
+    units: list[dict[str, Any]] = [{} for _ in first.units]
+    for dtype, shape in shapes.items():
+        for row, unit in zip(units, shape.units, strict=True):
+            row.update(_kind(unit, dtype))
+    kinds: list[dict[str, Any]] = []
+    for row in units:
+        if row not in kinds:
+            kinds.append(row)
+    order = groupby(kinds.index(row) for row in units)
     return {
-        **{name: getattr(shape, name) for name in MODEL_FIELDS},
-        "logit_bytes": {dtype: of.logit_bytes for dtype, of in shapes.items()},
+        **{name: getattr(first, name) for name in MODEL_FIELDS},
+        "logit_bytes": {dtype: shape.logit_bytes for dtype, shape in shapes.items()},
         "kinds": kinds,
         "units": [[kind, len(list(run))] for kind, run in order],
     }
 
 
 def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> ModelShape | None:
-    """The shape that `row` keeps for `dtype`, named `source`, with `changes` of MODEL_FIELDS; None
-    where it has none.
+    """Returns the shape that `row` keeps for `dtype`, named `source`; None where it keeps none.
+
+    `changes` replace values of MODEL_FIELDS.
     """
     if dtype not in row["logit_bytes"]:
         return None
     values = {name: row[name] for name in MODEL_FIELDS} | changes
-    units = [kind for kind, count in row["units"] for _ in range(count)]
-    names = (EMBED, *(f"block {position}" for position in range(len(units) - 2)), HEAD)
+    kinds = [row["kinds"][kind] for kind, count in row["units"] for _ in range(count)]
+    blocks = [f"block {position}" for position in range(len(kinds) - 2)]
+    units = zip((EMBED, *blocks, HEAD), kinds, strict=True)
     return ModelShape(
         source=source,
         dtype=dtype,
         logit_bytes=row["logit_bytes"][dtype],
         **values,
-        units=tuple(
-            _unit(name, row["kinds"][kind], dtype) for name, kind in zip(names, units, strict=True)
-        ),
+        units=tuple(_unit(name, kind, dtype) for name, kind in units),
     )
 
 
 def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
-    counts = [getattr(unit, name) for name in ACTIVATION_FIELDS]
-    numbers = [number for count in counts for number in (count.per_token, count.per_pair)]
-    return {
+    """Returns what a row keeps of a unit, with the numbers of one dtype. The name is not kept."""
+    numbers: list[float] = []
+    for name in ACTIVATION_FIELDS:
+        activations = getattr(unit, name)
+        numbers += [activations.per_token, activations.per_pair]
+    kind: dict[str, Any] = {
         "numel": unit.numel,
         "parameters": unit.parameter_count,
         "widest": unit.widest,
-        **({dtype: numbers} if any(numbers) else {}),
     }
+    if any(numbers):
+        kind[dtype] = numbers
+    return kind
 
 
 def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
-    """`kind` gives the bytes of activations in each dtype: per token and per pair, plain, masked
-    and compiled.
+    """Returns the unit that `kind` keeps.
+
+    `kind` lists the bytes of activations in each dtype: per token and per pair, first plain, then
+    masked, then compiled.
     """
-    counts = kind.get(dtype)
-    activations = (
-        {}
-        if counts is None
-        else {
-            field_name: Activations(*counts[2 * place : 2 * place + 2])
-            for place, field_name in enumerate(ACTIVATION_FIELDS)
-        }
-    )
+    numbers = kind.get(dtype, [])
+    pairs = zip(numbers[::2], numbers[1::2])
+    activations = {
+        field_name: Activations(per_token, per_pair)
+        for field_name, (per_token, per_pair) in zip(ACTIVATION_FIELDS, pairs)
+    }
     return UnitShape(name, kind["numel"], kind["parameters"], kind["widest"], **activations)

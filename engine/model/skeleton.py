@@ -1,10 +1,25 @@
-"""The model's own code around its blocks: the capture pass before them, the tail after them.
+"""The skeleton runs the model's own code around its blocks: all that comes before and after them.
 
-The Hugging Face model is built without weights and every decoder block's `forward` is replaced by a
-recorder. Running the model's own `forward` then yields the first hidden state and the exact
-arguments of every block (masks, rotary embeddings, whatever the family needs), with no per-family
-code. The tail is the same trick: the blocks hand back a given hidden state, so that the model's own
-final norm, head, logit scale and soft cap turn it into logits.
+The Hugging Face model is built without weights, and the `forward` of every decoder block is
+replaced by a recorder. The rest of the model's code stays as its family wrote it, so that no code
+here is for one family.
+
+The capture pass finds out what every block is called with:
+
+- The model's own `forward` runs. It looks up the embedding and makes masks, rotary embeddings and
+  whatever else the family needs.
+- Each recorder keeps the arguments that its block is given, and returns the hidden state unchanged.
+- The recorder of the last block raises `_Captured`, so that neither norm nor head runs.
+- The result is the input of the first block and the arguments of every block. With these, each
+  block can be run alone and at any time.
+
+The tail is the same trick:
+
+- The model's own `forward` runs again, and now the recorders return a given hidden state.
+- The model's own final norm, head, logit scale and soft cap turn it into logits.
+
+A model whose code does not fit this is refused by name: one that runs its blocks in another order
+or more than once, or that changes the hidden state between two blocks.
 """
 
 from __future__ import annotations
@@ -18,80 +33,109 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.model import attention
-from engine.model.attention import Documents
+from engine.model import attention_masks
+from engine.model.attention_documents import Documents
 from engine.model.library import transformers
 
 
 class _Captured(Exception):
-    """Raised by the last recorder, so that the norm and the head do not run in a capture pass."""
+    """The last recorder raises this, so that the norm and the head do not run in a capture pass."""
 
 
 @dataclass
 class BlockArguments:
-    """What one block is called with, its hidden state left out."""
+    """One block is called with these arguments and its hidden state."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     hidden_keyword: str | None
+    """The block takes its hidden state by this keyword; None: as its first argument."""
 
     def call(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Run `block` on `hidden` [batch, tokens, width]; the block's hidden state, whether or not
-        it returns more.
+        """Runs `block` on `hidden` [batch, tokens, width] and returns the block's hidden state
+        [batch, tokens, width], whether or not the block returns more.
         """
-        if self.hidden_keyword is None:
-            out = block(hidden, *self.args, **self.kwargs)
-        else:
-            out = block(*self.args, **{self.hidden_keyword: hidden}, **self.kwargs)
+        out = self.call_for_all(block, hidden)
         return out[0] if isinstance(out, (tuple, list)) else out
+
+    def call_for_all(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+        """Runs `block` on `hidden` [batch, tokens, width] and returns whatever it returns."""
+        if self.hidden_keyword is None:
+            return block(hidden, *self.args, **self.kwargs)
+        return block(*self.args, **{self.hidden_keyword: hidden}, **self.kwargs)
+
+
+Ask = Callable[[int, BlockArguments, torch.Tensor], "tuple | None"]
+"""It is given a block's position, its arguments and its input [batch, tokens, width], and answers
+with what the block returns beside its hidden state: placeholders, or None for a block that returns
+a tensor.
+"""
 
 
 @dataclass
 class Capture:
-    """Result of a capture pass: the input of the first block and every block's arguments."""
+    """A capture pass ends with the input of the first block and the arguments of every block."""
 
     hidden: torch.Tensor
     arguments: list[BlockArguments]
 
 
+class _Recording:
+    """One capture pass keeps here what the blocks are called with, in order."""
+
+    def __init__(self, ask: Ask | None) -> None:
+        self.ask = ask
+        self.arguments: list[BlockArguments] = []
+        self.inputs: list[torch.Tensor] = []
+
+    def add(self, arguments: BlockArguments, hidden: torch.Tensor) -> None:
+        self.arguments.append(arguments)
+        self.inputs.append(hidden)
+
+
 class Skeleton:
-    """A causal language model whose blocks are recorders; embedding, final norm and head are bound
-    to device slots.
+    """A skeleton is a causal language model whose blocks are recorders.
+
+    Its embedding, final norm and head are bound to device slots by whoever runs it. It runs one
+    pass at a time.
     """
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList):
-        self.model = model
+        self.model: Any = model
         self.blocks = list(layers)
         self.extras: list[tuple | None] = [None] * len(self.blocks)
-        """What stands in for what a block returns beside its hidden state; None for a block that
+        """These stand in for what a block returns beside its hidden state; None for a block that
         returns a tensor.
         """
-        self._ask: Callable[[int, BlockArguments, torch.Tensor], tuple | None] | None = None
-        self._ran: list[int] = []
-        self._entering: list[torch.Tensor] | None = None
-        self._recording: list[BlockArguments] | None = None
+        self._recording: _Recording | None = None
+        """A capture pass is running while this is set."""
         self._hidden: torch.Tensor | None = None
+        """The blocks return this in a pass through the tail."""
+        self._ran: list[int] = []
+        """The blocks ran in this order in a pass through the tail."""
+        self._entering: list[torch.Tensor] | None = None
+        """Where this is a list, a pass through the tail adds each block's input."""
         self._local_kinds: dict[int, str] = {}
-        self._inputs: list[torch.Tensor] = []
+        """`attention_masks.forward` remembers here what it found out."""
         self._cache_type = transformers().Cache
         accepted = inspect.signature(model.forward).parameters
-        self._cache_keyword = next(
-            (n for n in ("past_key_values", "cache_params") if n in accepted), "past_key_values"
-        )
+        names = [name for name in ("past_key_values", "cache_params") if name in accepted]
+        self._cache_keyword = names[0] if names else "past_key_values"
         for position, block in enumerate(self.blocks):
             block.forward = self._recorder(position)
 
-    def _recorder(self, position: int):
+    def _recorder(self, position: int) -> Callable[..., Any]:
+        """Returns what stands in place of a block's `forward`."""
         last = len(self.blocks) - 1
 
-        def forward(*args, **kwargs):
+        def forward(*args: Any, **kwargs: Any) -> Any:
             if self._recording is None:
                 self._ran.append(position)
                 if self._entering is not None:
                     self._entering.append(args[0] if args else kwargs["hidden_states"])
                 hidden = self._hidden
             else:
-                hidden = self._record(position, args, kwargs)
+                hidden = self._record(self._recording, position, args, kwargs)
                 if position == last:
                     raise _Captured
             extras = self.extras[position]
@@ -99,45 +143,48 @@ class Skeleton:
 
         return forward
 
-    def _record(self, position: int, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-        keyword = None if args else "hidden_states"
-        if keyword is not None and keyword not in kwargs:
+    def _record(
+        self, recording: _Recording, position: int, args: tuple, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Keeps what a block is called with, and returns its input [batch, tokens, width]."""
+        if not args and "hidden_states" not in kwargs:
             raise ModelError(
                 f"{type(self.model).__name__} calls its blocks without a hidden state, "
                 "which cannot be streamed; choose another model."
             )
-        hidden = args[0] if args else kwargs[keyword]
-        if len(self._recording) != position:
-            raise ModelError(
-                f"{type(self.model).__name__} does not run its blocks once each and in order, "
-                "which cannot be streamed; choose another model."
-            )
-        if self._inputs and hidden is not self._inputs[-1]:
+        if args:
+            hidden = args[0]
+            arguments = BlockArguments(args[1:], dict(kwargs), None)
+        else:
+            rest = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            hidden = kwargs["hidden_states"]
+            arguments = BlockArguments((), rest, "hidden_states")
+        if len(recording.arguments) != position:
+            raise self._runs_out_of_order()
+        if recording.inputs and hidden is not recording.inputs[-1]:
             raise ModelError(
                 f"{type(self.model).__name__} changes the hidden state between block "
                 f"{position - 1} and block {position}, which cannot be streamed; choose another "
                 "model."
             )
-        rest = {name: value for name, value in kwargs.items() if name != keyword}
-        self._recording.append(BlockArguments(args[1:], rest, keyword))
-        self._inputs.append(hidden)
-        if self._ask is not None:
-            self.extras[position] = self._ask(position, self._recording[-1], hidden)
+        recording.add(arguments, hidden)
+        if recording.ask is not None:
+            self.extras[position] = recording.ask(position, arguments, hidden)
         return hidden
 
-    def ask_blocks(
-        self,
-        input_ids: torch.Tensor,
-        ask: Callable[[int, BlockArguments, torch.Tensor], tuple | None],
-    ) -> Capture:
-        """A capture pass in which `ask(position, arguments, hidden)` says what each block returns
-        beside its hidden state: placeholders, or None for a block that returns a tensor.
+    def _runs_out_of_order(self) -> ModelError:
+        return ModelError(
+            f"{type(self.model).__name__} does not run its blocks once each and in order, "
+            "which cannot be streamed; choose another model."
+        )
+
+    # ------------------------------------------------------------------ the capture pass
+
+    def ask_blocks(self, input_ids: torch.Tensor, ask: Ask) -> Capture:
+        """Runs a capture pass on `input_ids` (int64 [batch, tokens]) that asks `ask` about every
+        block, in order, and keeps the answers as `extras`.
         """
-        self._ask = ask
-        try:
-            return self.capture(input_ids, None)
-        finally:
-            self._ask = None
+        return self._capture(input_ids, {}, None, ask)
 
     def capture(
         self,
@@ -147,65 +194,82 @@ class Skeleton:
         cache: Any = None,
         documents: Documents | None = None,
     ) -> Capture:
-        """Run the model's own forward up to its last block. input_ids, position_ids: int64 [batch,
-        tokens].
+        """Runs the model's own forward up to its last block.
 
-        Gradients flow from `hidden` to the embedding when they are enabled. `use_cache`: the blocks
-        are given a key-value cache: `cache`, which holds the tokens before these, or a new one that
-        the model makes. `documents`: those of `position_ids`, which are read from the device
-        without them.
+        input_ids, position_ids: int64 [batch, tokens]. Gradients flow from the `hidden` of the
+        result to the embedding when they are enabled. With `use_cache` the blocks are given a
+        key-value cache: `cache`, which holds the tokens before these, or a new one that the model
+        makes. `documents` are those of `position_ids`; without them they are read from
+        `position_ids`, which waits for the device.
         """
-        self._recording, self._inputs = [], []
-        extra = {} if position_ids is None else {"position_ids": position_ids}
+        given: dict[str, Any] = {"use_cache": use_cache}
+        if position_ids is not None:
+            given["position_ids"] = position_ids
         if cache is not None:
-            extra[self._cache_keyword] = cache
+            given[self._cache_keyword] = cache
+        return self._capture(input_ids, given, documents, None)
+
+    def _capture(
+        self,
+        input_ids: torch.Tensor,
+        given: dict[str, Any],
+        documents: Documents | None,
+        ask: Ask | None,
+    ) -> Capture:
+        recording = _Recording(ask)
+        self._recording = recording
         try:
-            attention.forward(
-                self.model, input_ids, documents, self._local_kinds, use_cache=use_cache, **extra
-            )
+            attention_masks.forward(self.model, input_ids, documents, self._local_kinds, **given)
         except _Captured:
-            return Capture(self._inputs[0], self._recording)
+            return Capture(recording.inputs[0], recording.arguments)
         finally:
-            self._recording, self._inputs = None, []
+            self._recording = None
         raise ModelError(
             f"{type(self.model).__name__} did not run its blocks, so it cannot be streamed."
         )
 
     def caches(self, captured: Capture) -> list[Any]:
-        """The key-value cache objects that the blocks are given, each once."""
-        given = [value for a in captured.arguments for value in (*a.args, *a.kwargs.values())]
-        return list(
-            {id(value): value for value in given if isinstance(value, self._cache_type)}.values()
-        )
+        """Returns the key-value cache objects that the blocks are given, each once."""
+        found: dict[int, Any] = {}
+        for arguments in captured.arguments:
+            for value in (*arguments.args, *arguments.kwargs.values()):
+                if isinstance(value, self._cache_type):
+                    found[id(value)] = value
+        return list(found.values())
+
+    # ------------------------------------------------------------------ the tail
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The model's own tail on `hidden` [tokens, width] (any tokens, in any order): logits
-        [tokens, vocabulary].
+        """Runs the model's own tail on `hidden` [tokens, width] (any tokens, in any order) and
+        returns the logits [tokens, vocabulary].
         """
-        self._hidden, self._ran = hidden.unsqueeze(0), []
+        self._hidden = hidden.unsqueeze(0)
+        self._ran = []
+        # The model looks ids up before its blocks; which ones makes no difference to the tail.
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
         try:
-            logits = attention.forward(self.model, ids, None, self._local_kinds).logits[0]
+            out = attention_masks.forward(self.model, ids, None, self._local_kinds)
         finally:
             self._hidden = None
         if self._ran != list(range(len(self.blocks))):
-            raise ModelError(
-                f"{type(self.model).__name__} does not run its blocks once each and in order, "
-                "which cannot be streamed; choose another model."
-            )
-        return logits
+            raise self._runs_out_of_order()
+        return out.logits[0]
 
     def probe_tail(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As `logits`, with gradients; raises ModelError where the tail also uses what went into
-        the blocks.
+        """Returns logits [tokens, vocabulary] of `hidden` [tokens, width], with gradients.
+
+        Raises ModelError where the tail also uses what went into the blocks.
         """
         self._entering = []
         try:
             logits = self.logits(hidden)
-            before, after = _graph(self._entering[0]), _graph(logits)
+            before = _graph(self._entering[0])
         finally:
             self._entering = None
-        if any(not hasattr(node, "variable") for node in before & after):
+        # A node that both graphs have is a way past the blocks. Parameters may be in both, as tied
+        # ones are.
+        shared = before & _graph(logits)
+        if any(not hasattr(node, "variable") for node in shared):
             raise ModelError(
                 f"{type(self.model).__name__} leads its embedding past the blocks into the head; "
                 "that gradient would be lost, so this model is refused."
@@ -214,37 +278,33 @@ class Skeleton:
 
 
 def parameters_reached(output: torch.Tensor) -> set[int]:
-    """Ids of the leaf tensors that `output`'s autograd graph leads to."""
+    """Returns the ids of the leaf tensors in the autograd graph of `output` (of any shape)."""
     return {id(node.variable) for node in _graph(output) if hasattr(node, "variable")}
 
 
-def _graph(output: torch.Tensor) -> set:
-    """All nodes of `output`'s autograd graph."""
-    seen, stack = set(), [output.grad_fn]
-    while stack:
-        node = stack.pop()
+def _graph(output: torch.Tensor) -> set[Any]:
+    """Returns all nodes of `output`'s autograd graph."""
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            stack.extend(parent for parent, _ in node.next_functions)
+            waiting.extend(parent for parent, _ in node.next_functions)
     return seen
 
 
 def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Every tensor in nested tuples, lists, dicts and plain objects of arguments, with where it was
-    found.
+    """Returns every tensor in nested tuples, lists, dicts and plain objects of arguments, with the
+    path by which it was found.
     """
     if isinstance(value, torch.Tensor):
         return [(path, value)]
+    inside: list[tuple[str, Any]] = []
     if isinstance(value, dict):
-        return [
-            item for key, inner in value.items() for item in tensors_in(inner, f"{path}[{key!r}]")
-        ]
-    if isinstance(value, (tuple, list)):
-        return [item for k, inner in enumerate(value) for item in tensors_in(inner, f"{path}[{k}]")]
-    if hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type):
-        return [
-            item
-            for key, inner in vars(value).items()
-            for item in tensors_in(inner, f"{path}.{key}")
-        ]
-    return []
+        inside = [(f"{path}[{key!r}]", inner) for key, inner in value.items()]
+    elif isinstance(value, (tuple, list)):
+        inside = [(f"{path}[{index}]", inner) for index, inner in enumerate(value)]
+    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, type):
+        inside = [(f"{path}.{key}", inner) for key, inner in vars(value).items()]
+    return [item for where, inner in inside for item in tensors_in(inner, where)]

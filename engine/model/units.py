@@ -1,4 +1,7 @@
-"""`StreamedModel` and its `Unit`s: a Hugging Face model as the pieces that are streamed."""
+"""A `StreamedModel` is a Hugging Face model as the pieces that are streamed, its `Unit`s.
+
+How a unit's parameters lie in memory is told by its layout (engine/model/layout.py).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.model.layout import UnitLayout
+from engine.model.layout import Dtype, UnitLayout
 from engine.model.packing_trial import Packing
 from engine.model.skeleton import Skeleton
 
@@ -17,45 +20,47 @@ TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass
 class Unit:
-    """One streamed unit. `parameters` maps each ParameterSpec name to the (module, attribute) pairs
-    it is bound to.
-    """
+    """A unit is streamed as a whole: the embedding, one block, or the head."""
 
     name: str
     layout: UnitLayout
     block: nn.Module | None = None
+    """The embed unit and the head unit have none."""
     kind: int = -1
+    """Blocks of one kind compute alike and can share one template on the device; -1: no block."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     indices: dict[str, int] = field(default_factory=dict)
-    """`layer_idx` of each module in the block that has one: some families compute with it."""
+    """Each module of the block that has a `layer_idx` is listed: some families compute with it."""
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
+    """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
     def lay_out_as(self, layout: UnitLayout) -> None:
-        """Another layout of the same parameters."""
+        """Takes another layout of the same parameters."""
         self.layout = layout
 
     def move_buffers(self, device: torch.device) -> None:
+        """Moves the block's buffers to `device`."""
         self.buffers = {name: buffer.to(device) for name, buffer in self.buffers.items()}
 
 
 @dataclass
 class StreamedModel:
-    """A causal language model ready to be streamed: its skeleton and its units in forward order."""
+    """A streamed model is a causal language model as a skeleton and units in forward order."""
 
     config: Any
     skeleton: Skeleton
     units: list[Unit]
     tied: bool
     """The head uses the embed unit's weights."""
-    dtype: str
+    dtype: Dtype
     active_parameters: int
-    """Parameters that one token passes through (all of them, except for the experts a router does
-    not choose).
+    """A token passes through this many parameters: all but those of experts that its router does
+    not choose.
     """
     packing: Packing
-    """Whether documents may share a row, and why not."""
+    """It tells whether documents may share a row, and why not."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """Second names of tied parameters, to the name that owns the plane."""
+    """A second name of a tied parameter leads to the name that owns the plane."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -70,8 +75,9 @@ class StreamedModel:
         return sum(layout.parameter_count for layout in self.layouts)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that belong to the weights, such as a router's correction bias, by full name;
-        never trained.
+        """Returns the buffers that belong to the weights, by full name and in any shape.
+
+        A router's correction bias is one. They are never trained.
         """
         names = self.skeleton.model.state_dict().keys()
         return {
@@ -79,4 +85,5 @@ class StreamedModel:
         }
 
     def unit(self, name: str) -> Unit:
-        return next(u for u in self.units if u.name == name)
+        """Returns the unit of this name. Raises StopIteration where there is none."""
+        return next(unit for unit in self.units if unit.name == name)

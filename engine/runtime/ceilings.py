@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
-from engine.model.attention import Documents, Pattern, attention
+from engine.model.attention import attention
+from engine.model.attention_documents import Documents, Pattern
 from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
 from engine.runtime.backend import Backend

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from engine.model.attention import Documents
+from engine.model.attention_documents import Documents
 from engine.model.skeleton import BlockArguments
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engine.errors import CacheError
-from engine.model.attention import Documents
+from engine.model.attention_documents import Documents
 from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import TORCH_DTYPES, StreamedModel
 from engine.plan.build_step import build_forward_plan, build_step_plan

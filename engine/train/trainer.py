@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from engine.checkpoints.checkpoint import write_checkpoint
-from engine.checkpoints.export import write_model
+from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, one_pass
@@ -359,11 +359,9 @@ class Trainer:
                 info = write_checkpoint(
                     self.folder.checkpoints_path,
                     step,
-                    p.store,
-                    state,
+                    Contents(p.store, state, p.model.persistent_buffers()),
                     self.config.output.keep_checkpoints,
                     RecordedProgress(self.recorder, "checkpoint"),
-                    p.model.persistent_buffers(),
                 )
                 break
             except DiskFullError as lacks:
@@ -488,13 +486,10 @@ class Trainer:
     def _export(self, step: int) -> None:
         progress = RecordedProgress(self.recorder, "export")
         progress(0, 1, "Writing the model")
-        size = write_model(
-            self.p.model,
-            self.p.store,
-            self.p.tokenizer,
-            self.config.model.source,
-            self.folder.export_path,
+        trained = TrainedModel(
+            self.p.model, self.p.store, self.p.tokenizer, self.config.model.source
         )
+        size = write_model(trained, self.folder.export_path)
         progress(1, 1, "Written")
         self.recorder.emit(
             ExportWritten(step, str(self.folder.export_path.relative_to(self.folder.path)), size)

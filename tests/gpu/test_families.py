@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.model.attention import forward
+from engine.model.attention_masks import forward
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
 from tests.gpu.test_cuda import distance, plain_gradients

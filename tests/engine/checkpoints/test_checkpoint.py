@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from engine.checkpoints import checkpoint
-from engine.checkpoints.checkpoint import checkpoint_bytes, write_checkpoint
+from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
@@ -118,7 +118,11 @@ def names(root) -> list[str]:
 def test_every_bit_comes_back(tmp_path, new_store, dtype):
     store, root, told = new_store(dtype, seed=1), tmp_path / "run" / "checkpoints", []
     info = write_checkpoint(
-        root, 10, store, STATE, keep=2, progress=lambda done, total: told.append((done, total))
+        root,
+        10,
+        Contents(store, STATE),
+        keep=2,
+        progress=lambda done, total: told.append((done, total)),
     )
     written = sum(path.stat().st_size for path in info.path.iterdir())
     planes = checkpoint_bytes(store.layouts, dtype)
@@ -147,7 +151,7 @@ def test_every_bit_comes_back(tmp_path, new_store, dtype):
 
 def test_weights_alone_need_no_moments(tmp_path, new_store):
     store = new_store(seed=1)
-    info = write_checkpoint(tmp_path, 3, store, {}, keep=1)
+    info = write_checkpoint(tmp_path, 3, Contents(store, {}), keep=1)
     other = new_store(weights_only=True)
     assert load_checkpoint(info.path, other, {}, WEIGHT_PLANES).step == 3
     for unit in store.layouts:
@@ -157,7 +161,7 @@ def test_weights_alone_need_no_moments(tmp_path, new_store):
 
 def test_buffers_come_back_and_are_checked(tmp_path, new_store):
     store, bias = new_store(seed=1), torch.tensor([0.5, -1.25, 3.0])
-    info = write_checkpoint(tmp_path, 3, store, {}, keep=2, buffers={"gate.bias": bias})
+    info = write_checkpoint(tmp_path, 3, Contents(store, {}, {"gate.bias": bias}), keep=2)
     assert info.bytes == sum(path.stat().st_size for path in info.path.iterdir())
     assert newest_checkpoint(tmp_path).bytes == info.bytes
     for load in (
@@ -171,7 +175,7 @@ def test_buffers_come_back_and_are_checked(tmp_path, new_store):
         match="of another model: it has the buffers .'gate.bias'.* and this model none",
     ):
         load_checkpoint(info.path, store, {})
-    write_checkpoint(tmp_path, 4, store, {}, keep=2, buffers={"gate.bias": bias})
+    write_checkpoint(tmp_path, 4, Contents(store, {}, {"gate.bias": bias}), keep=2)
     file = tmp_path / "step-4" / "buffers.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -193,7 +197,7 @@ def test_there_may_be_none(tmp_path, new_store):
 def test_state_must_be_json(tmp_path, new_store):
     for state, error in (({"a": {1, 2}}, TypeError), ({"a": float("nan")}, ValueError)):
         with pytest.raises(error):
-            write_checkpoint(tmp_path / "c", 1, new_store(), state, keep=1)
+            write_checkpoint(tmp_path / "c", 1, Contents(new_store(), state), keep=1)
     assert not (tmp_path / "c").exists()
 
 
@@ -206,7 +210,7 @@ def two(tmp_path, new_store):
     store, held = new_store(seed=1), {}
     for step in (1, 2):
         fill(store, step)
-        write_checkpoint(tmp_path, step, store, {"step": step}, keep=5)
+        write_checkpoint(tmp_path, step, Contents(store, {"step": step}), keep=5)
         held[step] = content(store)
     return tmp_path, held
 
@@ -300,7 +304,8 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
         ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
         (
             {"width": 32},
-            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here",
+            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there "
+            r"and \[50, 32\] here",
         ),
         (
             {"prefix": "other"},
@@ -309,7 +314,7 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
     ],
 )
 def test_another_model_is_refused_before_anything_is_loaded(tmp_path, new_store, shape, says):
-    info = write_checkpoint(tmp_path, 1, new_store(seed=1), {}, keep=1)
+    info = write_checkpoint(tmp_path, 1, Contents(new_store(seed=1), {}), keep=1)
     other = new_store(seed=2, **shape)
     before = content(other)
     for load in (
@@ -346,7 +351,7 @@ def test_an_error_half_way_leaves_the_old_one(two, new_store, monkeypatch):
 
         monkeypatch.setattr(HostStore, "array", fail)
         with pytest.raises(raised, match=says):
-            write_checkpoint(root, 3, store, {}, keep=1)
+            write_checkpoint(root, 3, Contents(store, {}), keep=1)
         monkeypatch.setattr(HostStore, "array", array)
         assert names(root) == ["step-1", "step-2"]
     assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
@@ -359,7 +364,7 @@ def test_cancelling_from_the_progress_callback(two, new_store):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_checkpoint(root, 3, new_store(), {}, keep=1, progress=cancel)
+        write_checkpoint(root, 3, Contents(new_store(), {}), keep=1, progress=cancel)
     assert names(root) == ["step-1", "step-2"]
 
 
@@ -383,10 +388,11 @@ def test_one_failing_thread_stops_the_others():
 
 KILLED = """
 import os, sys
-from tests.engine.checkpoints.test_checkpoint import HostStore, fill, layouts, write_checkpoint
+from tests.engine.checkpoints.test_checkpoint import Contents, HostStore, write_checkpoint
+from tests.engine.checkpoints.test_checkpoint import fill, layouts
 store = HostStore(layouts(), "bfloat16", threads=1)
 store.allocate_weights(); store.allocate_states(); fill(store, 7)
-write_checkpoint(sys.argv[1], 3, store, {}, 1,
+write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1,
                  progress=lambda done, total: os.kill(os.getpid(), 9) if done > total / 2 else None)
 """
 
@@ -398,7 +404,7 @@ def test_a_killed_process_leaves_the_old_one_and_the_next_write_clears_up(two, n
     assert names(root) == [".step-3.partial", "step-1", "step-2"]
     store = new_store()
     assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
-    write_checkpoint(root, 4, store, {}, keep=2)
+    write_checkpoint(root, 4, Contents(store, {}), keep=2)
     assert names(root) == ["step-2", "step-4"]
 
 
@@ -418,7 +424,7 @@ def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monke
 
     monkeypatch.setattr(os, "fsync", noting)
     monkeypatch.setattr(type(tmp_path), "rename", checking)
-    write_checkpoint(tmp_path / "checkpoints", 1, new_store(), {}, keep=1)
+    write_checkpoint(tmp_path / "checkpoints", 1, Contents(new_store(), {}), keep=1)
     assert (tmp_path / "checkpoints").stat().st_ino in synced
 
 
@@ -433,10 +439,10 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
     says = rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "
     with pytest.raises(CheckpointError, match=says):
-        write_checkpoint(root, 3, store, {}, keep=1)
+        write_checkpoint(root, 3, Contents(store, {}), keep=1)
     assert names(root) == ["step-1", "step-2"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed + 2**21))
-    write_checkpoint(root, 3, store, {}, keep=1)
+    write_checkpoint(root, 3, Contents(store, {}), keep=1)
     assert names(root) == ["step-3"]
 
 
@@ -444,7 +450,7 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
 def test_the_newest_are_kept(tmp_path, new_store, keep):
     store = new_store()
     for step in (2, 9, 10, 100):
-        write_checkpoint(tmp_path, step, store, {}, keep=keep)
+        write_checkpoint(tmp_path, step, Contents(store, {}), keep=keep)
     assert names(tmp_path) == sorted(f"step-{step}" for step in (2, 9, 10, 100)[-keep:])
 
 
@@ -459,23 +465,23 @@ def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypat
 
     monkeypatch.setattr(type(root), "rename", failing)
     with pytest.raises(CheckpointError, match="Input/output error"):
-        write_checkpoint(root, 3, new_store(), {}, keep=1)
+        write_checkpoint(root, 3, Contents(new_store(), {}), keep=1)
     assert names(root) == ["step-1", "step-2"]
 
 
 def test_after_a_resume_of_an_older_step_the_later_ones_go(two, new_store):
     root, _ = two
     store = new_store(seed=5)
-    write_checkpoint(root, 40, store, {}, keep=5)
+    write_checkpoint(root, 40, Contents(store, {}), keep=5)
     (root / "step-40" / "manifest.json").unlink()
-    write_checkpoint(root, 5, store, {}, keep=5)
+    write_checkpoint(root, 5, Contents(store, {}), keep=5)
     assert names(root) == ["step-1", "step-2", "step-5"] and newest_checkpoint(root).step == 5
 
 
 def test_the_same_step_again_replaces_it(two, new_store):
     root, held = two
     store = new_store(seed=9)
-    write_checkpoint(root, 2, store, {"again": True}, keep=5)
+    write_checkpoint(root, 2, Contents(store, {"again": True}), keep=5)
     assert names(root) == ["step-1", "step-2"]
     other = new_store()
     assert (
@@ -490,7 +496,7 @@ def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two
     (root / ".step-2.partial").mkdir()
     store = new_store()
     assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
-    write_checkpoint(root, 3, store, {}, keep=5)
+    write_checkpoint(root, 3, Contents(store, {}), keep=5)
     assert names(root) == ["step-1", "step-2", "step-3"]
     assert load_checkpoint(root / "step-2", store, {}).state == {"step": 2}
 
@@ -498,4 +504,4 @@ def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two
 def test_the_folder_cannot_be_made(tmp_path, new_store):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot be written in .*file"):
-        write_checkpoint(tmp_path / "file", 1, new_store(), {}, keep=1)
+        write_checkpoint(tmp_path / "file", 1, Contents(new_store(), {}), keep=1)

@@ -17,7 +17,7 @@ from engine.config.settings import ModelConfig
 from engine.errors import ModelError
 from engine.fit.sizes import fixed_items, host_boundary_bytes
 from engine.model.activations import count_activations
-from engine.model.attention import Documents, Pattern
+from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.find_shape import shape_from_source
 from engine.model.layout import DOCUMENTS, PLANE_ITEM_BYTES

@@ -20,7 +20,8 @@ AT_ONCE = """
 import sys, threading
 from engine.config.settings import ModelConfig
 from engine.runtime.generate import end_tokens
-from engine.model.build import build_model; from engine.model.pretrained_files import load_config, load_tokenizer
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config, load_tokenizer
 
 source, errors = sys.argv[1], []
 
@@ -33,7 +34,10 @@ def attempt(work):
 def build():
     build_model(load_config(source), ModelConfig(source=source))
 
-works = [lambda: load_tokenizer(source), build, lambda: load_config(source), lambda: load_tokenizer(source), build]
+def tokenizer():
+    load_tokenizer(source)
+
+works = [tokenizer, build, lambda: load_config(source), tokenizer, build]
 threads = [threading.Thread(target=attempt, args=(work,)) for work in works]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

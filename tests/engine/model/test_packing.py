@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from engine.config.settings import ModelConfig
-from engine.model.attention import Documents, Pattern, _by_group
+from engine.model.attention import Heads, group_by_group
+from engine.model.attention_documents import Documents, Pattern
 from engine.model.build import build_model
 from engine.model.layout import DOCUMENTS
 from engine.model.packing_trial import Packing, packing_of
@@ -357,7 +358,7 @@ def test_queries_that_share_keys_give_the_same_group_by_group(masked):
         if masked
         else None
     )
-    found = _by_group(query, key, value, dense, not masked, dropout=0.0, scaling=0.3)
+    found = group_by_group(Heads(query, key, value), dense, not masked, 0.0, 0.3)
     wanted = F.scaled_dot_product_attention(
         query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), is_causal=True, scale=0.3
     ).transpose(1, 2)

@@ -37,8 +37,12 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
+    preset,  # noqa: F401
     refused,
     resumes_to_the_end,
+    runs,  # noqa: F401
+    stopped_run,  # noqa: F401
+    whole,  # noqa: F401
     whole_checkpoints,
 )
 from tests.support.folders import make_config

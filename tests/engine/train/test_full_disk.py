@@ -50,6 +50,7 @@ from tests.support.failing import (
     plenty,
     preset,  # noqa: F401
     resumes_to_the_end,
+    whole,  # noqa: F401
     whole_checkpoints,
 )
 from tests.support.folders import make_config

@@ -43,8 +43,11 @@ from tests.support.failing import (
     command,
     failed,
     intact,
+    preset,  # noqa: F401
     resumes_to_the_end,
     runs,  # noqa: F401
+    stopped_run,  # noqa: F401
+    whole,  # noqa: F401
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config

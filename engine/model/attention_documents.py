@@ -1,0 +1,134 @@
+"""Several documents may share a row, and attention must know where each of them lies.
+
+`Documents` tells which tokens of a micro-batch belong together. `Pattern` says in addition how far
+a token looks back inside its document. The host knows both, so that no step waits for the device
+to find out where a document ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """An instance lists the documents of a micro-batch, row by row.
+
+    Tensors that are made from them are kept for the blocks that ask for the same again: every block
+    of a forward and of a backward pass does.
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    """Each row lists how many tokens its documents have. Padding counts as a document."""
+    upload: Callable[[np.ndarray], torch.Tensor]
+    """This function copies a host array to the device and does not wait for the device."""
+    _starts: dict[int | None, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls, position_ids: np.ndarray, upload: Callable[[np.ndarray], torch.Tensor]
+    ) -> Documents:
+        """Reads the documents from positions [rows, tokens] that restart with every document."""
+        lengths = []
+        for row in np.asarray(position_ids):
+            starts = np.flatnonzero(np.append(True, np.diff(row) != 1))
+            lengths.append(tuple(int(length) for length in np.diff(np.append(starts, len(row)))))
+        return cls(tuple(lengths), upload)
+
+    @classmethod
+    def whole_rows(
+        cls, rows: int, tokens: int, upload: Callable[[np.ndarray], torch.Tensor]
+    ) -> Documents:
+        """Returns documents that each fill one of `rows` rows of `tokens` tokens."""
+        return cls(((tokens,),) * rows, upload)
+
+    @property
+    def whole(self) -> bool:
+        """Tells whether every row is one document."""
+        return all(len(row) == 1 for row in self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """The longest document has this many tokens."""
+        return max(max(row) for row in self.lengths)
+
+    def pieces(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:
+        """Yields every stretch that attends to itself alone, as (rows, first token, token after the
+        last). Such a stretch is a document or, where attention is chunked, `chunk` tokens of one.
+
+        Rows that are all one document come together, in one slice of all rows.
+        """
+        if self.whole:
+            rows = [(slice(None), self.lengths[0])]
+        else:
+            rows = [(slice(k, k + 1), lengths) for k, lengths in enumerate(self.lengths)]
+        for row, lengths in rows:
+            start = 0
+            for length in lengths:
+                step = chunk or length
+                for first in range(start, start + length, step):
+                    yield row, first, min(first + step, start + length)
+                start += length
+
+    def starts(self, chunk: int | None) -> torch.Tensor:
+        """Returns int32[pieces + 1] on the device: where each piece starts when the rows lie one
+        after another, and where the last one ends.
+        """
+        if chunk not in self._starts:
+            sizes = [0]
+            for row in self.lengths:
+                for length in row:
+                    step = chunk or length
+                    sizes += [min(step, length - first) for first in range(0, length, step)]
+            self._starts[chunk] = self.upload(np.cumsum(sizes, dtype=np.int32))
+        return self._starts[chunk]
+
+    def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a mask [rows, 1, tokens, tokens]: 0 where a token sees another one, else -inf."""
+        key = window, chunk, dtype
+        if key not in self._masks:
+            self._masks[key] = self._make_mask(window, chunk, dtype)
+        return self._masks[key]
+
+    def _make_mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> torch.Tensor:
+        lengths = np.array([length for row in self.lengths for length in row])
+        rows, tokens = len(self.lengths), sum(self.lengths[0])
+        numbers = np.arange(len(lengths))
+        starts = np.cumsum(lengths) - lengths
+        # Each token gets its document's number and start, in one upload. Starts are counted through
+        # all rows.
+        of_token = np.repeat(np.stack([numbers, starts]), lengths, axis=1)
+        document, first = self.upload(of_token.astype(np.int32).reshape(2, rows, tokens))
+        at = torch.arange(tokens, device=document.device)
+        back = at[:, None] - at[None, :]
+        seen = (document[:, :, None] == document[:, None, :]) & (back >= 0)
+        if window is not None:
+            seen &= back < window
+        if chunk is not None:
+            places = torch.arange(rows * tokens, device=document.device).view(rows, tokens)
+            chunk_of = (places - first) // chunk
+            seen &= chunk_of[:, :, None] == chunk_of[:, None, :]
+        blank = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+        return blank.masked_fill_(~seen, -torch.inf)[:, None]
+
+
+class Pattern:
+    """A pattern stands where a mask would be: attention is causal inside each document.
+
+    With `window`, a token sees only the newest `window` tokens, itself among them. With `chunk`, it
+    sees only tokens of its own chunk of `chunk` tokens. Both count within the document.
+    """
+
+    # This is no dataclass: torch 2.11 compiles what receives a frozen dataclass anew for each value
+    # of each field, thus at every step.
+    __slots__ = ("chunk", "documents", "window")
+
+    def __init__(self, documents: Documents, window: int | None = None, chunk: int | None = None):
+        self.documents = documents
+        self.window = window
+        self.chunk = chunk

@@ -1,0 +1,133 @@
+"""`shrunk` makes a tiny configuration of the same family, which a trial runs quickly.
+
+The kinds of layers and the head sizes stay, since they decide what the model computes. Numbers of
+heads, layers, experts and tokens, widths and windows are made small, by the names that families
+give them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+VOCABULARY = 61
+_LAYERS = 4
+_HEADS = 4
+_LOCAL = 5
+"""A window or a chunk of attention has this many tokens: fewer than most documents of a trial."""
+_SIZES: tuple[tuple[str, int], ...] = (
+    (r"(.*_)?vocab_size(_.*)?", VOCABULARY),
+    (
+        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|dff|dim_ff|d_ff",
+        48,
+    ),
+    (r"(num_(local_|routed_)?|n_routed_|moe_num_)experts|zero_expert_num", 8),
+    (r"(q|kv|o)_lora_rank", 32),
+    (r"(mamba_|ssm_)?chunk_size", 16),
+    (r"(n|num_expert)_groups?", 2),
+    (r"topk_group", 1),
+    (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|num_selected_experts", 2),
+    (r"(.*_)?n(um)?_shared_experts", 1),
+    (
+        r"sliding_window(_size)?|window_size|attention_(chunk|window)_size|local_attention|attention_window|index_topk|"
+        r"keep_window_size",
+        _LOCAL,
+    ),
+)
+"""A whole number whose name matches the pattern gets this size, and is never made larger."""
+_DEPTHS = r"num_hidden_layers|n_layers?|num_layers"
+_WIDTHS = r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size"
+_QUERY_HEADS = r"(.*_)?num_attention_heads|n_heads?|num_heads|index_n_heads|linear_num_value_heads"
+_KEY_HEADS = r"(.*_)?num_(key_value|kv)_heads|multi_query_group_num|linear_num_key_heads"
+_RANDOM = r".*(dropout|pdrop|layerdrop|jitter|drop_rate).*"
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_MADE_ANEW = (
+    "architectures",
+    "transformers_version",
+    "model_type",
+    "dtype",
+    "torch_dtype",
+    "_name_or_path",
+)
+"""A configuration class sets these by itself."""
+
+
+def shrunk(config: Any) -> Any:
+    """Returns a configuration of the same family, kinds of layers and head sizes, with few heads,
+    layers, experts and tokens.
+
+    Head sizes stay, since rotary settings are tied to them.
+    """
+    values = config.to_dict()
+    for name in _MADE_ANEW:
+        values.pop(name, None)
+    for name in config.sub_configs:
+        if isinstance(values.get(name), dict) and hasattr(getattr(config, name), "to_dict"):
+            values[name] = shrunk(getattr(config, name)).to_dict()
+    if getattr(config, "num_hidden_layers", None):
+        _fewer_layers(values, config.num_hidden_layers)
+        _narrower(values, config)
+    for name, value in list(values.items()):
+        if isinstance(value, bool) or value is None:
+            continue
+        if isinstance(value, (int, float)) and re.fullmatch(_RANDOM, name):
+            values[name] = type(value)(0)
+        elif isinstance(value, int):
+            values[name] = min(value, _size(name, value))
+        if name.endswith("token_id"):
+            values[name] = _TOKENS.get(name, 0)
+    values["use_cache"] = False
+    if "tie_word_embeddings" in values:
+        # Tying makes no difference between documents.
+        values["tie_word_embeddings"] = False
+    return type(config)(**values)
+
+
+def _size(name: str, value: int) -> int:
+    """Returns the size of the first pattern that `name` matches, or `value` if it matches none."""
+    for pattern, size in _SIZES:
+        if re.fullmatch(pattern, name):
+            return size
+    return value
+
+
+def _fewer_layers(values: dict[str, Any], depth: int) -> None:
+    """Keeps one layer of each kind, and the first ones.
+
+    Lists with an entry for every layer tell what kind a layer is.
+    """
+    lists = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, (list, tuple)) and len(value) == depth
+    }
+    kinds: dict[tuple, int] = {}
+    for position in range(depth):
+        kinds.setdefault(tuple(repr(value[position]) for value in lists.values()), position)
+    chosen = set(list(kinds.values())[: 2 * _LAYERS])
+    for position in range(depth):
+        if len(chosen) < min(_LAYERS, depth):
+            chosen.add(position)
+    for name, value in lists.items():
+        values[name] = [value[position] for position in sorted(chosen)]
+    for name, value in values.items():
+        if isinstance(value, int) and re.fullmatch(_DEPTHS, name):
+            values[name] = max(1, value * len(chosen) // depth)
+
+
+def _narrower(values: dict[str, Any], config: Any) -> None:
+    """Leaves fewer heads, and a hidden size that fits them."""
+    heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= _HEADS:
+        return
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        if value == hidden and re.fullmatch(_WIDTHS, name):
+            values[name] = _HEADS * max(1, hidden // heads)
+        elif re.fullmatch(_QUERY_HEADS, name):
+            values[name] = min(value, _HEADS)
+        elif re.fullmatch(_KEY_HEADS, name):
+            # Keys that are shared stay shared, by two queries each.
+            values[name] = _HEADS if value >= heads else min(value, _HEADS // 2)
