@@ -21,7 +21,7 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.runtime.backend import Backend
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
 
@@ -88,7 +88,7 @@ class Planes:
         except BaseException:
             store.close()
             raise
-        return cls(model, store, backend, HostAdamW(store, 0.9, 0.999, 1e-8, 0.01))
+        return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
 
     def close(self) -> None:
         """The backend belongs to the caller."""

@@ -20,9 +20,10 @@ from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
 from engine.runtime.backend import Backend
 from engine.runtime.eager_overhead import eager_rates
-from engine.runtime.host_adamw import HostAdamW
-from engine.runtime.host_kernels import Workers, default_threads, kernel, ranges
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host_kernels import kernel
 from engine.runtime.host_store import HostStore
+from engine.runtime.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
 """Of the planes that are copied and updated: far more than any cache holds."""
@@ -295,7 +296,7 @@ def _call_seconds(backend: Backend, store: HostStore, alone: float, seconds: flo
         for _ in range(CALLS):
             small.add_(1.0)
 
-    adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01)
+    adamw = HostAdamW(store, AdamWSettings())
     try:
         launch()
         once = _timed(backend, {Lane.COMPUTE: (launch, 8)})[Lane.COMPUTE] / 8
@@ -335,7 +336,7 @@ def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float)
 
 def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
     """Parameters a second."""
-    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads), store.layouts[UNIT].numel
+    adamw, numel = HostAdamW(store, AdamWSettings(), threads), store.layouts[UNIT].numel
     try:
         return _rates(
             backend, {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), numel)}, seconds
@@ -354,7 +355,7 @@ def _all_at_once(
     """AdamW, `alone` parameters a second by itself, beside copies of a plane both ways, of
     `copies[lane][1]` bytes a second without it: the rate of each while all three run.
     """
-    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01), store.layouts[UNIT].numel
+    adamw, numel = HostAdamW(store, AdamWSettings()), store.layouts[UNIT].numel
     calls = max(2, round(seconds * alone / numel))
     # Copies that last longer than the updates: some more than half of their speed is left to both.
     counts = {
@@ -385,14 +386,12 @@ def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> 
     """Parameters a second of a pass over the planes that AdamW reads and writes, shared by threads
     as its own is.
     """
-    planes = [
-        store.array(UNIT, name)
-        for name in ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
-    ]
+    names = ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+    planes = tuple(store.array(UNIT, name) for name in names)
     touch, workers, numel = kernel("touch"), Workers(threads, "sweep"), store.layouts[UNIT].numel
     try:
         return _rates(
-            backend, {Lane.HOST: (lambda: workers.share(touch, numel, *planes), numel)}, seconds
+            backend, {Lane.HOST: (lambda: workers.share(touch, numel, planes), numel)}, seconds
         )[Lane.HOST]
     finally:
         workers.close()

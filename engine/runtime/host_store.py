@@ -18,7 +18,8 @@ from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
-from engine.runtime.host_kernels import Workers, kernel, ranges
+from engine.runtime.host_kernels import kernel
+from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")

@@ -70,7 +70,7 @@ class StreamingEngine:
         validate(self.plan)
         width = model.config.get_text_config().hidden_size
         self._boundaries = HostBoundaries(
-            self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend
+            self.plan, tokens * width, TORCH_DTYPES[model.dtype], backend
         )
         self.state = DeviceState(model, self.plan, backend.device, tokens * width)
         store.register_states(self.plan.device_homes)

@@ -55,7 +55,7 @@ from engine.runs.recorder import RunRecorder
 from engine.runtime.backend import Backend
 from engine.runtime.ceilings import measure
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
 from engine.runtime.streaming_engine import StreamingEngine
@@ -227,7 +227,8 @@ def prepare(
             config, folder, recorder, model, store, backend, state is not None, watched
         )
         train = config.train
-        adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
+        settings = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
+        adamw = HostAdamW(store, settings)
         tokens = chosen.micro_batch_size * padded_length(
             max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len
         )
