@@ -23,7 +23,7 @@ from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, wai
 from engine.runtime.backend import Backend
 from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
-from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
+from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256
 """The last steps of a training, of which all spans are in memory until it ends."""
@@ -160,7 +160,11 @@ def run_steps(
     gc.collect()
     backend.reset_peak()
     engine = StreamingEngine(
-        model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0
+        model,
+        planes.store,
+        backend,
+        EngineSettings(choices, tokens, loss_chunk),
+        planes.adamw,
     )
     launches: list[float] = []
     began = mark = time.perf_counter()

@@ -35,7 +35,7 @@ class BlockArguments:
     kwargs: dict[str, Any]
     hidden_keyword: str | None
 
-    def call(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         """Run `block` on `hidden` [batch, tokens, width]; the block's hidden state, whether or not
         it returns more.
         """

@@ -58,7 +58,7 @@ from engine.runtime.generate import Sampler
 from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.train.explain import note_memory
 from engine.train.memory_account import MemoryAccount, data_bytes
 from engine.train.memory_shortage import ShareName
@@ -236,12 +236,10 @@ def prepare(
             model,
             store,
             backend,
-            chosen.choices,
-            tokens,
+            EngineSettings(
+                chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
+            ),
             adamw,
-            chosen.loss_chunk,
-            train.max_grad_norm,
-            train.seed,
         )
         account.holds(
             lambda: {

@@ -29,7 +29,7 @@ from engine.machine.cgroups import sample_host_memory
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30
@@ -108,7 +108,11 @@ def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     planes = Planes.open(llama(4, args.width), backend)
     batches = random_rows([4, 4], 512, 512)
     engine = StreamingEngine(
-        planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512
+        planes.model,
+        planes.store,
+        backend,
+        EngineSettings(PlanChoices(micro_batches=2), 2048, 512),
+        planes.adamw,
     )
     try:
         engine.train_step(1, batches, 1e-4)
