@@ -234,11 +234,10 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
 
 
 def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
-    assert context.adamw is not None  # an engine without an optimizer has no plan with updates
-    assert step.result is not None  # every update waits for `clip`
-    context.adamw.update(
-        op.unit, step.inputs.number, step.inputs.learning_rate, step.result.clip_factor
-    )
+    adamw, result = context.adamw, step.result
+    assert adamw is not None  # an engine without an optimizer has no plan with updates
+    assert result is not None  # every update waits for `clip`
+    adamw.update(op.unit, step.inputs.number, step.inputs.learning_rate, result.clip_factor)
 
 
 WORK: dict[OpKind, Work] = {
