@@ -33,8 +33,8 @@ work.
 
 
 def default_threads() -> int:
-    """Returns the number of threads that work on planes: the cores that this process may use, but for
-    two where there are many.
+    """Returns the number of threads that work on planes: the cores that this process may use, but
+    for two where there are many.
     """
     cores = usable_cores()
     if cores >= 4 * FREE_CORES:
