@@ -101,8 +101,8 @@ class Ceilings:
 def measure(
     backend: Backend, seconds: float, say: Callable[[str], None], for_plans: bool = False
 ) -> Ceilings:
-    """Returns the ceilings. Each figure is measured for about `seconds`, and the matrix product three
-    times as long, since clocks fall under a lasting load.
+    """Returns the ceilings. Each figure is measured for about `seconds`, and the matrix product
+    three times as long, since clocks fall under a lasting load.
 
     With `for_plans` it measures only what plans are made with: neither the host's figures with
     fewer threads nor the sweep. Raises FitError where the memory is not there.

@@ -161,8 +161,7 @@ class Sampler:
             free = self.engine.backend.free_memory() // 2
             waves, going = _waves(going, answers, spread, cost, free)
             for wave in waves:
-                groups = _cache_groups(wave, answers, spread)
-                going += _with_cache(self.engine, groups, answers, chooser)
+                going += _with_cache(self.engine, wave, spread, answers, chooser)
         while going:
             still: list[int] = []
             for group in _pass_groups(going, answers.rows):
@@ -249,10 +248,13 @@ def _cache_groups(wave: list[int], answers: _Answers, spread: int) -> list[_Grou
 
 
 def _with_cache(
-    engine: StreamingEngine, groups: list[_Group], answers: _Answers, chooser: _Chooser
+    engine: StreamingEngine, wave: list[int], spread: int, answers: _Answers, chooser: _Chooser
 ) -> list[int]:
-    """Answers the rows of `groups`. Returns the rows that a failing cache left unfinished."""
-    going = {row for group in groups for row in group.rows}
+    """Answers the rows of a wave. Returns the rows that a failing cache left unfinished; the memory
+    of the caches is free then.
+    """
+    groups = _cache_groups(wave, answers, spread)
+    going = set(wave)
     while groups:
         stops = [_next_stop(group, answers) for group in groups]
         tokens = [_next_tokens(group, stop, answers) for group, stop in zip(groups, stops)]

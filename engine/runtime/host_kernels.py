@@ -68,8 +68,8 @@ or one plane in fp32), exp_avg and exp_avg_sq. Each is flat, shape [numel].
 """
 Scalars = tuple[np.float32, ...]
 """A kernel gets the scalars of a step in this order: the clip factor, what weight decay leaves of a
-weight, 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction, the inverse root of the
-second one, eps, and what is added to squared gradients.
+weight, 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction, the inverse root of
+the second one, eps, and what is added to squared gradients.
 """
 
 
