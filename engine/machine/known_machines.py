@@ -63,7 +63,7 @@ and 495 backward.
 DEVICE_MEMORY_SHARE = 4164 / 4800
 """The H200 reaches this share of the bandwidth of its memory."""
 TO_DEVICE_SHARE, FROM_DEVICE_SHARE = 52 / 63.0, 50.7 / 63.0
-"""A copy reaches these shares of the link, each way while both are busy: the H200 on PCIe 5.0 x16."""
+"""A copy reaches these shares of the link, each way while both are busy: the H200, PCIe 5.0 x16."""
 
 ADAMW_BYTES = 26
 """AdamW reads and writes this many bytes of host memory for a parameter."""

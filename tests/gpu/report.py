@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import torch
 
-from engine.bench.steps import Planes, RunFigures, random_rows, run_steps
+from engine.bench.steps import Planes, RunFigures, RunSettings, random_rows, run_steps
 from engine.machine.cgroups import sample_host_memory
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
@@ -69,10 +69,8 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     try:
         run = run_steps(
             planes,
-            PlanChoices(micro_batches=2, host_boundaries=True),
             random_rows([4, 4], 512, 512),
-            4,
-            1e-4,
+            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 4, 1e-4),
         )
     finally:
         planes.close()
@@ -193,7 +191,7 @@ def train(
     )
     batches = random_rows([micro_batch] * choices.micro_batches, args.length, config.vocab_size)
 
-    run = run_steps(planes, choices, batches, steps, args.rate, loss_chunk, first)
+    run = run_steps(planes, batches, RunSettings(choices, steps, args.rate, loss_chunk, first))
     for s in run.steps:
         say(
             f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, "
