@@ -184,12 +184,12 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/runs/folder.py": {
         "_held of the module is changed": "the process's own locks, which a forked child must close"
     },
-    "engine/runtime/block_ops.py": {
+    "engine/runtime/compute_ops.py": {
         "step.inputs.caches is changed": "a step under way is where an op leaves what the next ones take",
         "step.hidden is changed": "a step under way is where an op leaves what the next ones take",
         "step.shapes is changed": "a step under way is where an op leaves what the next ones take",
         "step.arguments is changed": "a step under way is where an op leaves what the next ones take",
-        "self.state.norms is changed": "an element of a tensor on the device, written by the op that the plan gives it to",
+        "context.state.norms is changed": "an element of a tensor on the device, written by the op that the plan gives it to",
         "step.saved is changed": "a step under way is where an op leaves what the next ones take",
         "step.logits is changed": "a step under way is where an op leaves what the next ones take",
     },

@@ -1,6 +1,6 @@
-"""How near the engine comes to what this machine can do: steps on random weights, the same training
-with all states on the device, and the figures as tables. What the machine can do is measured in
-`engine.runtime.ceilings`.
+"""A benchmark shows how near the engine comes to what this machine can do. It takes steps on random
+weights, runs the same training with all states on the device, and prints the figures as tables.
+`engine.runtime.ceilings` measures what the machine can do.
 
 It may import the rooms before it in `engine`, up to `talk`.
 """

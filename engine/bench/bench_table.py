@@ -1,151 +1,178 @@
-"""The figures of `launch.py bench` as tables for people."""
+"""`launch.py bench` has figures, and this file writes them as tables for people."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from engine.words import GIB
 
+Row = tuple[str, str]
+"""A row of a table has a name and a value."""
+
 
 def as_text(result: dict[str, Any]) -> str:
-    """result: what `engine.cli.bench.measured` gives."""
-    machine, parts = result["machine"], [_ceilings(result["ceilings"])]
+    """Writes all tables for the result of `engine.cli.bench.measured`."""
+    machine = result["machine"]
+    parts = [f"{machine['device']}; {machine['cpu_name']}, {machine['cpu_cores']} cores"]
+    parts.append(_ceilings(result["ceilings"]))
     for training in result["trainings"]:
-        parts += [
-            streamed_as_text(training["streamed"]),
-            _resident(training["resident"], training["streamed"]),
-        ]
-    head = f"{machine['device']}; {machine['cpu_name']}, {machine['cpu_cores']} cores"
-    return "\n\n".join([head, *parts])
+        parts.append(streamed_as_text(training["streamed"]))
+        parts.append(_resident(training["resident"]))
+    return "\n\n".join(parts)
 
 
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
+def _table(title: str, rows: list[Row]) -> str:
     width = max(len(name) for name, _ in rows)
-    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows]
+    return "\n".join([title, *lines])
 
 
-def _ceilings(c: dict[str, Any]) -> str:
-    copies, adamw = (
-        " / ".join(f"{value / 1e9:,.2f}" for value in c[name].values())
-        for name in ("host_copy", "adamw")
-    )
-    threads = " / ".join(str(n) for n in c["adamw"])
-    return _table(
-        "This machine",
-        [
-            ("to the device, alone", _gb(c["h2d"])),
-            ("from the device, alone", _gb(c["d2h"])),
-            ("both ways at once", f"{_gb(c['h2d_with_d2h'])} to, {_gb(c['d2h_with_h2d'])} from"),
-            ("matrix product, sustained", _tflops(c["matmul"])),
-            (
-                "causal attention",
-                f"{_tflops(c['attention_forward'])} forward, {_tflops(c['attention_backward'])} "
-                "backward",
-            ),
-            *(
-                [
-                    ("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows"),
-                    ("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs"),
-                ]
-                if c.get("call")
-                else []
-            ),
-            ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
-            ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
-            ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
-            (
-                "AdamW while the bus is busy",
-                f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
-                f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device",
-            ),
-            ("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"),
-        ],
-    )
-
-
-def streamed_as_text(s: dict[str, Any]) -> str:
-    """The table of the streamed training alone."""
-    c, flops = s["choices"], s["tflops"]
-    exposed = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in s["exposed"].items())
-    busy = ", ".join(f"{lane} {_seconds(seconds)}" for lane, seconds in s["busy"].items())
-    kept, boundaries = c["kept_blocks"], "on the host" if c["host_boundaries"] else "on the device"
-    return _table(
-        f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters, {s['tokens_per_step']:,} "
-        f"tokens a step, mean of {s['steps']} steps",
-        [
-            (
-                "step, home to home",
-                f"{_seconds(s['seconds'])}, {s['tokens_per_second']:,.0f} tokens/s",
-            ),
-            (
-                "predicted",
-                f"{_seconds(s['predicted_seconds'])} "
-                f"({_percent(s['predicted_seconds'] / s['seconds'] - 1, '+')})",
-            ),
-            (
-                "TFLOPS",
-                f"{flops['parameters']:,.4g} (6 x parameters x tokens), {flops['model']:,.4g} "
-                "(causal model FLOPs)",
-            ),
-            (
-                "work done by the device",
-                f"{flops['hardware']:,.4g} TFLOPS with recompute, {_percent(s['utilisation'])} of "
-                "its matrix products",
-            ),
-            ("bound by", s["bound"]),
-            ("exposed", f"{_percent(s['exposed_share'])} of the step: {exposed}"),
-            ("busy", busy),
-            (
-                "AdamW in the step",
-                f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, "
-                f"{_percent(s['adamw_of_sweep'])} of a sweep in place",
-            ),
-            (
-                "Python",
-                f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time",
-            ),
-            (
-                "plan",
-                f"{c['micro_batches']} x {c['micro_batch_size']} rows, rounds {c['rounds']}, "
-                f"{c['resident_blocks']} blocks resident, {kept} keep activations, boundaries "
-                f"{boundaries}",
-            ),
-            *(
-                [
-                    (
-                        "memory of the device",
-                        f"peak {s['peak_device_bytes'] / GIB:,.2f} GiB allocated, planned "
-                        f"{s['planned_device_bytes'] / GIB:,.2f}",
-                    )
-                ]
-                if s["peak_device_bytes"]
-                else []
-            ),
-            (
-                "memory of the host",
-                f"{s['host_rss_bytes'] / GIB:,.2f} GiB, "
-                f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
-                f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries among them",
-            ),
-        ],
-    )
-
-
-def _resident(r: dict[str, Any], streamed: dict[str, Any]) -> str:
-    title = "The same with all states on the device (plain transformers, fused AdamW)"
-    if not r["ways"]:
-        return _table(title, [("not measured", r["why_not"])])
+def _ceilings(ceilings: dict[str, Any]) -> str:
+    c = ceilings
+    copies = _in_billions(c["host_copy"].values())
+    adamw = _in_billions(c["adamw"].values())
+    threads = " / ".join(str(count) for count in c["adamw"])
     rows = [
+        ("to the device, alone", _gb(c["h2d"])),
+        ("from the device, alone", _gb(c["d2h"])),
+        ("both ways at once", f"{_gb(c['h2d_with_d2h'])} to, {_gb(c['d2h_with_h2d'])} from"),
+        ("matrix product, sustained", _tflops(c["matmul"])),
         (
-            f"{'with' if way['recompute'] else 'without'} recompute",
-            f"{_seconds(way['seconds'])}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
-            f"of {way['micro_batch_size']} rows"
-            + (f", peak {way['peak'] / GIB:,.2f} GiB" if way["peak"] else ""),
-        )
-        for way in r["ways"]
+            "causal attention",
+            f"{_tflops(c['attention_forward'])} forward, {_tflops(c['attention_backward'])} "
+            "backward",
+        ),
     ]
-    rows.append(("streamed against the better", f"{r['ratio']:,.3f} x its speed"))
-    return _table(title, rows + ([("not measured", r["why_not"])] if r["why_not"] else []))
+    if c.get("call"):
+        rows += [
+            ("attention of packed rows", f"{_tflops(c['packed_attention'])} in long rows"),
+            ("a launch beside AdamW", f"{1e6 * c['call']:,.1f} µs"),
+        ]
+    rows += [
+        ("memory of the device", f"{_gb(c['device_memory'])} read and written"),
+        ("memory of the host", f"{copies} GB/s read and written, with {threads} threads"),
+        ("AdamW on the host", f"{adamw} billion parameters/s, with {threads} threads"),
+        (
+            "AdamW while the bus is busy",
+            f"{c['adamw_with_copies'] / 1e9:,.2f} billion parameters/s beside "
+            f"{_gb(c['h2d_with_all'])} to and {_gb(c['d2h_with_all'])} from the device",
+        ),
+        ("a sweep over its planes", f"{c['sweep'] / 1e9:,.2f} billion parameters/s"),
+    ]
+    return _table("This machine", rows)
+
+
+def streamed_as_text(streamed: dict[str, Any]) -> str:
+    """Returns the table of the streamed training alone."""
+    s = streamed
+    title = (
+        f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters, {s['tokens_per_step']:,} "
+        f"tokens a step, mean of {s['steps']} steps"
+    )
+    return _table(title, [*_speed_rows(s), *_wait_rows(s), _plan_row(s), *_memory_rows(s)])
+
+
+def _speed_rows(s: dict[str, Any]) -> list[Row]:
+    flops = s["tflops"]
+    return [
+        (
+            "step, home to home",
+            f"{_seconds(s['seconds'])}, {s['tokens_per_second']:,.0f} tokens/s",
+        ),
+        (
+            "predicted",
+            f"{_seconds(s['predicted_seconds'])} "
+            f"({_percent(s['predicted_seconds'] / s['seconds'] - 1, '+')})",
+        ),
+        (
+            "TFLOPS",
+            f"{flops['parameters']:,.4g} (6 x parameters x tokens), {flops['model']:,.4g} "
+            "(causal model FLOPs)",
+        ),
+        (
+            "work done by the device",
+            f"{flops['hardware']:,.4g} TFLOPS with recompute, {_percent(s['utilisation'])} of "
+            "its matrix products",
+        ),
+    ]
+
+
+def _wait_rows(s: dict[str, Any]) -> list[Row]:
+    exposed = [f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in s["exposed"].items()]
+    busy = [f"{lane} {_seconds(seconds)}" for lane, seconds in s["busy"].items()]
+    return [
+        ("bound by", s["bound"]),
+        ("exposed", f"{_percent(s['exposed_share'])} of the step: {', '.join(exposed)}"),
+        ("busy", ", ".join(busy)),
+        (
+            "AdamW in the step",
+            f"{s['adamw_parameters_per_second'] / 1e9:,.2f} billion parameters/s, "
+            f"{_percent(s['adamw_of_sweep'])} of a sweep in place",
+        ),
+        (
+            "Python",
+            f"launches a step's work in {_seconds(s['launch_seconds'])} of processor time",
+        ),
+    ]
+
+
+def _plan_row(s: dict[str, Any]) -> Row:
+    choices = s["choices"]
+    boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    return (
+        "plan",
+        f"{choices['micro_batches']} x {choices['micro_batch_size']} rows, rounds "
+        f"{choices['rounds']}, {choices['resident_blocks']} blocks resident, "
+        f"{choices['kept_blocks']} keep activations, boundaries {boundaries}",
+    )
+
+
+def _memory_rows(s: dict[str, Any]) -> list[Row]:
+    rows: list[Row] = []
+    if s["peak_device_bytes"]:
+        rows.append(
+            (
+                "memory of the device",
+                f"peak {s['peak_device_bytes'] / GIB:,.2f} GiB allocated, planned "
+                f"{s['planned_device_bytes'] / GIB:,.2f}",
+            )
+        )
+    rows.append(
+        (
+            "memory of the host",
+            f"{s['host_rss_bytes'] / GIB:,.2f} GiB, "
+            f"{s['host_rss_bytes'] / s['parameters']:,.2f} bytes a parameter, "
+            f"{s['host_boundaries_bytes'] / GIB:,.2f} GiB of boundaries among them",
+        )
+    )
+    return rows
+
+
+def _resident(resident: dict[str, Any]) -> str:
+    title = "The same with all states on the device (plain transformers, fused AdamW)"
+    missing = ("not measured", resident["why_not"])
+    if not resident["ways"]:
+        return _table(title, [missing])
+    rows = [_way_row(way) for way in resident["ways"]]
+    rows.append(("streamed against the better", f"{resident['ratio']:,.3f} x its speed"))
+    if resident["why_not"]:
+        rows.append(missing)
+    return _table(title, rows)
+
+
+def _way_row(way: dict[str, Any]) -> Row:
+    value = (
+        f"{_seconds(way['seconds'])}, {way['tflops']['parameters']:,.4g} TFLOPS, micro-batches "
+        f"of {way['micro_batch_size']} rows"
+    )
+    if way["peak"]:
+        value += f", peak {way['peak'] / GIB:,.2f} GiB"
+    return f"{'with' if way['recompute'] else 'without'} recompute", value
+
+
+def _in_billions(values: Iterable[float]) -> str:
+    return " / ".join(f"{value / 1e9:,.2f}" for value in values)
 
 
 def _gb(rate: float) -> str:

@@ -1,6 +1,6 @@
-"""Training of the same shape as everyone does it where it fits: weights, gradients and moments all
-on the device, plain transformers, torch's fused AdamW. What streaming is compared with, on the same
-device and in the same run.
+"""Training of the same shape is done here as everyone does it where it fits: weights, gradients and
+moments all on the device, plain transformers, torch's fused AdamW. Streaming is compared with it,
+on the same device and in the same run.
 """
 
 from __future__ import annotations
@@ -24,28 +24,48 @@ from engine.model.library import empty_model
 from engine.model.units import TORCH_DTYPES
 from engine.runtime.backend import Backend
 from engine.runtime.compiled import compiled_function, set_up_compiler
-from engine.runtime.loss import cross_entropy
+from engine.runtime.loss import LossChunks, cross_entropy
 
 STATE_COPIES = 4
-"""Weight, gradient and two moments, all in the model's dtype."""
+"""A parameter has a weight, a gradient and two moments, all in the model's dtype."""
+LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class ResidentSettings:
+    """A training with all states on the device is run with these settings."""
+
+    recompute: bool
+    """Blocks are checkpointed."""
+    sizes: Sequence[int]
+    """These rows of a micro-batch are tried, most wanted first. A size that the device has no
+    memory for is passed over.
+    """
+    loss_chunk: int
+    """The logits of this many positions exist at once."""
+    seconds: float
+    """Steps are taken for about this long."""
+    compiled: bool = False
+    """It has the kernels that a compiled streamed step has."""
 
 
 @dataclass(frozen=True)
 class ResidentFigures:
-    """Training with all states on the device. `recompute`: blocks are checkpointed."""
+    """A training with all states on the device came to these figures."""
 
     recompute: bool
+    """Blocks were checkpointed."""
     micro_batch_size: int
     steps: int
-    """Steps of the steady state."""
+    """The steady state had this many steps."""
     seconds: float
-    """Of a step, the mean over these."""
+    """A step took this long, as the mean over these."""
     peak: int
-    """Most device bytes allocated at once."""
+    """At most this many device bytes were allocated at once."""
 
 
 def resident_bytes(parameters: int, dtype: str) -> int:
-    """Bytes of all states on the device."""
+    """Returns the bytes of all states on the device."""
     return STATE_COPIES * parameters * TORCH_DTYPES[dtype].itemsize
 
 
@@ -54,56 +74,40 @@ def train_resident(
     model: ModelConfig,
     backend: Backend,
     batches: Sequence[MicroBatch],
-    recompute: bool,
-    sizes: Sequence[int],
-    loss_chunk: int,
-    seconds: float,
-    compiled: bool = False,
+    settings: ResidentSettings,
 ) -> ResidentFigures:
-    """Steps over `batches` from random weights for about `seconds`, the first half of them to warm
-    up. sizes: rows of a micro-batch to try, most wanted first; one that the device has no memory
-    for is passed over. compiled: with the kernels that a compiled streamed step has. Raises
-    FitError when none fits.
+    """Takes steps over `batches` from random weights, the first half of them to warm up. Raises
+    FitError when no size of a micro-batch fits.
     """
-    for size in sizes:
-        trained = optimizer = None
-        gc.collect()
-        backend.reset_peak()
+    for size in settings.sizes:
+        _forget_what_was_before(backend)
         try:
-            trained = _random_model(config, model, backend.device, compiled)
-            if recompute:
-                # The new name came with transformers 5.2x, the old one goes with 6.
-                enable = (
-                    getattr(trained, "activation_checkpointing_enable", None)
-                    or trained.gradient_checkpointing_enable
-                )
-                enable({"use_reentrant": False})
-            optimizer = torch.optim.AdamW(
-                trained.parameters(), lr=1e-6, weight_decay=0.01, fused=True
-            )
-            taken = _steps(
-                trained, optimizer, backend, _split(batches, size), loss_chunk, seconds, compiled
-            )
+            trained = _random_model(config, model, backend.device, settings.compiled)
+            taken = _train(trained, backend, _split(batches, size), settings)
             steady = taken[len(taken) // 2 :]
-            return ResidentFigures(
-                recompute, size, len(steady), sum(steady) / len(steady), backend.memory()["peak"]
-            )
+            mean = sum(steady) / len(steady)
+            peak = backend.memory()["peak"]
+            return ResidentFigures(settings.recompute, size, len(steady), mean, peak)
         except torch.OutOfMemoryError:
-            pass
+            pass  # a smaller size may fit
         finally:
-            trained = optimizer = None
-            gc.collect()
-            backend.reset_peak()
+            # The next model must find the memory of this one free.
+            trained = None
+            _forget_what_was_before(backend)
     raise FitError(
-        f"Training with all states on the device runs out of its memory even with {sizes[-1]} rows "
-        "at once."
+        "Training with all states on the device runs out of its memory even with "
+        f"{settings.sizes[-1]} rows at once."
     )
 
 
-def _random_model(
-    config: Any, model: ModelConfig, device: torch.device, compiled: bool
-) -> nn.Module:
-    attention = "sdpa" if model.attention == "auto" else model.attention
+def _forget_what_was_before(backend: Backend) -> None:
+    gc.collect()
+    backend.reset_peak()
+
+
+def _random_model(config: Any, model: ModelConfig, device: torch.device, compiled: bool) -> Any:
+    """Builds a model of transformers with random weights on the device."""
+    attention: str = "sdpa" if model.attention == "auto" else model.attention
     if compiled:
         set_up_compiler()
         attention = DOCUMENTS
@@ -116,13 +120,9 @@ def _random_model(
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
+            # Tied parameters are one object, and stay one.
             if id(parameter) not in filled:
-                values = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
-                if parameter.dim() > 1:
-                    values.normal_(0.0, 0.02)
-                elif name == "weight":
-                    values.fill_(1.0)
-                filled[id(parameter)] = nn.Parameter(values)
+                filled[id(parameter)] = _random_parameter(name, parameter, device)
             module._parameters[name] = filled[id(parameter)]
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -130,9 +130,19 @@ def _random_model(
     return built.train()
 
 
+def _random_parameter(name: str, like: nn.Parameter, device: torch.device) -> nn.Parameter:
+    """Returns a parameter of the same shape: random for matrices, 1 for norms, 0 for biases."""
+    values = torch.zeros(like.shape, dtype=like.dtype, device=device)
+    if like.dim() > 1:
+        values.normal_(0.0, 0.02)
+    elif name == "weight":
+        values.fill_(1.0)
+    return nn.Parameter(values)
+
+
 def _split(batches: Sequence[MicroBatch], size: int) -> list[MicroBatch]:
-    """The same rows in micro-batches of at most `size`, as equal as can be."""
-    parts = []
+    """Returns the same rows in micro-batches of at most `size`, as equal as can be."""
+    parts: list[MicroBatch] = []
     for batch in batches:
         for start, stop in micro_batch_bounds(len(batch.input_ids), size):
             ids, labels = batch.input_ids[start:stop], batch.labels[start:stop]
@@ -140,61 +150,56 @@ def _split(batches: Sequence[MicroBatch], size: int) -> list[MicroBatch]:
     return parts
 
 
-def _steps(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    backend: Backend,
-    batches: Sequence[MicroBatch],
-    loss_chunk: int,
-    seconds: float,
-    compiled: bool,
+def _train(
+    model: Any, backend: Backend, batches: Sequence[MicroBatch], settings: ResidentSettings
 ) -> list[float]:
-    """Seconds of each step: at least four."""
-    tokens = [
-        (
-            torch.from_numpy(b.input_ids).to(backend.device),
-            torch.from_numpy(b.labels).to(backend.device),
-        )
-        for b in batches
-    ]
-    count = sum(b.loss_tokens for b in batches)
+    """Trains, and returns the seconds of each step: at least four."""
+    if settings.recompute:
+        # The new name came with transformers 5.2x, the old one goes with 6.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        if enable is None:
+            enable = model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01, fused=True)
+    on_device = []
+    for batch in batches:
+        ids = torch.from_numpy(batch.input_ids).to(backend.device)
+        labels = torch.from_numpy(batch.labels).to(backend.device)
+        on_device.append((ids, labels))
+    scale = 1.0 / sum(batch.loss_tokens for batch in batches)
+    chunks = LossChunks(settings.loss_chunk, settings.compiled)
     backend.drain()
     taken: list[float] = []
-    while len(taken) < 4 or sum(taken) < seconds:
+    while len(taken) < LEAST_STEPS or sum(taken) < settings.seconds:
         began = time.perf_counter()
-        for ids, labels in tokens:
-            _accumulate(model, ids, labels, 1.0 / count, loss_chunk, compiled)
+        for ids, labels in on_device:
+            _accumulate(model, ids, labels, scale, chunks)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        # The gradients stay allocated: all states are on the device.
         optimizer.zero_grad(set_to_none=False)
-        backend.drain()
+        backend.drain()  # the time of a step is that of the device, not of its launches
         taken.append(time.perf_counter() - began)
     return taken
 
 
 def _accumulate(
-    model: nn.Module,
-    ids: torch.Tensor,
-    labels: torch.Tensor,
-    scale: float,
-    loss_chunk: int,
-    compiled: bool,
+    model: Any, ids: torch.Tensor, labels: torch.Tensor, scale: float, chunks: LossChunks
 ) -> None:
-    """Add the gradients of one micro-batch; its logits are never all in memory, as in the streamed
-    step. A soft cap of the logits, which a few families have and which costs next to nothing, is
-    left out.
+    """Adds the gradients of one micro-batch, `ids` and `labels` [rows, tokens].
+
+    Its logits are never all in memory, as in the streamed step. A soft cap of the logits, which a
+    few families have and which costs next to nothing, is left out.
     """
     hidden = model.base_model(input_ids=ids, use_cache=False)[0]
-    head, states, targets = (
-        model.get_output_embeddings(),
-        hidden.detach().flatten(0, 1),
-        labels.flatten(),
-    )
+    head = model.get_output_embeddings()
+    states, targets = hidden.detach().flatten(0, 1), labels.flatten()
     gradient = torch.empty_like(states)
-    loss_of = compiled_function(cross_entropy) if compiled else cross_entropy
-    for start in range(0, len(states), loss_chunk):
-        piece = states[start : start + loss_chunk].requires_grad_()
-        loss = loss_of(head(piece), targets[start : start + loss_chunk]) * scale
+    loss_of = compiled_function(cross_entropy) if chunks.compiled else cross_entropy
+    for start in range(0, len(states), chunks.size):
+        stop = start + chunks.size
+        piece = states[start:stop].requires_grad_()
+        loss = loss_of(head(piece), targets[start:stop]) * scale
         loss.backward()
-        gradient[start : start + loss_chunk] = piece.grad
+        gradient[start:stop] = piece.grad
     hidden.backward(gradient.view_as(hidden))

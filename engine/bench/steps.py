@@ -1,4 +1,4 @@
-"""Steps of a model with random weights, and what their spans and the allocator say of them."""
+"""A model with random weights takes steps. Their spans and the allocator tell the figures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,17 +17,18 @@ from engine.config.settings import ModelConfig
 from engine.data.rows import IGNORED, MicroBatch
 from engine.fit.cost import parameter_flops
 from engine.model.build import build_model
+from engine.model.layout import PLANE_ITEM_BYTES
 from engine.model.units import StreamedModel
 from engine.plan.choices import PlanChoices
-from engine.plan.ops import Lane, Span
+from engine.plan.ops import Lane, OpKind, Span
 from engine.plan.waits import as_records, overlap_seconds, seconds_by_cause, waits_of
 from engine.runtime.backend import Backend
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
-from engine.runtime.streaming_engine import AppliedStep, StreamingEngine
+from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256
-"""The last steps of a training, of which all spans are in memory until it ends."""
+"""Of a training, all spans of this many last steps stay in memory until it ends."""
 
 PAIRS = (
     (Lane.H2D, Lane.COMPUTE),
@@ -34,16 +36,17 @@ PAIRS = (
     (Lane.H2D, Lane.D2H),
     (Lane.HOST, Lane.COMPUTE),
 )
+DEVICE_LANES = (Lane.H2D, Lane.COMPUTE, Lane.D2H)
 
 
 def random_rows(
     sizes: Sequence[int], length: int, vocabulary: int, seed: int = 0
 ) -> list[MicroBatch]:
-    """Micro-batches of `sizes` full rows of random tokens, low ids far more often than high ones,
-    so that there is something to learn.
+    """Returns micro-batches of `sizes` full rows of random tokens. Low ids are far more frequent
+    than high ones, so that there is something to learn.
     """
     generator = np.random.default_rng(seed)
-    batches = []
+    batches: list[MicroBatch] = []
     for rows in sizes:
         ids = (vocabulary * generator.random((rows, length)) ** 4).astype(np.int64)
         labels = np.full((rows, length), IGNORED)
@@ -54,7 +57,7 @@ def random_rows(
 
 @dataclass
 class Planes:
-    """A model with random weights in host planes, and what updates them."""
+    """A model with random weights lies in host planes, with the optimizer that updates them."""
 
     model: StreamedModel
     store: HostStore
@@ -66,11 +69,13 @@ class Planes:
         cls,
         config: Any,
         backend: Backend,
-        dtype: str = "bfloat16",
+        dtype: Literal["bfloat16", "float32"] = "bfloat16",
         seed: int = 0,
-        attention: str = "auto",
+        attention: Literal["auto", "sdpa", "eager"] = "auto",
     ) -> Planes:
-        """config: of transformers. Raises ModelError or FitError."""
+        """Builds the model of a transformers `config` and fills its planes. Raises ModelError or
+        FitError.
+        """
         model = build_model(
             config, ModelConfig(source="random", init="random", dtype=dtype, attention=attention)
         )
@@ -88,145 +93,180 @@ class Planes:
         except BaseException:
             store.close()
             raise
-        return cls(model, store, backend, HostAdamW(store, 0.9, 0.999, 1e-8, 0.01))
+        return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
 
     def close(self) -> None:
-        """The backend belongs to the caller."""
+        """Gives the memory of the planes back. The backend belongs to the caller."""
         self.adamw.close()
         self.store.close()
 
 
 @dataclass
 class StepFigures:
-    """One step, from the end of the last update before it to the end of its own."""
+    """A step goes from the end of the last update before it to the end of its own last update."""
 
     step: int
     loss: float
     grad_norm: float
     seconds: float
     tflops: float
-    """6 x parameters that a token passes through x tokens / seconds."""
+    """This is 6 x parameters that a token passes through x tokens / seconds."""
     exposed: dict[str, float]
-    """Seconds that COMPUTE waited, by cause."""
+    """COMPUTE waited these seconds, by cause."""
     overlap: dict[str, float]
-    """Seconds in which two lanes worked at once, and all three of the device."""
+    """Two lanes worked at once for these seconds, and so did all three of the device."""
     busy: dict[str, float]
-    """Seconds of work by lane."""
+    """Each lane worked these seconds."""
     by_kind: dict[str, float]
-    """Seconds of work by kind of op."""
+    """Ops of each kind took these seconds."""
     gaps: list[tuple[str, float]]
-    """The longest waits of COMPUTE: the op that came after, and seconds."""
+    """COMPUTE waited longest before these ops; the seconds stand with them."""
     retries: int
-    """How often, since the process began, the allocator ran out and had to wait for the device."""
+    """Since the process began, the allocator ran out this often and had to wait for the device."""
     rates: dict[str, float]
-    """GB/s of whole planes to and from the device, and billions of parameters updated a second."""
+    """Whole planes went to and from the device at these GB/s, and so many billions of parameters
+    were updated a second.
+    """
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """What some steps in a row came to."""
+    """Some steps in a row came to these figures."""
 
     steps: list[StepFigures]
     timeline: list[dict[str, Any]]
-    """Spans of the last step and of the one before it, in seconds from the first, as the record of
-    a run keeps them.
+    """These are the spans of the last step and of the one before it, in seconds from the first, as
+    the record of a run keeps them.
     """
     peak: int
-    """Most device bytes allocated at once."""
+    """At most this many device bytes were allocated at once."""
     reserved: int
-    """Most that was reserved from the driver, gaps included."""
+    """At most this many bytes were reserved from the driver, gaps included."""
     fixed: int
-    """Bytes of the plan's own buffers."""
+    """The plan's own buffers take this many bytes."""
     host_boundaries: int
     launches: list[float]
-    """Seconds of processor time, by step, of the thread that launches the ops of COMPUTE."""
-
-
-def run_steps(
-    planes: Planes,
-    choices: PlanChoices,
-    batches: Sequence[MicroBatch],
-    steps: int,
-    rate: float,
-    loss_chunk: int = 1024,
-    first: int = 1,
-    seconds: float = 0.0,
-) -> RunFigures:
-    """Train on one fixed batch, without a pause between steps: `steps` of them, and more until
-    `seconds` are over. `first`: number of the first step.
+    """In each step, the thread that launches the ops of COMPUTE took these seconds of processor
+    time.
     """
-    tokens = max(b.input_ids.size for b in batches)
-    backend, model = planes.backend, planes.model
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Steps in a row are taken with these settings."""
+
+    choices: PlanChoices
+    steps: int
+    """At least this many steps are taken."""
+    rate: float
+    loss_chunk: int = 1024
+    first: int = 1
+    """The first step has this number."""
+    seconds: float = 0.0
+    """Steps are taken until at least this long has passed."""
+
+
+def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettings) -> RunFigures:
+    """Trains on one fixed batch, without a pause between steps, and returns the figures."""
+    backend = planes.backend
     gc.collect()
     backend.reset_peak()
     engine = StreamingEngine(
-        model, planes.store, backend, choices, tokens, planes.adamw, loss_chunk, max_grad_norm=1.0
+        planes.model,
+        planes.store,
+        backend,
+        EngineSettings(
+            settings.choices,
+            tokens=max(batch.input_ids.size for batch in batches),
+            loss_chunk=settings.loss_chunk,
+            max_grad_norm=1.0,
+        ),
+        planes.adamw,
     )
+    try:
+        applied, launches = _take_steps(engine, batches, settings)
+        last_spans = [span for step in list(applied)[-2:] for span in step.applied.spans]
+        tokens = sum(batch.tokens for batch in batches)
+        figures: list[StepFigures] = []
+        previous: list[Span] | None = None
+        for step in applied:
+            figures.append(_step_figures(step, previous, tokens, planes))
+            previous = step.applied.spans
+        memory = backend.memory()
+        return RunFigures(
+            steps=figures,
+            timeline=as_records(last_spans),
+            peak=memory["peak"],
+            reserved=memory["peak_reserved"],
+            fixed=engine.state.fixed_bytes(),
+            host_boundaries=engine.boundary_bytes,
+            launches=launches,
+        )
+    finally:
+        engine.close()
+
+
+@dataclass(frozen=True)
+class _TakenStep:
+    """A step with the seconds that it took, and the allocator's retries up to its end."""
+
+    applied: AppliedStep
+    seconds: float
+    retries: int
+
+
+def _take_steps(
+    engine: StreamingEngine, batches: Sequence[MicroBatch], settings: RunSettings
+) -> tuple[deque[_TakenStep], list[float]]:
+    """Returns the last steps, and the processor time of each launch."""
+    taken: deque[_TakenStep] = deque(maxlen=STEPS_KEPT)
     launches: list[float] = []
     began = mark = time.perf_counter()
-    applied_steps: deque[tuple[AppliedStep, float, int]] = deque(maxlen=STEPS_KEPT)
 
     def on_applied(applied: AppliedStep) -> None:
         # No more than this: figures of thousands of spans would take the interpreter from the
         # thread that launches.
         nonlocal mark
         now = time.perf_counter()
-        applied_steps.append((applied, now - mark, backend.memory()["retries"]))
+        taken.append(_TakenStep(applied, now - mark, engine.backend.memory()["retries"]))
         mark = now
 
-    try:
-        number = first
-        while number < first + steps or time.perf_counter() - began < seconds:
-            before = time.thread_time()
-            engine.train_step(number, batches, rate, on_applied)
-            launches.append(time.thread_time() - before)
-            number += 1
-        engine.drain()
-        timeline = as_records(
-            [span for applied, *_ in list(applied_steps)[-2:] for span in applied.spans]
-        )
-        tokens_per_step, previous, figures = sum(b.tokens for b in batches), None, []
-        for applied, took, retries in applied_steps:
-            figures.append(_step_figures(applied, previous, took, retries, tokens_per_step, planes))
-            previous = applied.spans
-        memory = backend.memory()
-        return RunFigures(
-            figures,
-            timeline,
-            memory["peak"],
-            memory["peak_reserved"],
-            engine.state.fixed_bytes(),
-            engine.boundary_bytes,
-            launches,
-        )
-    finally:
-        engine.close()
+    number = settings.first
+    while (
+        number < settings.first + settings.steps or time.perf_counter() - began < settings.seconds
+    ):
+        before = time.thread_time()
+        engine.train_step(number, batches, settings.rate, on_applied)
+        launches.append(time.thread_time() - before)
+        number += 1
+    engine.drain()
+    return taken, launches
 
 
 def _step_figures(
-    applied: AppliedStep,
-    previous: list[Span] | None,
-    took: float,
-    retries: int,
-    tokens: int,
-    planes: Planes,
+    taken: _TakenStep, previous: list[Span] | None, tokens: int, planes: Planes
 ) -> StepFigures:
+    """Returns the figures of a step of `tokens` tokens. `previous` are the spans of the step before
+    it.
+    """
+    applied, spans = taken.applied, taken.applied.spans
+    inline = planes.backend.device.type == "cpu"
+    flops = parameter_flops(planes.model.active_parameters, tokens)
+    # The updates of the step before run under this one's forward.
+    updates_before = [span for span in previous or () if span.op.lane == Lane.HOST]
     return StepFigures(
-        applied.step,
-        applied.loss,
-        applied.grad_norm,
-        took,
-        parameter_flops(planes.model.active_parameters, tokens) / took / 1e12,
-        seconds_by_cause(
-            waits_of(applied.spans, previous, inline=planes.backend.device.type == "cpu")
-        ),
-        # The updates of the step before run under this one's forward.
-        overlaps([*(s for s in previous or () if s.op.lane == Lane.HOST), *applied.spans]),
-        {lane: overlap_seconds(applied.spans, lane, lane) for lane in Lane},
-        seconds_by_kind(applied.spans),
-        longest_gaps(applied.spans, previous),
-        retries,
-        rates(applied.spans, planes),
+        step=applied.step,
+        loss=applied.loss,
+        grad_norm=applied.grad_norm,
+        seconds=taken.seconds,
+        tflops=flops / taken.seconds / 1e12,
+        exposed=seconds_by_cause(waits_of(spans, previous, inline=inline)),
+        overlap=overlaps([*updates_before, *spans]),
+        busy={lane: overlap_seconds(spans, lane, lane) for lane in Lane},
+        by_kind=seconds_by_kind(spans),
+        gaps=longest_gaps(spans, previous),
+        retries=taken.retries,
+        rates=rates(spans, planes),
     )
 
 
@@ -234,14 +274,16 @@ def _step_figures(
 
 
 def overlaps(spans: Sequence[Span]) -> dict[str, float]:
-    """Seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, were at work."""
+    """Returns the seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, worked at
+    once.
+    """
     result = {f"{a}+{b}": overlap_seconds(spans, a, b) for a, b in PAIRS}
-    edges = sorted(
-        [(s.start, s.op.lane, 1) for s in spans] + [(s.end, s.op.lane, -1) for s in spans]
-    )
-    running, last, together = defaultdict(int), 0.0, 0.0
-    for moment, lane, change in edges:
-        if all(running[name] for name in (Lane.H2D, Lane.COMPUTE, Lane.D2H)):
+    begins = [(span.start, span.op.lane, 1) for span in spans]
+    ends = [(span.end, span.op.lane, -1) for span in spans]
+    running: dict[Lane, int] = defaultdict(int)
+    last = together = 0.0
+    for moment, lane, change in sorted(begins + ends):
+        if all(running[name] for name in DEVICE_LANES):
             together += moment - last
         running[lane] += change
         last = moment
@@ -251,21 +293,19 @@ def overlaps(spans: Sequence[Span]) -> dict[str, float]:
 def longest_gaps(
     spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12
 ) -> list[tuple[str, float]]:
-    """Between two ops of COMPUTE, the last op of the step before among them, in the order of their
-    length.
+    """Returns the longest gaps between two ops of COMPUTE, longest first: the op after the gap, and
+    seconds. The gap after the last op of the step before counts too.
     """
-    own = [s for s in spans if s.op.lane == Lane.COMPUTE]
-    last = (
-        [max((s for s in previous if s.op.lane == Lane.COMPUTE), key=lambda s: s.end)]
-        if previous
-        else []
-    )
-    pairs = zip([*last, *own], [*last, *own][1:])
-    gaps = [(after.op.label, after.start - before.end) for before, after in pairs]
+    own = [span for span in spans if span.op.lane == Lane.COMPUTE]
+    if previous:
+        before = [span for span in previous if span.op.lane == Lane.COMPUTE]
+        own = [max(before, key=lambda span: span.end), *own]
+    gaps = [(after.op.label, after.start - earlier.end) for earlier, after in pairwise(own)]
     return sorted(gaps, key=lambda gap: gap[1], reverse=True)[:count]
 
 
 def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
+    """Returns the seconds that ops of each kind took together."""
     result: dict[str, float] = defaultdict(float)
     for span in spans:
         result[span.op.kind] += span.end - span.start
@@ -273,21 +313,19 @@ def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
 
 
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
-    item = (
-        {"weight_high": 2, "grad": 2}
-        if planes.model.dtype == "bfloat16"
-        else {"weight_high": 4, "grad": 4}
-    )
+    """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
+    updated a second on the host. A rate is 0 where nothing of its kind was done.
+    """
+    item = PLANE_ITEM_BYTES[planes.model.dtype]
     layouts = planes.store.layouts
-    result = {}
+    result: dict[str, float] = {}
     for name, kind, scale in (
-        ("h2d_gb_s", "prefetch", item["weight_high"] / 1e9),
-        ("d2h_gb_s", "offload", item["grad"] / 1e9),
-        ("adamw_g_s", "update", 1e-9),
+        ("h2d_gb_s", OpKind.PREFETCH, item["weight_high"] / 1e9),
+        ("d2h_gb_s", OpKind.OFFLOAD, item["grad"] / 1e9),
+        ("adamw_g_s", OpKind.UPDATE, 1e-9),
     ):
-        chosen = [s for s in spans if s.op.kind == kind]
-        seconds = sum(s.end - s.start for s in chosen)
-        result[name] = (
-            scale * sum(layouts[s.op.unit].numel for s in chosen) / seconds if seconds else 0.0
-        )
+        chosen = [span for span in spans if span.op.kind == kind]
+        seconds = sum(span.end - span.start for span in chosen)
+        numel = sum(layouts[span.op.unit].numel for span in chosen)
+        result[name] = scale * numel / seconds if seconds else 0.0
     return result

@@ -25,7 +25,7 @@ from engine.runs.folder import open_run
 from engine.runtime.backend import Backend
 from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 
 
 class OpenedModel:
@@ -77,8 +77,9 @@ class OpenedModel:
             self.model,
             self.store,
             self.backend,
-            PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident),
-            tokens=1,
+            EngineSettings(
+                PlanChoices(slots=2, prefetch_depth=1, resident_blocks=resident), tokens=1
+            ),
         )
 
 

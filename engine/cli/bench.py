@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from engine.bench.bench_table import as_text, streamed_as_text
-from engine.bench.resident import ResidentFigures, resident_bytes, train_resident
-from engine.bench.steps import Planes, RunFigures, StepFigures, random_rows, run_steps
+from engine.bench.resident import (
+    ResidentFigures,
+    ResidentSettings,
+    resident_bytes,
+    train_resident,
+)
+from engine.bench.steps import (
+    Planes,
+    RunFigures,
+    RunSettings,
+    StepFigures,
+    random_rows,
+    run_steps,
+)
 from engine.config.settings import TrainConfig
 from engine.data.rows import micro_batch_bounds
 from engine.errors import ConfigError, FitError
@@ -200,9 +212,10 @@ def _streamed(
             f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
             f"{chosen.micro_batch_size}"
         )
-        run = run_steps(
-            planes, chosen.choices, batches, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds
+        settings = RunSettings(
+            chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds
         )
+        run = run_steps(planes, batches, settings)
         rss = sample_host_memory()[0]
     finally:
         if limit is not None:
@@ -321,11 +334,7 @@ def _resident(
                     config.model,
                     backend,
                     batches,
-                    recompute,
-                    sizes,
-                    chosen.loss_chunk,
-                    seconds,
-                    compiled,
+                    ResidentSettings(recompute, sizes, chosen.loss_chunk, seconds, compiled),
                 )
             )
         except FitError as error:

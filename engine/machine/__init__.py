@@ -1,4 +1,5 @@
-"""This machine and known ones: memory, GPUs, limits, and how fast they are. No torch.
+"""A machine has memory, GPUs and limits, and works at some speed. This room reads the machine that
+it runs on, and knows others. It does without torch.
 
 It may import the rooms before it in `engine`, up to `config`.
 """

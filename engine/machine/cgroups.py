@@ -1,5 +1,5 @@
-"""Memory and cores that this process may use: what the host has, within the limits of its control
-groups. No torch.
+"""A process may use the memory and the cores of its host, within the limits of its control groups.
+This file reads them, without torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import ctypes
 import functools
 import math
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,27 +19,29 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 
 
 def sample_host_memory() -> tuple[int, int]:
-    """(resident bytes of this process, bytes that can still be allocated within the real limits)."""
+    """Returns the resident bytes of this process, and the bytes that can still be allocated within
+    the real limits.
+    """
     available = min(psutil.virtual_memory().available, cgroup_memory()[1])
     return psutil.Process().memory_info().rss, max(0, available)
 
 
 def private_memory() -> int:
-    """Resident bytes of this process that count as taken. Pages of files, its libraries', do not:
-    the kernel can drop them, and `ram_available` counts them as available.
+    """Returns the resident bytes of this process that count as taken. Pages of files, such as its
+    libraries, do not count: the kernel can drop them, and `ram_available` counts them as available.
     """
     memory = psutil.Process().memory_info()
     return memory.rss - memory.shared
 
 
 def give_back_free_memory() -> None:
-    """Return to the kernel what the allocator of the C library keeps of freed memory. How much it
-    keeps depends on which thread freed what when: without this, the same program comes to resident
-    sizes a hundred MiB apart. Only glibc can.
+    """Gives freed memory, which the allocator of the C library keeps, back to the kernel.
+
+    How much the allocator keeps depends on which thread freed what when. Without this call, the
+    same program comes to resident sizes a hundred MiB apart. Only glibc can do it.
     """
-    with contextlib.suppress(
-        AttributeError, OSError, TypeError
-    ):  # another C library; Windows opens no library without a name
+    # Another C library has no such function, and Windows opens no library without a name.
+    with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -45,12 +49,14 @@ def give_back_free_memory() -> None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may use: its CPU affinity within its cgroups' quota, at least 1."""
+    """Returns the cores that this process may use: its CPU affinity within the quota of its
+    cgroups, at least 1.
+    """
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _cgroup_folders(root, "cpu"):
-        quota = _words(folder / "cpu.max") or _words(folder / "cpu.cfs_quota_us") + _words(
-            folder / "cpu.cfs_period_us"
-        )
+        quota = _words(folder / "cpu.max")  # v2
+        if not quota:
+            quota = _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
         if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
             cores = min(cores, int(quota[0]) / int(quota[1]))
     return max(1, math.ceil(cores))
@@ -60,72 +66,98 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cgroup_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """(limit, bytes still free below it), each the smallest over this process's cgroup and all
-    above it, v1 and v2; 2**60 where nothing limits. File pages that the kernel can drop count as
-    free.
+    """Returns the memory limit, and the bytes that are still free below it. Each is the smallest
+    over this process's cgroup and all above it, v1 and v2; both are 2**60 where nothing limits.
+    File pages that the kernel can drop count as free.
     """
     limit = free = _NO_LIMIT
     for folder in _cgroup_folders(root, "memory"):
-        limits = [
-            _number(folder / name)
-            for name in ("memory.max", "memory.high", "memory.limit_in_bytes")
-        ]
-        here = min([value for value in limits if value is not None], default=_NO_LIMIT)
+        here = _limit_of(folder)
         if here >= _NO_LIMIT:
             continue
-        used = _number(folder / "memory.current")
+        used = _number(folder / "memory.current")  # v2
         if used is None:
             used = _number(folder / "memory.usage_in_bytes") or 0
-        limit, free = min(limit, here), min(free, here - max(0, used - _reclaimable(folder)))
+        limit = min(limit, here)
+        free = min(free, here - max(0, used - _reclaimable(folder)))
     return limit, max(0, free)
 
 
+def _limit_of(folder: Path) -> int:
+    """Returns the smallest memory limit that a cgroup sets for itself."""
+    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+    limits = [_number(folder / name) for name in names]
+    return min([limit for limit in limits if limit is not None], default=_NO_LIMIT)
+
+
 def _reclaimable(folder: Path) -> int:
+    """Returns the bytes of a cgroup that the kernel can drop."""
     words = _words(folder / "memory.stat")
     values = dict(zip(words[::2], words[1::2]))
+    # In v1, the plain names leave out the cgroups below.
     total = "total_" if "total_inactive_file" in values else ""
     names = (f"{total}inactive_file", f"{total}active_file", "slab_reclaimable")
     return sum(int(values.get(name, 0)) for name in names)
 
 
+@dataclass(frozen=True)
+class _Mount:
+    """A cgroup hierarchy is seen at `point`, where the cgroup `root` is its top."""
+
+    is_v2: bool
+    root: str
+    point: Path
+
+    def folders(self, path: str) -> Iterator[Path]:
+        """Yields the folder of the cgroup `path` and of every one above it, innermost first."""
+        inside = Path(path)
+        # A container may see its own cgroup mounted as the top while its path is the host's.
+        relative = inside.relative_to(self.root) if inside.is_relative_to(self.root) else Path()
+        folder = self.point / relative
+        yield folder
+        for parent in folder.parents:
+            if parent.is_relative_to(self.point):
+                yield parent
+
+
 @functools.lru_cache(maxsize=8)
 def _cgroup_folders(root: Path, controller: str) -> tuple[Path, ...]:
-    """This process's cgroup for a controller and every cgroup above it that can be seen, innermost
-    first.
+    """Returns this process's cgroup for a controller and every cgroup above it that can be seen,
+    innermost first.
     """
-    mounts: list[tuple[bool, str, Path]] = []
+    mounts = list(_mounts(root, controller))
+    found: list[Path] = []
+    for line in _lines(root / "proc/self/cgroup"):
+        # A line is hierarchy:controllers:path. Version 2 has number 0 and names no controllers.
+        number, controllers, path = [*line.split(":", 2), "", ""][:3]
+        is_v2 = number == "0" and not controllers
+        if not is_v2 and controller not in controllers.split(","):
+            continue
+        for mount in mounts:
+            if mount.is_v2 == is_v2:
+                found += mount.folders(path)
+    return tuple(dict.fromkeys(found))
+
+
+def _mounts(root: Path, controller: str) -> Iterator[_Mount]:
+    """Yields the mounted cgroup hierarchies that may have `controller`."""
     for line in _lines(root / "proc/self/mountinfo"):
+        # Left of the dash stand ids, root and mount point; right of it type, source and options.
         before, _, after = line.partition(" - ")
         left, right = before.split(), after.split()
         if len(left) < 5 or not right or right[0] not in ("cgroup", "cgroup2"):
             continue
-        if right[0] == "cgroup2" or controller in right[-1].split(","):
-            mounts.append(
-                (right[0] == "cgroup2", left[3], root / left[4].replace("\\040", " ").lstrip("/"))
-            )
-    found: list[Path] = []
-    for line in _lines(root / "proc/self/cgroup"):
-        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        second = number == "0" and not controllers
-        if not second and controller not in controllers.split(","):
-            continue
-        for is_second, mount_root, mount_point in mounts:
-            if is_second != second:
-                continue
-            inside = Path(path)
-            # A container may see its own cgroup mounted as the top while its path is the host's.
-            relative = (
-                inside.relative_to(mount_root) if inside.is_relative_to(mount_root) else Path()
-            )
-            folder = mount_point / relative
-            found += [
-                folder,
-                *(parent for parent in folder.parents if parent.is_relative_to(mount_point)),
-            ]
-    return tuple(dict.fromkeys(found))
+        is_v2 = right[0] == "cgroup2"
+        if is_v2 or controller in right[-1].split(","):
+            point = left[4].replace("\\040", " ")  # the kernel writes a space so
+            yield _Mount(is_v2, left[3], root / point.lstrip("/"))
+
+
+# ---------------------------------------------------------------- files
 
 
 def _lines(path: Path) -> list[str]:
+    """Returns the lines of a file; none where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -137,5 +169,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
+    """Returns the number that a file begins with; None where it begins with another word."""
     words = _words(path)
     return int(words[0]) if words and words[0].isdigit() else None

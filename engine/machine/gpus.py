@@ -1,19 +1,19 @@
-"""GPUs as NVIDIA's management library describes them, and samples of their memory, power and use.
-No torch.
+"""GPUs are described here as NVIDIA's management library (NVML) describes them, and their memory,
+power and use are sampled. No torch is needed, and no CUDA.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class GpuInfo:
-    """One GPU that this process may use. Bytes, degrees Celsius, watts; None where the driver does
-    not say.
+    """A `GpuInfo` describes one GPU that this process may use. Memory is in bytes, temperature in
+    degrees Celsius, power in watts; a field is None where the driver does not say.
     """
 
     name: str
@@ -21,10 +21,10 @@ class GpuInfo:
     free: int
     driver: str = ""
     index: int = 0
-    """Position among the GPUs that CUDA shows to this process."""
+    """The GPU has this position among the GPUs that CUDA shows to this process."""
     uuid: str = ""
     pcie_generation: int | None = None
-    """Now: idle cards fall back to a slower generation."""
+    """The link runs in this generation now: idle cards fall back to a slower one."""
     pcie_width: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
@@ -34,24 +34,23 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """Driver-reported bytes of the whole card, and watts (None where not reported)."""
+    """The driver reported these bytes of the whole card, and these watts (None where it does not
+    say).
+    """
 
     used: int
     total: int
     power: float | None
 
 
-# ---------------------------------------------------------------- GPUs
-
-
 class GpuSampler:
-    """Reads one GPU's memory and power through a kept driver handle: microseconds, no CUDA call, no
-    synchronization.
+    """A `GpuSampler` reads one GPU's memory and power through a driver handle that it keeps. This
+    takes microseconds, and needs no CUDA call and no synchronization.
     """
 
     def __init__(self, index: int = 0):
-        """`index` counts the GPUs that CUDA shows to this process. Without such a GPU, `sample`
-        returns None.
+        """Opens the GPU at `index` among those that CUDA shows to this process. Without such a GPU,
+        `sample` returns None.
         """
         self._nvml, _ = _open_nvml()
         self._handle = None
@@ -60,7 +59,7 @@ class GpuSampler:
             self._handle = handles[index] if index < len(handles) else None
 
     def sample(self) -> GpuSample | None:
-        """The card now, or None where there is none or the driver does not answer."""
+        """Returns the card's figures now, or None where there is no card or no answer."""
         if self._handle is None:
             return None
         memory = _ask(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
@@ -69,6 +68,7 @@ class GpuSampler:
         return GpuSample(memory.used, memory.total, _power(self._nvml, self._handle))
 
     def close(self) -> None:
+        """Lets go of the driver."""
         self._handle = None
         if self._nvml is not None:
             _ask(self._nvml, self._nvml.nvmlShutdown)
@@ -76,10 +76,12 @@ class GpuSampler:
 
 
 def read_gpus() -> tuple[list[GpuInfo], list[str]]:
+    """Returns the GPUs that this process may use, and sentences on what could not be read."""
     nvml, problem = _open_nvml()
     if nvml is None:
         return [], [problem]
-    gpus, notes = [], []
+    gpus: list[GpuInfo] = []
+    notes: list[str] = []
     try:
         driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion) or ""
         for index, handle in enumerate(_visible_handles(nvml)):
@@ -89,16 +91,12 @@ def read_gpus() -> tuple[list[GpuInfo], list[str]]:
             else:
                 gpus.append(gpu)
         if not gpus and not notes:
-            hidden = (
-                " that CUDA_VISIBLE_DEVICES lets this process use"
-                if "CUDA_VISIBLE_DEVICES" in os.environ
-                else ""
-            )
+            hidden = ""
+            if "CUDA_VISIBLE_DEVICES" in os.environ:
+                hidden = " that CUDA_VISIBLE_DEVICES lets this process use"
             notes.append(f"There is no NVIDIA GPU{hidden}, so blocks compute on the CPU.")
-        if (
-            len({gpu.name for gpu in gpus}) > 1
-            and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-        ):
+        differ = len({gpu.name for gpu in gpus}) > 1
+        if differ and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
             notes.append(
                 "The GPUs differ and CUDA may number them in another order; "
                 "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make both orders the same."
@@ -109,6 +107,7 @@ def read_gpus() -> tuple[list[GpuInfo], list[str]]:
 
 
 def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None:
+    """Returns the description of one GPU, or None where it does not report its memory."""
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
         return None
@@ -129,12 +128,13 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
 
 
 def _power(nvml: Any, handle: Any) -> float | None:
+    """Returns watts."""
     milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     return None if milliwatts is None else milliwatts / 1000
 
 
 def _open_nvml() -> tuple[Any, str]:
-    """The initialised library, or None and one sentence on why there is none."""
+    """Returns the initialised library, or None and one sentence on why there is none."""
     try:
         import pynvml
     except ImportError:
@@ -151,6 +151,7 @@ def _open_nvml() -> tuple[Any, str]:
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *args: Any) -> Any:
+    """Returns the driver's answer, or None where it has none."""
     try:
         return question(*args)
     except nvml.NVMLError:
@@ -158,32 +159,34 @@ def _ask(nvml: Any, question: Callable[..., Any], *args: Any) -> Any:
 
 
 def _visible_handles(nvml: Any) -> list[Any]:
-    """Driver handles in the order in which CUDA numbers the devices of this process. Like CUDA,
-    stops at the first entry of CUDA_VISIBLE_DEVICES that names no device.
+    """Returns driver handles in the order in which CUDA numbers the devices of this process. Like
+    CUDA, it stops at the first entry of CUDA_VISIBLE_DEVICES that names no device.
     """
     count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
-    handles = [
-        handle
-        for i in range(count)
-        if (handle := _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, i)) is not None
-    ]
+    handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    handles = [handle for handle in handles if handle is not None]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return handles
-    chosen = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if entry.isdigit():
-            handle = handles[int(entry)] if int(entry) < len(handles) else None
-        elif entry.startswith("MIG-"):
-            handle = _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
-        else:
-            matches = [
-                h
-                for h in handles
-                if entry and (_ask(nvml, nvml.nvmlDeviceGetUUID, h) or "").startswith(entry)
-            ]
-            handle = matches[0] if len(matches) == 1 else None
+    chosen: list[Any] = []
+    for entry in visible.split(","):
+        handle = _named_handle(nvml, handles, entry.strip())
         if handle is None:
             break
         chosen.append(handle)
     return chosen
+
+
+def _named_handle(nvml: Any, handles: Sequence[Any], entry: str) -> Any:
+    """Returns the device that an entry of CUDA_VISIBLE_DEVICES names: by its number, as a part of a
+    card (MIG), or by the beginning of its UUID. Returns None where it names no device, or several.
+    """
+    if entry.isdigit():
+        return handles[int(entry)] if int(entry) < len(handles) else None
+    if entry.startswith("MIG-"):
+        return _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, entry)
+    if not entry:
+        return None
+    uuids = [_ask(nvml, nvml.nvmlDeviceGetUUID, handle) or "" for handle in handles]
+    matches = [handle for handle, uuid in zip(handles, uuids) if uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None

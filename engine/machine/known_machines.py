@@ -1,9 +1,10 @@
-"""Machines that can be asked about without having them: known cards in a typical host, from
-`assets/machines.json`, and rates for them that are estimated from their specifications. No torch.
+"""A known machine can be asked about by people who do not have it: it is a known card in a typical
+host, from `assets/machines.json`. No torch is needed.
 
-A figure of the file has its source there; hosts are what such cards usually sit in. An estimated
-rate is a specification times a share that was measured on one H200 (docs/performance.md) or is
-assumed, as said below, and no measurement.
+- Each figure of the file has its source there. Hosts are what such cards usually sit in.
+- Rates are estimated from specifications. An estimated rate is no measurement: it is a
+  specification times a share that was measured on one H200 (docs/performance.md), or that is
+  assumed, as the constants below say.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,86 +26,93 @@ from engine.words import GIB, MIB
 FILE = PROGRAM_ROOT / "assets" / "machines.json"
 
 SYSTEM_RAM_BYTES = 2 * GIB
-"""What an idle Linux keeps for itself."""
+"""An idle Linux keeps this much for itself."""
 DRIVER_BYTES = 512 * MIB
-"""What the driver keeps of an idle card."""
+"""The driver keeps this much of an idle card."""
 UNIFIED_DEVICE_SHARE = 0.25
-"""Of a memory that host and device share, what counts as the device's: the planes take most, and
-both must fit at once.
+"""Where host and device share one memory, this share of it counts as the device's: the planes take
+most, and both must fit at once.
 """
 SAME_MEMORY = 0.1
-"""A card whose memory differs by more than this share is another one that only has the same name.
-ECC takes 1/16.
+"""A card whose memory differs by more than this share is another card, which only has the same
+name. ECC takes 1/16.
 """
 
 MATMUL_SHARE = 666 / 989
-"""Sustained matrix products, of the dense bf16 peak: the H200, 662 to 670 of 989 TFLOPS. Assumed
-for cards of which no better figure is known; those with little power for their peak (L4, L40S) may
-reach less.
+"""Matrix products sustain this share of the dense bf16 peak: the H200 came to 662 to 670 of 989
+TFLOPS. It is assumed for cards of which no better figure is known; those with little power for
+their peak (L4, L40S) may reach less.
 """
 SUSTAINED_SHARE = 666 / 794.5
-"""Of the best matrix product that others found on a card, what is sustained: the H200 again, whose
-best is 794.5 TFLOPS.
+"""Where others found the best matrix product of a card, this share of it is sustained: the H200
+again, whose best is 794.5 TFLOPS.
 """
 HALF_RATE_SHARE = 0.88
-"""Of the peak where a GeForce card accumulates in fp32 at half rate, so that neither power nor
-memory limits it. Assumed, a little below the 0.89 to 0.97 that attention reaches on an RTX 5090
-(github.com/gau-nernst/learn-cuda, 07_attention).
+"""A GeForce card that accumulates in fp32 at half rate sustains this share of its peak, since
+neither power nor memory limits it. It is assumed, a little below the 0.89 to 0.97 that attention
+reaches on an RTX 5090 (github.com/gau-nernst/learn-cuda, 07_attention).
 """
 PACKED_FLOPS, CALL_SECONDS = 3.35e14, 1.2e-5
-"""As much as the variable-length kernel comes to on an H200, whose own instructions it does not
-use, and as long as a launch beside AdamW takes there.
+"""The variable-length kernel comes to this many FLOPs a second on an H200, whose own instructions
+it does not use; a launch beside AdamW takes these seconds there.
 """
 ATTENTION_SHARE = 505 / 666
-"""Causal attention, of matrix products: the H200, 533 TFLOPS forward and 495 backward."""
+"""Causal attention has this share of the rate of matrix products: on the H200, 533 TFLOPS forward
+and 495 backward.
+"""
 DEVICE_MEMORY_SHARE = 4164 / 4800
-"""Of the device memory's bandwidth: the H200."""
+"""The H200 reaches this share of the bandwidth of its memory."""
 TO_DEVICE_SHARE, FROM_DEVICE_SHARE = 52 / 63.0, 50.7 / 63.0
-"""Of the link, each way while both are busy: the H200 on PCIe 5.0 x16."""
+"""A copy reaches these shares of the link, each way while both are busy: the H200, PCIe 5.0 x16."""
 
 ADAMW_BYTES = 26
-"""Of host memory that AdamW reads and writes for a parameter."""
+"""AdamW reads and writes this many bytes of host memory for a parameter."""
 THREAD_PARAMETERS = 1e9
-"""Parameters a second of one AdamW thread that has host memory to itself. Together with the next
-figure this gives 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1, 2, 4, 8 and 14 threads, where 0.88,
-1.7, 2.9, 4.1 and 4.8 were measured.
+"""One AdamW thread that has host memory to itself updates this many parameters a second. Together
+with the next figure this gives 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1, 2, 4, 8 and 14 threads,
+where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
 """
 HOST_MEMORY_SHARE = 7.3e9 * ADAMW_BYTES / 307.2e9
-"""Of the host memory's bandwidth, what many threads reach in the end: fitted to the same five
-figures, on the assumption that the H200's host had the eight channels of DDR5-4800 that are usual
-there.
+"""Many threads reach this share of the host memory's bandwidth in the end. It is fitted to the same
+five figures, on the assumption that the H200's host had the eight channels of DDR5-4800 that are
+usual there.
 """
 SHARED_MEMORY_SHARE = 0.93
-"""Of that, what AdamW and copies both ways reach together: (3.4 x 26 + 38 + 51) of 190 GB/s."""
+"""AdamW and copies both ways reach this share of that together: (3.4 x 26 + 38 + 51) of 190
+GB/s.
+"""
 FREE_CORES, MAX_THREADS = 2, 32
-"""As `engine.runtime.host_kernels` has them, which loads more than is needed here."""
+"""`engine.runtime.host_threads` has the same figures, but stands in a later room."""
 
 
 @dataclass(frozen=True)
 class KnownMachine:
-    """A card in a typical host. Bytes, bytes a second, FLOPs a second and watts, as specified."""
+    """A `KnownMachine` is a card in a typical host. Its figures are bytes, bytes a second, FLOPs a
+    second and watts, as specified.
+    """
 
     name: str
     maker: str
     drivers: tuple[str, ...]
-    """What the driver calls the card; the first is the usual one."""
+    """The driver calls the card one of these; the first is the usual one."""
     memory_mib: int
-    """As the driver reports it; where host and device share one memory, all of it that Linux has.
+    """The driver reports this much. Where host and device share one memory, it is all that Linux
+    has.
     """
     memory_bandwidth: float
     bf16_flops: float
-    """Dense, accumulated in fp32."""
+    """Dense products, accumulated in fp32, have this peak."""
     accumulate: str
-    """`half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
+    """It is `half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
     best_bf16_flops: float | None
-    """The best matrix product that others measured."""
+    """Others measured this as the best matrix product."""
     link: str
     link_bandwidth: float
-    """Between host and device, one way, after the encoding."""
+    """The link between host and device moves this much one way, after the encoding."""
     host: str
-    """What the typical host is, in words."""
+    """The typical host is described in words."""
     host_bandwidth: float
-    """Of host memory: channels x 8 bytes x transfers a second."""
+    """Host memory has channels x 8 bytes x transfers a second."""
     ram_gib: float
     cpu_cores: int
     power_watts: int
@@ -113,14 +120,14 @@ class KnownMachine:
     """Host and device share one memory: RAM must hold what both take."""
     supported: bool
     note: str
-    """A sentence on what to know before relying on it; empty where there is nothing."""
+    """The note says what to know before relying on the machine; empty where there is nothing."""
     sources: dict[str, tuple[str, ...]]
-    """By figure, where it comes from."""
+    """Each figure comes from these sources."""
 
     def machine(self, ram_gib: float | None = None) -> Machine:
-        """This machine as `read_machine` would describe it, with `ram_gib` of RAM or else the
-        typical amount, which a note says; its disk is not known. Raises ConfigError for RAM that is
-        no size.
+        """Describes the machine as `read_machine` would, with `ram_gib` of RAM, or else with the
+        typical amount and a note that says so. Its disk is not known. Raises ConfigError for RAM
+        that is no size.
         """
         notes = [self.note] if self.note else []
         if ram_gib is None:
@@ -145,28 +152,23 @@ class KnownMachine:
         return with_figures(bare, ram_gib=self.ram_gib if ram_gib is None else ram_gib)
 
     def rates(self, cores: int | None = None, link_bandwidth: float | None = None) -> Rates:
-        """Estimated, for `cores` of the host and a link of so many bytes a second, where these are
-        not the typical ones.
+        """Returns estimated rates. `cores` of the host and the bytes a second of the link may be
+        given, where they are not the typical ones.
 
-        Copies and AdamW share host memory in proportion to what each would take alone; where it is
-        the device's memory too, a copy reads and writes it.
+        Copies and AdamW share host memory in proportion to what each would take alone. Where host
+        memory is the device's memory too, a copy both reads and writes it.
         """
-        matmul = self.bf16_flops * (HALF_RATE_SHARE if self.accumulate == "half" else MATMUL_SHARE)
-        if self.best_bf16_flops is not None:
-            matmul = self.best_bf16_flops * SUSTAINED_SHARE
+        matmul = self._sustained_matmul()
         memory = self.host_bandwidth * HOST_MEMORY_SHARE
         touches = 2 if self.unified else 1
         link = self.link_bandwidth if link_bandwidth is None else link_bandwidth
-        h2d, d2h = (
-            min(link * share, memory / 2 / touches)
-            for share in (TO_DEVICE_SHARE, FROM_DEVICE_SHARE)
-        )
-        adamw = 1 / (
-            1 / (THREAD_PARAMETERS * _threads(cores or self.cpu_cores)) + ADAMW_BYTES / memory
-        )
-        share = min(
-            1.0, SHARED_MEMORY_SHARE * memory / (ADAMW_BYTES * adamw + touches * (h2d + d2h))
-        )
+        h2d = min(link * TO_DEVICE_SHARE, memory / 2 / touches)
+        d2h = min(link * FROM_DEVICE_SHARE, memory / 2 / touches)
+        # For each parameter a thread takes its time, and memory takes its own.
+        thread_seconds = 1 / (THREAD_PARAMETERS * _threads(cores or self.cpu_cores))
+        adamw = 1 / (thread_seconds + ADAMW_BYTES / memory)
+        wanted = ADAMW_BYTES * adamw + touches * (h2d + d2h)
+        share = min(1.0, SHARED_MEMORY_SHARE * memory / wanted)
         return Rates(
             h2d=h2d,
             d2h=d2h,
@@ -181,24 +183,32 @@ class KnownMachine:
             call=CALL_SECONDS,
         )
 
+    def _sustained_matmul(self) -> float:
+        """Returns the FLOPs a second that matrix products sustain on the card."""
+        if self.best_bf16_flops is not None:
+            return self.best_bf16_flops * SUSTAINED_SHARE
+        if self.accumulate == "half":
+            return self.bf16_flops * HALF_RATE_SHARE
+        return self.bf16_flops * MATMUL_SHARE
+
 
 @functools.cache
 def machines() -> tuple[KnownMachine, ...]:
-    """All that are known, the supported and the others, in the order of the file."""
+    """Returns the known machines, supported or not, in the order of the file."""
     tree = json.loads(FILE.read_text(encoding="utf-8"))
     return tuple(_entry(values, tree["hosts"], tree["sources"]) for values in tree["machines"])
 
 
 def named_machine(name: str, ram_gib: float | None = None) -> Machine:
-    """A machine with the card called `name` (case, spaces and dashes do not matter, nor a leading
-    maker's word) and `ram_gib` of RAM, or as much as is typical; its disk is not known. Raises
-    ConfigError for a name that is not that of one card.
+    """Returns a machine with the card called `name` and `ram_gib` of RAM, or as much as is typical.
+    Case, spaces and dashes of the name do not matter, nor does a leading maker's word. The disk is
+    not known. Raises ConfigError for a name that is not that of exactly one card.
     """
     return _named(name).machine(ram_gib)
 
 
 def known_name(name: str) -> str:
-    """The full name of the card that `named_machine` would take."""
+    """Returns the full name of the card that `named_machine` would take."""
     return _named(name).name
 
 
@@ -220,22 +230,23 @@ def _named(name: str) -> KnownMachine:
 
 
 def known_machine(machine: Machine) -> KnownMachine | None:
-    """The known machine with the first card of `machine`, by the driver's name and the memory; None
-    where there is none.
+    """Returns the known machine with the first card of `machine`, by the driver's name and the
+    memory; None where there is none.
     """
-    gpu = machine.gpus[0] if machine.gpus else None
-    found = gpu and _by_driver().get(_plain(gpu.name))
-    if not found or (
-        not found.unified and abs(gpu.total / (found.memory_mib * MIB) - 1) > SAME_MEMORY
-    ):
+    if not machine.gpus:
         return None
-    return found
+    gpu = machine.gpus[0]
+    found = _by_driver().get(_plain(gpu.name))
+    if found is None or found.unified:
+        return found
+    differs = abs(gpu.total / (found.memory_mib * MIB) - 1)
+    return found if differs <= SAME_MEMORY else None
 
 
 def known_rates(machine: Machine) -> Rates | None:
-    """Estimated rates of a machine that was not measured: of its first card's specification, its
-    own number of cores and, where the driver says, its own bus; host memory is as fast as is
-    typical. None for a card that is not known or not supported.
+    """Returns estimated rates of a machine that was not measured; None for a card that is not known
+    or not supported. They are made from the specification of its first card, its own number of
+    cores and, where the driver says, its own bus. Host memory is as fast as is typical.
     """
     found = known_machine(machine)
     if found is None or not found.supported:
@@ -253,108 +264,129 @@ def with_figures(
     gpu_gib: float | None = None,
     disk_gib: float | None = None,
 ) -> Machine:
-    """`machine` with some of its figures replaced; 0 GiB of GPU memory means no GPU. Where the card
-    shares the host's memory, RAM is divided between both. Raises ConfigError for figures that are
-    no sizes.
+    """Returns `machine` with some of its figures replaced. 0 GiB of GPU memory means no GPU. Where
+    the card shares the host's memory, RAM is divided between both. Raises ConfigError for figures
+    that are no sizes.
     """
     for field, value in (("--ram-gib", ram_gib), ("--gpu-gib", gpu_gib), ("--disk-gib", disk_gib)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ConfigError(field, f"{value:g} is not a size; give GiB, such as 128.")
     if ram_gib is not None:
-        total, known = round(ram_gib * GIB), known_machine(machine)
-        if known is not None and known.unified:
-            device = round(UNIFIED_DEVICE_SHARE * total)
-            total, machine = (
-                total - device,
-                replace(machine, gpus=(_card(machine.gpus[0].name, device),)),
-            )
-        machine = replace(
-            machine,
-            ram_total=total,
-            ram_limit=total,
-            ram_available=max(0, total - SYSTEM_RAM_BYTES),
-            here=False,
-        )
+        machine = _with_ram(machine, round(ram_gib * GIB))
     if gpu_gib is not None:
-        name = machine.gpus[0].name if machine.gpus else "NVIDIA GPU"
-        # What was read of this machine's card no longer holds; what is known of a named one does.
-        machine = replace(
-            machine,
-            gpus=(_card(name, round(gpu_gib * GIB)),) if gpu_gib else (),
-            notes=() if machine.here else machine.notes,
-            here=False,
-        )
+        machine = _with_gpu(machine, gpu_gib)
     if disk_gib is not None:
-        machine = replace(
-            machine, disk_free=round(disk_gib * GIB), disk_path=machine.disk_path or "runs"
-        )
+        path = machine.disk_path or "runs"
+        machine = replace(machine, disk_free=round(disk_gib * GIB), disk_path=path)
     return machine
 
 
-def _entry(values: dict[str, Any], hosts: dict[str, dict], sources: dict[str, str]) -> KnownMachine:
+def _with_ram(machine: Machine, total: int) -> Machine:
+    known = known_machine(machine)
+    if known is not None and known.unified:
+        device = round(UNIFIED_DEVICE_SHARE * total)
+        total -= device
+        machine = replace(machine, gpus=(_card(machine.gpus[0].name, device),))
+    return replace(
+        machine,
+        ram_total=total,
+        ram_limit=total,
+        ram_available=max(0, total - SYSTEM_RAM_BYTES),
+        here=False,
+    )
+
+
+def _with_gpu(machine: Machine, gib: float) -> Machine:
+    name = machine.gpus[0].name if machine.gpus else "NVIDIA GPU"
+    return replace(
+        machine,
+        gpus=(_card(name, round(gib * GIB)),) if gib else (),
+        # What was read of this machine's card no longer holds; what is known of a named one does.
+        notes=() if machine.here else machine.notes,
+        here=False,
+    )
+
+
+def _entry(
+    values: dict[str, Any], hosts: dict[str, dict[str, Any]], sources: dict[str, str]
+) -> KnownMachine:
+    """Reads one entry of the file."""
     host, link = hosts[values["host"]], values["link"]
-    origins = {
-        figure: tuple(sources[key] for key in ([keys] if isinstance(keys, str) else keys))
-        for figure, keys in values["sources"].items()
-    }
-    plain = {
-        key: values[key]
-        for key in (
-            "name",
-            "maker",
-            "memory_mib",
-            "memory_bandwidth",
-            "bf16_flops",
-            "accumulate",
-            "ram_gib",
-            "cpu_cores",
-            "power_watts",
-        )
-    }
+    origins: dict[str, tuple[str, ...]] = {}
+    for figure, keys in values["sources"].items():
+        names = [keys] if isinstance(keys, str) else keys
+        origins[figure] = tuple(sources[name] for name in names)
+    origins["host_bandwidth"] = (host["source"],)
     return KnownMachine(
-        **plain,
+        name=values["name"],
+        maker=values["maker"],
         drivers=tuple(values["drivers"]),
+        memory_mib=values["memory_mib"],
+        memory_bandwidth=values["memory_bandwidth"],
+        bf16_flops=values["bf16_flops"],
+        accumulate=values["accumulate"],
         best_bf16_flops=values.get("best_bf16_flops"),
         link=link["kind"],
         link_bandwidth=link["bytes_per_second"],
         host=host["words"],
         host_bandwidth=host["memory_bandwidth"],
+        ram_gib=values["ram_gib"],
+        cpu_cores=values["cpu_cores"],
+        power_watts=values["power_watts"],
         unified=values.get("unified", False),
         supported=values.get("supported", True),
         note=values.get("note", ""),
-        sources=origins | {"host_bandwidth": (host["source"],)},
+        sources=origins,
     )
 
 
 @functools.cache
 def _by_driver() -> dict[str, KnownMachine]:
-    return {_plain(driver): known for known in machines() for driver in known.drivers}
+    """Returns the known machines by every name that a driver gives their card."""
+    found: dict[str, KnownMachine] = {}
+    for known in machines():
+        for driver in known.drivers:
+            found[_plain(driver)] = known
+    return found
 
 
 def _matches(wanted: str) -> list[KnownMachine]:
-    """Of the ways in which a name can be meant, those of the strictest one that finds any."""
+    """Returns the machines that a plain name can mean, by the strictest way that finds any: the
+    whole name of a card or of a driver, the end of a name, a part of it, a part of a driver's name.
+    """
 
-    def found(fits: Iterable[bool]) -> list[KnownMachine]:
-        return [known for known, does in zip(machines(), fits) if does]
+    def is_whole(known: KnownMachine) -> bool:
+        return wanted == _plain(known.name) or wanted in _plain_drivers(known)
 
-    names = [_plain(known.name) for known in machines()]
-    drivers = [[_plain(driver) for driver in known.drivers] for known in machines()]
-    return (
-        found(wanted in (name, *own) for name, own in zip(names, drivers))
-        or found(name.endswith(wanted) for name in names)
-        or found(wanted in name for name in names)
-        or found(any(wanted in driver for driver in own) for own in drivers)
-    )
+    def is_end(known: KnownMachine) -> bool:
+        return _plain(known.name).endswith(wanted)
+
+    def is_part(known: KnownMachine) -> bool:
+        return wanted in _plain(known.name)
+
+    def is_part_of_driver(known: KnownMachine) -> bool:
+        return any(wanted in driver for driver in _plain_drivers(known))
+
+    for fits in (is_whole, is_end, is_part, is_part_of_driver):
+        found = [known for known in machines() if fits(known)]
+        if found:
+            return found
+    return []
+
+
+def _plain_drivers(known: KnownMachine) -> list[str]:
+    return [_plain(driver) for driver in known.drivers]
 
 
 def _pcie_bandwidth(generation: int, width: int) -> float:
-    """Bytes a second one way: 8 GT/s a lane in generation 3, twice that in each later one, 128 of
-    130 bits of which are data (source: the PCI Express base specifications 3.0 to 5.0).
+    """Returns bytes a second one way: 8 GT/s a lane in generation 3, and twice that in each later
+    one. Of 130 bits, 128 are data (source: the PCI Express base specifications 3.0 to 5.0).
     """
     return 2 ** (generation - 3) * 8e9 * width * 128 / 130 / 8
 
 
 def _threads(cores: int) -> int:
+    """Returns the threads of AdamW, as `engine.runtime.host_threads` chooses them."""
     return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
 
 
@@ -363,4 +395,5 @@ def _card(name: str, total: int) -> GpuInfo:
 
 
 def _plain(name: str) -> str:
+    """Returns a name without case, makers' words, spaces and dashes."""
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())

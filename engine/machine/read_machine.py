@@ -1,7 +1,8 @@
-"""What this machine has: cores, memory within its real limits, GPUs and disk, read without torch."""
+"""A machine has cores, memory within real limits, GPUs and a disk. They are read without torch."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -20,33 +21,33 @@ from engine.machine.gpus import GpuInfo, read_gpus
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes throughout."""
+    """A machine has these cores, memory, GPUs and disk. All sizes are in bytes."""
 
     cpu_name: str
     cpu_cores: int
-    """Cores that this process may use."""
+    """This process may use so many cores."""
     ram_total: int
     ram_limit: int
-    """What all processes of this session may use together: the smallest of RAM and the cgroup
-    limits above us.
+    """All processes of this session may use this much together: the smallest of RAM and the limits
+    of the cgroups above us.
     """
     ram_available: int
-    """What can still be allocated within the limit; page cache counts as available."""
+    """This much can still be allocated within the limit; page cache counts as available."""
     gpus: tuple[GpuInfo, ...] = ()
     disk_path: str = ""
     disk_free: int = 0
     notes: tuple[str, ...] = ()
-    """Sentences on what could not be read, and why."""
+    """These sentences say what could not be read, and why."""
     here: bool = False
-    """This machine as it is, and none that is only asked about."""
+    """It is this machine as it is, and none that is only asked about."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
-    """Read everything now. `disk_path` need not exist yet. What cannot be read is named in `notes`,
-    never raised.
+    """Reads everything now. `disk_path` need not exist yet. What cannot be read is named in
+    `notes`, never raised.
     """
     memory = psutil.virtual_memory()
     limit, within = cgroup_memory()
@@ -72,22 +73,21 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
 
 @functools.cache
 def compiler_problem() -> str:
-    """Why nothing can be compiled on this machine, in words; empty where it can."""
+    """Returns the reason for which nothing can be compiled on this machine; empty without one."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    if not any(shutil.which(name) for name in (os.environ.get("CC") or "cc", "gcc", "clang")):
+    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
+    if not any(shutil.which(name) for name in compilers):
         return "there is no C compiler, which Triton needs"
     return ""
 
 
 def _cpu_name() -> str:
-    try:
-        for line in (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        ):
+    """Returns the name that the kernel gives the CPU, or else the architecture."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name" and value.strip():
                 return " ".join(value.split())
-    except OSError:
-        pass
     return platform.machine()

@@ -51,14 +51,14 @@ class BlockArguments:
     hidden_keyword: str | None
     """The block takes its hidden state by this keyword; None: as its first argument."""
 
-    def call(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         """Runs `block` on `hidden` [batch, tokens, width] and returns the block's hidden state
         [batch, tokens, width], whether or not the block returns more.
         """
         out = self.call_for_all(block, hidden)
         return out[0] if isinstance(out, (tuple, list)) else out
 
-    def call_for_all(self, block: nn.Module, hidden: torch.Tensor) -> Any:
+    def call_for_all(self, block: Callable[..., Any], hidden: torch.Tensor) -> Any:
         """Runs `block` on `hidden` [batch, tokens, width] and returns whatever it returns."""
         if self.hidden_keyword is None:
             return block(hidden, *self.args, **self.kwargs)

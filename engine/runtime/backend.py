@@ -1,8 +1,8 @@
-"""The lanes behind one small interface.
+"""A backend runs the lanes of a plan on one device; this file tells its interface.
 
-An executor submits ops in plan order; a backend runs each on its lane once the ops it waits for
-have finished. `engine.runtime.cpu_backend` runs them one by one; `engine.runtime.cuda_backend` runs
-the lanes at the same time.
+An executor submits ops in plan order. A backend runs each op on its lane once the ops that it waits
+for have finished. `engine.runtime.cpu_backend` runs the ops one by one, and
+`engine.runtime.cuda_backend` runs the lanes at the same time.
 """
 
 from __future__ import annotations
@@ -10,64 +10,83 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.plan.ops import Lane
 
 
 class Ticket(Protocol):
-    """Handle of a submitted op."""
+    """A ticket stands for one submitted op; later ops wait for it."""
 
     def span(self) -> tuple[float, float]:
-        """Start and end in seconds on the backend's clock; only once the op has finished."""
+        """Returns start and end of the op in seconds on the backend's clock. The op must have
+        finished.
+        """
 
 
 class Backend(Protocol):
+    """A backend runs ops on the lanes of one device and manages the memory of that device."""
+
     device: torch.device
-    device_name: str
+
+    @property
+    def device_name(self) -> str:
+        """The name of the device, as rates are stored under it."""
 
     def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
-        """Run `work` on `lane` after `waits`. Raises what an earlier op raised, once it is known."""
-
-    def finish_step(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the HOST lane after all its ops submitted so far."""
-
-    def drain(self) -> None:
-        """Wait until every submitted op has finished; raises the first error of any lane."""
-
-    def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """A copy between host and device, within an op, that lets those of other lanes pass between
-        its parts.
+        """Runs `work` on `lane` after the ops of `waits`, which are tickets of this backend. Raises
+        the error of an earlier op once it is known.
         """
 
-    def upload(self, array) -> torch.Tensor:
-        """A small host array on the device, ordered before COMPUTE ops submitted later."""
+    def finish_step(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` on the HOST lane after all ops that were submitted to HOST so far."""
+
+    def drain(self) -> None:
+        """Waits until every submitted op has finished. Raises the first error of any lane."""
+
+    def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Writes `source` [numel] to `target` [numel] between host and device, as part of an op.
+        Copies of other lanes can pass between two parts.
+        """
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """Returns a small host array as a tensor of the same shape on the device. The copy is
+        ordered before the COMPUTE ops that are submitted later.
+        """
 
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A small zeroed host tensor that COMPUTE may copy to without stalling."""
+        """Returns a small zeroed host tensor [numel] that COMPUTE may copy to without stalling."""
 
     def register(self, pointer: int, nbytes: int) -> None:
-        """Make host memory known to the DMA engines."""
+        """Makes host memory known to the device's DMA engines. Raises FitError where the system
+        refuses.
+        """
 
-    def unregister(self, pointer: int) -> None: ...
+    def unregister(self, pointer: int) -> None:
+        """Takes the registration of the host memory at `pointer` back."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """Refuse device allocations beyond `nbytes`."""
+        """Refuses device allocations beyond `nbytes` from now on."""
 
     def seed(self, value: int) -> None:
-        """Seed the generator that COMPUTE ops draw from (dropout), without a device
-        synchronization.
+        """Seeds the generator that COMPUTE ops draw from (for dropout), without a synchronization
+        with the device.
         """
 
     def free_memory(self) -> int:
-        """Bytes that new tensors on the device may take, within its free memory and any limit."""
+        """Returns the bytes that new tensors on the device may take, within its free memory and any
+        limit.
+        """
 
     def memory(self) -> dict[str, int]:
-        """Bytes: allocated, reserved, the peaks of both, total, free; and `retries`, how often
-        cached memory had to be given back, which stalls the device (zeros on the CPU).
+        """Returns bytes: `allocated`, `reserved`, their peaks `peak` and `peak_reserved`, `total`
+        and `free`. `retries` counts how often cached memory had to be given back, which stalls the
+        device. The CPU reports zeros.
         """
 
     def reset_peak(self) -> None:
-        """Give cached device memory back and count the peak anew."""
+        """Gives cached device memory back and counts the peaks anew."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the backend's threads and gives its memory back."""

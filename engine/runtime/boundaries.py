@@ -1,4 +1,6 @@
-"""Host memory for the inputs of blocks that wait on the host for their backward."""
+"""Boundaries are the inputs of blocks. This file gives them host memory, where they wait for the
+backward of their block.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,33 @@ from engine.runtime.backend import Backend
 
 
 class HostBoundaries:
-    """One exact-size registered host buffer for every boundary that the plan stores on the host."""
+    """A `HostBoundaries` owns one registered host buffer, of exactly the size needed, for each
+    boundary that the plan stores on the host.
+    """
 
-    def __init__(
-        self, plan: StepPlan, blocks: list[str], numel: int, dtype: torch.dtype, backend: Backend
-    ):
+    def __init__(self, plan: StepPlan, numel: int, dtype: torch.dtype, backend: Backend):
         keys = [(op.unit, op.micro_batch) for op in plan.ops if isinstance(op, StoreBoundary)]
-        item = torch.empty(0, dtype=dtype).element_size()
-        self.nbytes = len(keys) * numel * item
+        self.nbytes = len(keys) * numel * dtype.itemsize
         self.tensors: dict[tuple[str, int], torch.Tensor] = {}
+        """Each tensor has the shape [numel]; its key is (unit, micro-batch)."""
         self._unregister = None
         if not keys:
             return
         memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
         memory.zero_()
         backend.register(memory.data_ptr(), self.nbytes)
-        # Also for an engine that did not come to be, with too little memory on the device: these
-        # addresses will be another's.
+        # A finalizer also covers an engine whose construction fails later, for want of device
+        # memory: the system gives these addresses to other memory then, which could not be
+        # registered while they still count as registered.
         self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
+        # At the end of the process the driver releases everything itself.
         self._unregister.atexit = False
-        self.tensors = {key: memory[k * numel : (k + 1) * numel] for k, key in enumerate(keys)}
+        for position, key in enumerate(keys):
+            start = position * numel
+            self.tensors[key] = memory[start : start + numel]
 
     def close(self) -> None:
+        """Unregisters the memory and lets go of it. May be called twice."""
         if self._unregister is not None:
             self._unregister()
         self.tensors.clear()

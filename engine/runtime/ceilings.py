@@ -1,45 +1,48 @@
-"""What this machine does at most: the bus, the device, host memory and AdamW, each measured alone
-and with what runs beside it in a step. All work goes through the lanes of a backend, as that of a
-step does, and is timed there.
+"""The ceilings of this machine are what it does at most. The bus, the device, host memory and AdamW
+are each measured alone and with what runs beside them in a step. All work goes through the lanes of
+a backend, as that of a step does, and is timed there.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention
 
 from engine.machine.rates import PACKED_BYTES, PACKED_WIDTH, Rates
 from engine.model.attention import attention
 from engine.model.attention_documents import Documents, Pattern
 from engine.model.layout import ParameterSpec, lay_out
 from engine.plan.ops import Lane
-from engine.runtime.backend import Backend
+from engine.runtime.backend import Backend, Ticket
 from engine.runtime.eager_overhead import eager_rates
-from engine.runtime.host_adamw import HostAdamW
-from engine.runtime.host_kernels import Workers, default_threads, kernel, ranges
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host_kernels import kernel
 from engine.runtime.host_store import HostStore
+from engine.runtime.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
-"""Of the planes that are copied and updated: far more than any cache holds."""
+"""The planes that are copied and updated have this many: far more than any cache holds."""
 PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
-"""Rows, inner width and columns of the matrix product."""
+"""The matrix product has these rows, inner width and columns."""
 ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
-"""Rows, heads, tokens and width of a head."""
+"""The attention has these rows, heads, tokens and width of a head."""
 UNIT = "bench"
 CALLS = 64
-"""Small operations that are timed together."""
+"""This many small operations are timed together."""
+COPIED_BYTES = 2
+"""A parameter that is copied takes this many bytes: it is bf16."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes, FLOPs or parameters a second. Copies on the host and in the device's memory count
-    bytes read and written.
+    """A machine does at most this many bytes, FLOPs or parameters a second. Copies on the host and
+    in the device's memory count bytes read and written.
     """
 
     h2d: float
@@ -51,40 +54,45 @@ class Ceilings:
     attention_forward: float
     attention_backward: float
     host_copy: dict[int, float]
-    """By number of threads."""
+    """The key is the number of threads."""
     adamw: dict[int, float]
+    """The key is the number of threads."""
     adamw_with_copies: float
-    """With as many threads as a run has, while the bus is busy both ways."""
+    """AdamW has as many threads as in a run, while the bus is busy both ways."""
     h2d_with_all: float
+    """The bus is busy both ways while AdamW runs."""
     d2h_with_all: float
-    """The bus both ways while that AdamW runs."""
+    """The bus is busy both ways while AdamW runs."""
     sweep: float | None
-    """Parameters a second of the same traffic in place with next to no arithmetic, with as many
-    threads; None if not asked for.
+    """The traffic of AdamW in place, with next to no arithmetic and as many threads, comes to this
+    many parameters a second; None if it was not asked for.
     """
     passes: float
-    """Bytes a second of what is computed between matrix products: on a GPU those of its memory."""
+    """What is computed between matrix products comes to this many bytes a second. On a GPU these
+    are the bytes of its memory.
+    """
     overhead: float
+    """`engine.machine.rates.Rates.overhead` tells what this is."""
     call: float
+    """`engine.machine.rates.Rates.call` tells what this is."""
     packed_attention: float
-    """These three as in `Rates`."""
+    """`engine.machine.rates.Rates.packed_attention` tells what this is."""
 
     def rates(self) -> Rates:
-        """What the engine can count on while everything runs at once."""
-        attention = _both(self.attention_forward, self.attention_backward)
+        """Returns the rates that the engine can count on while everything runs at once."""
         return Rates(
-            self.h2d_with_d2h,
-            self.d2h_with_h2d,
-            self.matmul,
-            attention,
-            self.passes,
-            max(self.adamw.values()),
-            self.adamw_with_copies,
-            self.h2d_with_all,
-            self.d2h_with_all,
-            self.packed_attention,
-            self.overhead,
-            self.call,
+            h2d=self.h2d_with_d2h,
+            d2h=self.d2h_with_h2d,
+            matmul=self.matmul,
+            attention=_both(self.attention_forward, self.attention_backward),
+            device_memory=self.passes,
+            adamw=max(self.adamw.values()),
+            adamw_busy=self.adamw_with_copies,
+            h2d_busy=self.h2d_with_all,
+            d2h_busy=self.d2h_with_all,
+            packed_attention=self.packed_attention,
+            overhead=self.overhead,
+            call=self.call,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,92 +102,86 @@ class Ceilings:
 def measure(
     backend: Backend, seconds: float, say: Callable[[str], None], for_plans: bool = False
 ) -> Ceilings:
-    """Each figure takes about `seconds`, the matrix product three times as long: clocks fall under
-    a lasting load. for_plans: only what plans are made with, neither the host's figures with fewer
-    threads nor the sweep. Raises FitError where the memory is not there.
+    """Returns the ceilings. Each figure is measured for about `seconds`, and the matrix product
+    three times as long, since clocks fall under a lasting load.
+
+    With `for_plans` it measures only what plans are made with: neither the host's figures with
+    fewer threads nor the sweep. Raises FitError where the memory is not there.
     """
     device = backend.device
     numel = PARAMETERS[device.type]
+    meter = _Meter(backend, seconds)
     with _planes(backend, numel) as store, torch.no_grad():
         weight, grad = store.tensor(UNIT, "weight_high"), store.tensor(UNIT, "grad")
         slot, staging = (torch.zeros(numel, dtype=torch.bfloat16, device=device) for _ in range(2))
-
-        def h2d() -> None:
-            slot.copy_(weight, non_blocking=True)
-
-        def d2h() -> None:
-            grad.copy_(staging, non_blocking=True)
-
+        to_device = _Work(lambda: slot.copy_(weight, non_blocking=True), COPIED_BYTES * numel)
+        to_host = _Work(lambda: grad.copy_(staging, non_blocking=True), COPIED_BYTES * numel)
         say("the bus")
-        one_way = [
-            _rates(backend, {lane: (work, 2 * numel)}, seconds)[lane]
-            for lane, work in ((Lane.H2D, h2d), (Lane.D2H, d2h))
-        ]
-        both = _rates(backend, {Lane.H2D: (h2d, 2 * numel), Lane.D2H: (d2h, 2 * numel)}, seconds)
+        h2d = meter.rate(Lane.H2D, to_device)
+        d2h = meter.rate(Lane.D2H, to_host)
+        both = meter.rates({Lane.H2D: to_device, Lane.D2H: to_host})
         say("the device")
-        moved = _rates(backend, {Lane.COMPUTE: (lambda: staging.copy_(slot), 4 * numel)}, seconds)[
-            Lane.COMPUTE
-        ]
-        product = _matmul(backend, 3 * seconds)
-        forward, backward = _attention(backend, seconds)
-        overhead, call, passes, packed = 0.0, 0.0, moved, _both(forward, backward)
+        within = _Work(lambda: staging.copy_(slot), 2 * COPIED_BYTES * numel)
+        moved = meter.rate(Lane.COMPUTE, within)
+        product = _matmul(_Meter(backend, 3 * seconds))
+        forward, backward = _attention(meter)
+        overhead, passes, packed = 0.0, moved, _both(forward, backward)
         if device.type == "cpu":
             overhead, passes = eager_rates(seconds, product, packed)
         else:
-            packed = _packed_attention(backend, seconds, moved)
+            packed = _packed_attention(meter, moved)
         say("host memory and AdamW")
-        fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < default_threads()}
-        threads = sorted(fewer | {default_threads()})
-        copies = {n: _host_copy(backend, store, n, seconds) for n in threads}
-        adamw = {n: _adamw(backend, store, n, seconds) for n in threads}
-        busy = _all_at_once(
-            backend,
-            store,
-            adamw[threads[-1]],
-            seconds,
-            {Lane.H2D: (h2d, both[Lane.H2D]), Lane.D2H: (d2h, both[Lane.D2H])},
-        )
-        if device.type != "cpu":
-            call = _call_seconds(backend, store, adamw[threads[-1]], seconds)
-        sweep = None if for_plans else _sweep(backend, store, threads[-1], seconds)
+        most = default_threads()
+        fewer = {n for n in (1, 2, 4, 8, 16, 32) if not for_plans and n < most}
+        threads = sorted(fewer | {most})
+        host_copies = {n: _host_copy(meter, store, n) for n in threads}
+        adamw = {n: _adamw(meter, store, n) for n in threads}
+        copies = {Lane.H2D: to_device, Lane.D2H: to_host}
+        busy = _all_at_once(meter, store, adamw[most], copies, both)
+        call = 0.0 if device.type == "cpu" else _call_seconds(meter, store, adamw[most])
+        sweep = None if for_plans else _sweep(meter, store, most)
     return Ceilings(
-        *one_way,
-        both[Lane.H2D],
-        both[Lane.D2H],
-        product,
-        moved,
-        forward,
-        backward,
-        copies,
-        adamw,
-        busy[Lane.HOST],
-        busy[Lane.H2D],
-        busy[Lane.D2H],
-        sweep,
-        passes,
-        overhead,
-        call,
-        packed,
+        h2d=h2d,
+        d2h=d2h,
+        h2d_with_d2h=both[Lane.H2D],
+        d2h_with_h2d=both[Lane.D2H],
+        matmul=product,
+        device_memory=moved,
+        attention_forward=forward,
+        attention_backward=backward,
+        host_copy=host_copies,
+        adamw=adamw,
+        adamw_with_copies=busy[Lane.HOST],
+        h2d_with_all=busy[Lane.H2D],
+        d2h_with_all=busy[Lane.D2H],
+        sweep=sweep,
+        passes=passes,
+        overhead=overhead,
+        call=call,
+        packed_attention=packed,
     )
 
 
 def one_thread_rates(backend: Backend, seconds: float) -> Rates:
-    """Those of the CPU with one thread for tensors; copies and AdamW have their own."""
+    """Measures the CPU with one thread for tensors. Copies and AdamW have threads of their own."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return measure(backend, seconds, lambda what: None, for_plans=True).rates()
+        return measure(backend, seconds, lambda _what: None, for_plans=True).rates()
     finally:
         torch.set_num_threads(threads)
 
 
 def _both(forward: float, backward: float) -> float:
-    """FLOPs a second of attention in one forward and one backward, of two and a half times as many."""
+    """Returns the FLOPs a second of attention in a forward and a backward together. A backward has
+    two and a half times the FLOPs of a forward.
+    """
     return 3.5 / (1 / forward + 2.5 / backward)
 
 
 @contextmanager
 def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
+    """Opens a store with one unit of `numel` parameters."""
     layout = lay_out(UNIT, [ParameterSpec("weight", "weight", (numel,), True)])
     on_device = backend.device.type != "cpu"
     store = HostStore(
@@ -193,207 +195,222 @@ def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
     try:
         yield store
     finally:
-        backend.drain()
+        backend.drain()  # the planes must not go while a copy is under way
         store.close()
 
 
-def _rates(
-    backend: Backend, lanes: dict[Lane, tuple[Callable[[], Any], float]], seconds: float
-) -> dict[Lane, float]:
-    """Units of work a second on each lane, all lanes at once; each has (work, units of work of one
-    call).
-    """
-    once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})  # also warms up
-    once = _timed(backend, {lane: (work, 1) for lane, (work, _) in lanes.items()})
-    calls = {lane: max(2, min(10_000, round(seconds / max(1e-6, once[lane])))) for lane in lanes}
-    took = _timed(backend, {lane: (work, calls[lane]) for lane, (work, _) in lanes.items()})
-    return {lane: calls[lane] * amount / took[lane] for lane, (_, amount) in lanes.items()}
+# ---------------------------------------------------------------- timing
 
 
-def _timed(backend: Backend, lanes: dict[Lane, tuple[Callable[[], Any], int]]) -> dict[Lane, float]:
-    """Seconds of work on each lane, for (work, calls). Calls of the lanes are submitted in turn."""
-    tickets: dict[Lane, list] = {lane: [] for lane in lanes}
-    for turn in range(max(calls for _, calls in lanes.values())):
-        for lane, (work, calls) in lanes.items():
-            if turn < calls:
-                tickets[lane].append(backend.submit(lane, (), work))
-    backend.drain()
-    return {
-        lane: sum(end - start for start, end in (ticket.span() for ticket in own))
-        for lane, own in tickets.items()
-    }
+@dataclass(frozen=True)
+class _Work:
+    """Each call of `run` does `amount` units of work: bytes, FLOPs or parameters."""
+
+    run: Callable[[], Any]
+    amount: float
 
 
-def _matmul(backend: Backend, seconds: float) -> float:
-    rows, inner, columns = PRODUCT[backend.device.type]
-    dtype = torch.bfloat16 if backend.device.type == "cuda" else torch.float32
-    left = torch.randn(rows, inner, device=backend.device).to(dtype)
-    right = torch.randn(inner, columns, device=backend.device).to(dtype)
-    out = torch.empty(rows, columns, dtype=dtype, device=backend.device)
-    return _rates(
-        backend,
-        {Lane.COMPUTE: (lambda: torch.matmul(left, right, out=out), 2.0 * rows * inner * columns)},
-        seconds,
-    )[Lane.COMPUTE]
+@dataclass(frozen=True)
+class _Calls:
+    """`run` is called `count` times."""
+
+    run: Callable[[], Any]
+    count: int
 
 
-_plain_attention = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+@dataclass(frozen=True)
+class _Meter:
+    """A meter times work on the lanes of a backend, for about `seconds` each."""
+
+    backend: Backend
+    seconds: float
+
+    def rate(self, lane: Lane, work: _Work) -> float:
+        """Returns the units of work a second on one lane alone."""
+        return self.rates({lane: work})[lane]
+
+    def rates(self, lanes: Mapping[Lane, _Work]) -> dict[Lane, float]:
+        """Returns the units of work a second on each lane, all lanes at once."""
+        single = {lane: _Calls(work.run, 1) for lane, work in lanes.items()}
+        self.timed(single)  # warms up
+        once = self.timed(single)
+        calls: dict[Lane, _Calls] = {}
+        for lane, work in lanes.items():
+            wanted = round(self.seconds / max(1e-6, once[lane]))
+            calls[lane] = _Calls(work.run, max(2, min(10_000, wanted)))
+        took = self.timed(calls)
+        return {lane: calls[lane].count * work.amount / took[lane] for lane, work in lanes.items()}
+
+    def timed(self, lanes: Mapping[Lane, _Calls]) -> dict[Lane, float]:
+        """Returns the seconds of work on each lane. Calls of the lanes are submitted in turn."""
+        tickets: dict[Lane, list[Ticket]] = {lane: [] for lane in lanes}
+        for turn in range(max(calls.count for calls in lanes.values())):
+            for lane, calls in lanes.items():
+                if turn < calls.count:
+                    tickets[lane].append(self.backend.submit(lane, (), calls.run))
+        self.backend.drain()
+        took: dict[Lane, float] = {}
+        for lane, own in tickets.items():
+            spans = [ticket.span() for ticket in own]
+            took[lane] = sum(end - start for start, end in spans)
+        return took
+
+
+# ---------------------------------------------------------------- the device
+
+
+def _matmul(meter: _Meter) -> float:
+    device = meter.backend.device
+    rows, inner, columns = PRODUCT[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    left = torch.randn(rows, inner, device=device).to(dtype)
+    right = torch.randn(inner, columns, device=device).to(dtype)
+    out = torch.empty(rows, columns, dtype=dtype, device=device)
+    flops = 2.0 * rows * inner * columns
+    return meter.rate(Lane.COMPUTE, _Work(lambda: torch.matmul(left, right, out=out), flops))
+
+
+_plain_attention = functools.partial(scaled_dot_product_attention, is_causal=True)
 
 
 def _attention(
-    backend: Backend, seconds: float, attend: Callable[..., torch.Tensor] = _plain_attention
+    meter: _Meter, attend: Callable[..., torch.Tensor] = _plain_attention
 ) -> tuple[float, float]:
-    """FLOPs a second of causal attention, forward and backward: 4 and 10 for each pair of tokens
-    and feature, halved.
+    """Returns FLOPs a second of causal attention, forward and backward. A pair of tokens has 4 and
+    10 FLOPs for each feature, and causal attention has half of the pairs.
     """
-    rows, heads, tokens, width = ATTENTION[backend.device.type]
-    dtype = torch.bfloat16 if backend.device.type == "cuda" else torch.float32
+    device = meter.backend.device
+    rows, heads, tokens, width = ATTENTION[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     query, key, value = (
-        torch.randn(rows, heads, tokens, width, device=backend.device).to(dtype).requires_grad_()
+        torch.randn(rows, heads, tokens, width, device=device).to(dtype).requires_grad_()
         for _ in range(3)
     )
     pairs = rows * heads * tokens * tokens * width / 2
     with torch.no_grad():
-        forward = _rates(
-            backend, {Lane.COMPUTE: (lambda: attend(query, key, value), 4 * pairs)}, seconds
-        )[Lane.COMPUTE]
+        forward = meter.rate(Lane.COMPUTE, _Work(lambda: attend(query, key, value), 4 * pairs))
     with torch.enable_grad():
         out = attend(query, key, value)
     ones = torch.ones_like(out)
-    backward = _rates(
-        backend,
-        {
-            Lane.COMPUTE: (
-                lambda: torch.autograd.grad(out, (query, key, value), ones, retain_graph=True),
-                10 * pairs,
-            )
-        },
-        seconds,
-    )[Lane.COMPUTE]
-    return forward, backward
+
+    def run_backward() -> None:
+        torch.autograd.grad(out, (query, key, value), ones, retain_graph=True)
+
+    return forward, meter.rate(Lane.COMPUTE, _Work(run_backward, 10 * pairs))
 
 
-def _packed_attention(backend: Backend, seconds: float, memory: float) -> float:
-    """FLOPs a second of the products alone: what comes on top by `engine.fit.cost` is taken off."""
-    rows, heads, tokens, width = ATTENTION[backend.device.type]
-    pattern = Pattern(Documents.whole_rows(rows, tokens, backend.upload))
+def _packed_attention(meter: _Meter, memory: float) -> float:
+    """Returns the FLOPs a second of the products alone. What comes on top of them by
+    `engine.fit.cost` is taken off; `memory` is the bytes a second of the device's memory.
+    """
+    rows, heads, tokens, width = ATTENTION[meter.backend.device.type]
+    pattern = Pattern(Documents.whole_rows(rows, tokens, meter.backend.upload))
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return attention(torch.nn.Identity(), query, key, value, pattern)[0].transpose(1, 2)
 
     flops = 7.0 * rows * heads * tokens * tokens * width
-    took = flops / _both(*_attention(backend, seconds, attend))
+    took = flops / _both(*_attention(meter, attend))
     besides = PACKED_BYTES * rows * tokens * heads * (width + PACKED_WIDTH) / memory
     return flops / max(took - besides, 0.2 * took)
 
 
-def _call_seconds(backend: Backend, store: HostStore, alone: float, seconds: float) -> float:
-    """Of launching one small operation while AdamW, `alone` parameters a second, has its cores."""
-    small = torch.zeros(1024, device=backend.device)
-    numel = store.layouts[UNIT].numel
+# ---------------------------------------------------------------- the host
+
+
+def _host_copy(meter: _Meter, store: HostStore, threads: int) -> float:
+    """Returns bytes a second, read and written, of copies between two fp32 planes."""
+    source, target = store.array(UNIT, "exp_avg"), store.array(UNIT, "exp_avg_sq")
+
+    def copy(start: int, stop: int) -> None:
+        target[start:stop] = source[start:stop]
+
+    with closing(Workers(threads, "copy")) as workers:
+        work = _Work(lambda: workers.run(copy, ranges(0, source.size)), 8.0 * source.size)
+        return meter.rate(Lane.HOST, work)
+
+
+def _adamw(meter: _Meter, store: HostStore, threads: int) -> float:
+    """Returns the parameters a second that AdamW updates on the host."""
+    with closing(HostAdamW(store, AdamWSettings(), threads)) as adamw:
+        return meter.rate(Lane.HOST, _Work(_update_with(adamw), store.layouts[UNIT].numel))
+
+
+def _update_with(adamw: HostAdamW) -> Callable[[], None]:
+    return lambda: adamw.update(UNIT, 1, 1e-5, 1.0)
+
+
+def _sweep(meter: _Meter, store: HostStore, threads: int) -> float:
+    """Returns the parameters a second of a pass over the planes that AdamW reads and writes. Its
+    threads share the planes as those of AdamW do.
+    """
+    names = ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
+    planes = tuple(store.array(UNIT, name) for name in names)
+    touch, numel = kernel("touch"), store.layouts[UNIT].numel
+    with closing(Workers(threads, "sweep")) as workers:
+        return meter.rate(Lane.HOST, _Work(lambda: workers.share(touch, numel, planes), numel))
+
+
+# ---------------------------------------------------------------- both at once
+
+
+def _updates_for(meter: _Meter, store: HostStore, alone: float) -> int:
+    """Returns how many updates last as long as the meter measures, where AdamW updates `alone`
+    parameters a second.
+    """
+    return max(2, round(meter.seconds * alone / store.layouts[UNIT].numel))
+
+
+def _call_seconds(meter: _Meter, store: HostStore, alone: float) -> float:
+    """Returns the seconds of launching one small operation while AdamW has its cores. AdamW updates
+    `alone` parameters a second by itself.
+    """
+    small = torch.zeros(1024, device=meter.backend.device)
 
     def launch() -> None:
         for _ in range(CALLS):
             small.add_(1.0)
 
-    adamw = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01)
-    try:
+    with closing(HostAdamW(store, AdamWSettings())) as adamw:
         launch()
-        once = _timed(backend, {Lane.COMPUTE: (launch, 8)})[Lane.COMPUTE] / 8
-        count = max(8, round(seconds / 4 / once))
+        once = meter.timed({Lane.COMPUTE: _Calls(launch, 8)})[Lane.COMPUTE] / 8
+        count = max(8, round(meter.seconds / 4 / once))
         # The updates go on longer than the launches, however much these are held up.
-        took = _timed(
-            backend,
-            {
-                Lane.HOST: (
-                    lambda: adamw.update(UNIT, 1, 1e-5, 1.0),
-                    max(2, round(seconds * alone / numel)),
-                ),
-                Lane.COMPUTE: (launch, count),
-            },
-        )
-    finally:
-        adamw.close()
+        updates = _Calls(_update_with(adamw), _updates_for(meter, store, alone))
+        took = meter.timed({Lane.HOST: updates, Lane.COMPUTE: _Calls(launch, count)})
     return took[Lane.COMPUTE] / (count * CALLS)
 
 
-def _host_copy(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
-    source, target = store.array(UNIT, "exp_avg"), store.array(UNIT, "exp_avg_sq")
-    workers = Workers(threads, "copy")
-
-    def copy(start: int, stop: int) -> None:
-        target[start:stop] = source[start:stop]
-
-    try:
-        return _rates(
-            backend,
-            {Lane.HOST: (lambda: workers.run(copy, ranges(0, source.size)), 8.0 * source.size)},
-            seconds,
-        )[Lane.HOST]
-    finally:
-        workers.close()
-
-
-def _adamw(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
-    """Parameters a second."""
-    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01, threads), store.layouts[UNIT].numel
-    try:
-        return _rates(
-            backend, {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), numel)}, seconds
-        )[Lane.HOST]
-    finally:
-        adamw.close()
-
-
 def _all_at_once(
-    backend: Backend,
+    meter: _Meter,
     store: HostStore,
     alone: float,
-    seconds: float,
-    copies: dict[Lane, tuple[Callable[[], Any], float]],
-) -> dict[str, float]:
-    """AdamW, `alone` parameters a second by itself, beside copies of a plane both ways, of
-    `copies[lane][1]` bytes a second without it: the rate of each while all three run.
+    copies: Mapping[Lane, _Work],
+    without: Mapping[Lane, float],
+) -> dict[Lane, float]:
+    """Returns the rates of AdamW and of copies both ways while all three run. AdamW updates `alone`
+    parameters a second by itself; the copies come to `without` bytes a second without it.
     """
-    adamw, numel = HostAdamW(store, 0.9, 0.999, 1e-8, 0.01), store.layouts[UNIT].numel
-    calls = max(2, round(seconds * alone / numel))
-    # Copies that last longer than the updates: some more than half of their speed is left to both.
-    counts = {
-        lane: max(2, round(2 * seconds * rate / (2 * numel))) for lane, (_, rate) in copies.items()
-    }
-    try:
-        took = _timed(
-            backend,
-            {Lane.HOST: (lambda: adamw.update(UNIT, 1, 1e-5, 1.0), calls)}
-            | {lane: (work, counts[lane]) for lane, (work, _) in copies.items()},
+    calls = {}
+    for lane, work in copies.items():
+        # Copies that last longer than the updates: some more than half of their speed is left to
+        # both.
+        calls[lane] = _Calls(
+            work.run, max(2, round(2 * meter.seconds * without[lane] / work.amount))
         )
-    finally:
-        adamw.close()
-    found = {Lane.HOST: calls * numel / took[Lane.HOST]}
-    for lane, (_, rate) in copies.items():
-        after = max(0.0, took[lane] - took[Lane.HOST])
-        beside = counts[lane] * 2 * numel - rate * after
-        # Where copies were over first, or timers are too coarse to tell, the whole time counts.
-        found[lane] = (
-            beside / took[Lane.HOST]
-            if after and 0 < beside < rate * took[Lane.HOST]
-            else counts[lane] * 2 * numel / took[lane]
-        )
+    count = _updates_for(meter, store, alone)
+    with closing(HostAdamW(store, AdamWSettings())) as adamw:
+        took = meter.timed({Lane.HOST: _Calls(_update_with(adamw), count)} | calls)
+    updating = took[Lane.HOST]
+    found = {Lane.HOST: count * store.layouts[UNIT].numel / updating}
+    for lane, work in copies.items():
+        copied = calls[lane].count * work.amount
+        # After the updates, the copies went on at their speed without them.
+        after = max(0.0, took[lane] - updating)
+        beside = copied - without[lane] * after
+        if after and 0 < beside < without[lane] * updating:
+            found[lane] = beside / updating
+        else:
+            # Copies were over first, or timers are too coarse to tell: the whole time counts.
+            found[lane] = copied / took[lane]
     return found
-
-
-def _sweep(backend: Backend, store: HostStore, threads: int, seconds: float) -> float:
-    """Parameters a second of a pass over the planes that AdamW reads and writes, shared by threads
-    as its own is.
-    """
-    planes = [
-        store.array(UNIT, name)
-        for name in ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
-    ]
-    touch, workers, numel = kernel("touch"), Workers(threads, "sweep"), store.layouts[UNIT].numel
-    try:
-        return _rates(
-            backend, {Lane.HOST: (lambda: workers.share(touch, numel, *planes), numel)}, seconds
-        )[Lane.HOST]
-    finally:
-        workers.close()

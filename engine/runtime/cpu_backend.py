@@ -1,6 +1,4 @@
-"""The backend for the CPU. Every op simply runs when it is submitted, which is one legal order of
-the plan.
-"""
+"""The backend for the CPU runs every op when it is submitted. This is one legal order of a plan."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.machine.cgroups import sample_host_memory
@@ -18,6 +17,8 @@ from engine.runtime.backend import Ticket
 
 @dataclass(frozen=True)
 class DoneTicket:
+    """A `DoneTicket` stands for an op that has run already; its times are in seconds."""
+
     start: float
     end: float
 
@@ -26,21 +27,27 @@ class DoneTicket:
 
 
 class CpuBackend:
-    """All lanes inline, in plan order."""
+    """A `CpuBackend` runs all lanes in the caller's thread, in plan order."""
+
+    device_name = "CPU"
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.device_name = "CPU"
         self._threads = torch.get_num_threads()
 
     def share_work(self, product: float) -> None:
-        """Blocks whose largest matrix product has `product` FLOPs are to be computed, by this
-        thread: alone where that is faster. A function of the plan, since more threads round
-        otherwise.
+        """Chooses the number of threads for blocks whose largest matrix product has `product`
+        FLOPs: one thread where that is faster. The choice depends on the plan alone, since another
+        number of threads rounds differently.
         """
         torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
 
-    def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> DoneTicket:
+    def submit(
+        self,
+        lane: Lane,  # noqa: ARG002  every lane is this thread
+        waits: Sequence[Ticket],  # noqa: ARG002  what was submitted before has run
+        work: Callable[[], None],
+    ) -> DoneTicket:
         start = time.perf_counter()
         work()
         return DoneTicket(start, time.perf_counter())
@@ -49,25 +56,28 @@ class CpuBackend:
         callback()
 
     def drain(self) -> None:
-        """Nothing is ever under way."""
+        """Returns at once: no op is ever under way."""
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies `source` [numel] to `target` [numel] at once: no other lane is waiting."""
         target.copy_(source)
 
-    def upload(self, array) -> torch.Tensor:
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """Returns a tensor of the same shape that shares the memory of `array`."""
         return torch.from_numpy(array)
 
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a zeroed tensor [numel]."""
         return torch.zeros(numel, dtype=dtype)
 
     def register(self, pointer: int, nbytes: int) -> None:
-        """The CPU needs no registration."""
+        """Does nothing: the CPU needs no registration."""
 
     def unregister(self, pointer: int) -> None:
-        """The CPU needs no registration."""
+        """Does nothing: the CPU needs no registration."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """The host's limits hold."""
+        """Does nothing: the limits of the host hold."""
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
@@ -87,7 +97,8 @@ class CpuBackend:
         }
 
     def reset_peak(self) -> None:
-        """Nothing is counted."""
+        """Does nothing: no memory is counted."""
 
     def close(self) -> None:
+        """Gives torch back the number of threads that it had before."""
         torch.set_num_threads(self._threads)

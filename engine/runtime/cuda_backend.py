@@ -1,86 +1,120 @@
-"""The lanes on a CUDA GPU: streams and a host thread, ordered by events and by nothing else.
+"""The backend for a CUDA GPU runs the lanes at the same time, on streams and a host thread. Events
+order the lanes, and nothing else does. Only this file speaks of CUDA.
 
-COMPUTE ops are launched from the caller's thread on the default stream. The lanes of copies and of
-the optimizer on the device have a stream and a thread each, because a prefetch must wait for a host
-update without holding up the launches of COMPUTE. HOST ops run on a thread of their own. This is
-the only file that speaks of CUDA.
+Which lane runs where:
+
+- COMPUTE ops are launched from the caller's thread on the default stream.
+- The copy lanes (H2D, D2H) and the three lanes of optimizers on the device (STATES IN, UPDATE,
+  STATES OUT) have a stream and a thread each. A prefetch must wait for a host update, and in a
+  thread of its own this wait does not hold up the launches of COMPUTE.
+- HOST ops run on a thread of their own.
+
+What waits for what:
+
+- Ops of one lane run in the order in which they were submitted: a lane has one stream or one
+  thread.
+- Every op has a ticket. `issued` is set once the op's end event is recorded in its stream; for a
+  HOST op, once the op has finished. Whoever waits for an op first waits for `issued`, since an
+  event that is not recorded yet would hold nothing up.
+- An op of a stream that waits for an op of another stream makes its own stream wait for the end
+  event. No host thread sleeps for that.
+- Ops of the optimizer lanes are the exception: their thread sleeps until the end event has passed,
+  and only then issues the op.
+- A HOST op that waits for an op of a stream sleeps until that end event has passed.
+- An op of a stream that waits for a HOST op needs `issued` alone: the HOST op has finished then.
+
+How memory stays alive: a queued op is a closure that holds the tensors of its step. Torch's caching
+allocator reuses a freed tensor in the order of the stream that allocated it, and activations are
+allocated and freed on the stream of COMPUTE alone. Buffers that several streams use live as long as
+the engine, and the waits of the plan protect their contents.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
+import numpy as np
 import torch
 
 from engine.errors import FitError, GpuMemoryError, RamstreamError
 from engine.plan.ops import UPDATE_LANES, Lane
+from engine.runtime.backend import Ticket
 from engine.words import GIB
 
 SWITCH_SECONDS = 0.0005
+"""A thread that waits for the interpreter's lock asks for it after this many seconds."""
 PART_BYTES = 128 << 20
-"""Of copies in parts: two milliseconds each."""
+"""A copy in parts moves this many bytes at a time, which takes about two milliseconds."""
 
 
 def _set_up_cuda() -> None:
-    """Settings that are read when CUDA starts; a user's own stay."""
+    """Sets the environment variables that are read when CUDA starts. A user's own values stay."""
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if "expandable_segments" not in settings:
-        # Growing segments leave no gaps when micro-batch shapes vary, and states find space where
-        # activations were.
+        # Growing segments leave no gaps when the shapes of micro-batches vary, and states find
+        # space where activations were.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(
             filter(None, (settings, "expandable_segments:True"))
         )
-    # A queue of the hardware for each of our streams; the default is 8.
+    # Each of our streams gets a queue of the hardware to itself; the default is 8 queues for all.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def cuda_available() -> bool:
-    """Whether torch sees a GPU that it can use."""
-    _set_up_cuda()  # to ask already starts CUDA
+    """Says whether torch sees a usable GPU."""
+    _set_up_cuda()  # asking already starts CUDA
     return torch.cuda.is_available()
 
 
 class _Ticket:
-    """An op on its way: `issued` is set once its end event is recorded (or the op failed)."""
+    """A ticket stands for a submitted op. `issued` is set once the end event of the op is recorded,
+    or once the op has failed.
+    """
 
     def __init__(self, backend: CudaBackend):
         self._backend = backend
         self.issued = threading.Event()
         self.error: BaseException | None = None
 
+    def span(self) -> tuple[float, float]:
+        raise NotImplementedError
+
     def fail(self, error: BaseException) -> None:
-        """Whoever waits for this op is told."""
+        """Keeps the error of the op for whoever waits for it."""
         self.error = error
 
     def require(self) -> None:
+        """Waits until the op is issued. Raises its error if it failed."""
         self.issued.wait()
         if self.error is not None:
             raise self.error
 
 
 class _DeviceTicket(_Ticket):
-    """An op of a stream."""
+    """A device ticket stands for an op of a stream, with an event at its start and its end."""
 
     def __init__(self, backend: CudaBackend):
         super().__init__(backend)
         self.start = torch.cuda.Event(enable_timing=True)
-        # Blocking: a host thread that waits for it sleeps instead of spinning on a core.
+        # Blocking: a host thread that waits for this event sleeps instead of spinning on a core.
         self.end = torch.cuda.Event(enable_timing=True, blocking=True)
 
     def span(self) -> tuple[float, float]:
         anchor, seconds = self._backend.anchor
-        return seconds + anchor.elapsed_time(self.start) / 1e3, seconds + anchor.elapsed_time(
-            self.end
-        ) / 1e3
+        start = seconds + anchor.elapsed_time(self.start) / 1e3
+        end = seconds + anchor.elapsed_time(self.end) / 1e3
+        return start, end
 
 
 class _HostTicket(_Ticket):
-    """An op of the host thread; issued means finished."""
+    """A host ticket stands for an op of the host thread. It is issued when the op has finished."""
 
     start = end = 0.0
 
@@ -93,28 +127,35 @@ class _HostTicket(_Ticket):
         return self.start, self.end
 
 
+_Item = tuple[_Ticket, Sequence[_Ticket], Callable[[], None]]
+"""An op in the queue of a lane: its ticket, the tickets that it waits for, and its work."""
+
+
 class CudaBackend:
-    """Runs each lane as soon as its waits allow. See `engine.runtime.backend.Backend` for the
-    contract.
+    """A `CudaBackend` runs each lane as soon as its waits allow. `engine.runtime.backend.Backend`
+    tells what the methods promise.
     """
 
     def __init__(self, index: int = 0):
         _set_up_cuda()
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        self._streams = {
+        # A stream for each lane of the device: what two streams do can overlap. COMPUTE has the
+        # default stream, on which models and autograd launch anyway.
+        self._streams: dict[Lane, torch.cuda.Stream] = {
             lane: torch.cuda.Stream(self.device)
             for lane in Lane
             if lane not in (Lane.COMPUTE, Lane.HOST)
         }
         self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
-        self._queues: dict[Lane, queue.SimpleQueue] = {
+        # A queue, served by a thread, for every lane but COMPUTE. None ends the thread.
+        self._queues: dict[Lane, queue.SimpleQueue[_Item | None]] = {
             lane: queue.SimpleQueue() for lane in Lane if lane != Lane.COMPUTE
         }
         self._error: BaseException | None = None
         self._limit = torch.cuda.get_device_properties(self.device).total_memory
-        # Threads that launch take turns with those of the optimizer: five milliseconds, Python's
-        # own, are too long a turn.
+        # Threads that launch take turns with those of the optimizer. Python's own turns of five
+        # milliseconds are too long.
         sys.setswitchinterval(SWITCH_SECONDS)
         self._broken: dict[Lane, BaseException] = {}
         self._set_anchor()
@@ -127,22 +168,32 @@ class CudaBackend:
 
     # ------------------------------------------------------------------ lanes
 
-    def submit(self, lane: Lane, waits: Sequence[_Ticket], work: Callable[[], None]) -> _Ticket:
+    def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> _Ticket:
         if self._error is not None:
             raise self._error
-        ticket = _HostTicket(self) if lane == Lane.HOST else _DeviceTicket(self)
+        own_waits = cast("Sequence[_Ticket]", waits)  # every ticket here comes from this method
         if lane == Lane.COMPUTE:
-            self._launch(lane, ticket, waits, work)
-            if ticket.error is not None:
-                raise ticket.error
-        else:
-            self._queues[lane].put((ticket, waits, work))
+            # The caller launches COMPUTE itself, so that an error is raised at the op that failed.
+            launched = _DeviceTicket(self)
+            self._launch(lane, launched, own_waits, work)
+            if launched.error is not None:
+                raise launched.error
+            return launched
+        ticket = self._new_ticket(lane)
+        self._queues[lane].put((ticket, own_waits, work))
         return ticket
 
+    def _new_ticket(self, lane: Lane) -> _Ticket:
+        if lane == Lane.HOST:
+            return _HostTicket(self)
+        return _DeviceTicket(self)
+
     def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
-        """Raise what broke an op that this one needs. Lane order is a wait too, so that no update
-        follows a failed clip; lanes that need nothing of the failure go on, so that the step before
-        is still applied.
+        """Waits until the ops of `waits` are issued. Raises what broke one of them, or an earlier
+        op of this lane.
+
+        The order of a lane is a wait too, so that no update follows a failed clip. Lanes that need
+        nothing of the failed op go on, so that the step before it is still applied.
         """
         if lane in self._broken:
             raise self._broken[lane]
@@ -152,36 +203,43 @@ class CudaBackend:
     def _launch(
         self, lane: Lane, ticket: _DeviceTicket, waits: Sequence[_Ticket], work: Callable[[], None]
     ) -> None:
+        """Issues an op on the stream of its lane, behind the end events of its waits."""
         stream = self._streams[lane]
         try:
             self._require(lane, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
-                    if lane in UPDATE_LANES:  # nothing is issued before it can run
+                    if lane in UPDATE_LANES:
+                        # An op of these lanes is issued only when it can run. Otherwise copies
+                        # of states would queue up in a copy engine ahead of a prefetch.
                         wait.end.synchronize()
                     stream.wait_event(wait.end)
             with torch.cuda.stream(stream):
                 ticket.start.record(stream)
                 work()
                 ticket.end.record(stream)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  kept for whoever waits for this op
             self._fail(lane, ticket, error)
+        # Only now may others wait for the end event: it is recorded, or the error is there.
         ticket.issued.set()
 
     def _run_on_host(
         self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]
     ) -> None:
+        """Runs an op on the host thread, once the device has finished what it waits for."""
         try:
             self._require(Lane.HOST, waits)
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
+                    # The planes must have arrived before the host reads them.
                     self._synchronize(wait)
             ticket.run(work)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  kept for whoever waits for this op
             self._fail(Lane.HOST, ticket, error)
         ticket.issued.set()
 
     def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
+        """Keeps the error: for the ops that wait, for the lane, and for the next `submit`."""
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
             error = GpuMemoryError(
@@ -193,23 +251,28 @@ class CudaBackend:
             self._error = error
 
     def _serve(self, lane: Lane) -> None:
-        torch.cuda.set_device(self.device)
+        """Runs the ops of a lane, in a thread of its own, until the backend is closed."""
+        torch.cuda.set_device(self.device)  # CUDA's current device belongs to a thread
         while True:
             item = self._queues[lane].get()
             if item is None:
                 return
             ticket, waits, work = item
-            if lane == Lane.HOST:
+            if isinstance(ticket, _HostTicket):
                 self._run_on_host(ticket, waits, work)
             else:
-                self._launch(lane, ticket, waits, work)
-            # The closure holds a step's tensors: let go of it before waiting for the next item.
+                self._launch(lane, cast("_DeviceTicket", ticket), waits, work)
+            # The closure holds the tensors of a step: let go of them before waiting for the next
+            # item, which may not come for long.
             del item, ticket, waits, work
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        # A copy engine goes on with one stream until that has nothing more to copy. A weight that
-        # is needed now would wait for all the gigabytes of states that are issued, so the engine
-        # must run dry between two parts.
+        """Writes `source` [numel] to `target` [numel] on the current stream, a part at a time.
+
+        A copy engine goes on with one stream until that stream has nothing more to copy. A weight
+        that is needed now would wait for all the gigabytes of states that are issued, so the engine
+        must run dry between two parts.
+        """
         size = PART_BYTES // target.element_size()
         for start in range(0, target.numel(), size):
             target[start : start + size].copy_(source[start : start + size], non_blocking=True)
@@ -220,6 +283,7 @@ class CudaBackend:
     def finish_step(self, callback: Callable[[], None]) -> None:
         def finish() -> None:
             callback()
+            # Spans of this step were read against the old anchor; the next step gets the new one.
             self.anchor = self._next_anchor
 
         self._queues[Lane.HOST].put((_HostTicket(self), (), finish))
@@ -227,13 +291,15 @@ class CudaBackend:
     def drain(self) -> None:
         marks = []
         for lane in self._queues:
-            mark = _HostTicket(self) if lane == Lane.HOST else _DeviceTicket(self)
+            mark = self._new_ticket(lane)
             self._queues[lane].put((mark, (), lambda: None))
             marks.append(mark)
+        # First the threads must have issued everything, then the device must have done it.
         for mark in marks:
             mark.issued.wait()
         torch.cuda.synchronize(self.device)
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         self._broken.clear()
         if error is not None:
             raise error
@@ -241,26 +307,34 @@ class CudaBackend:
     # ------------------------------------------------------------------ clocks
 
     def _set_anchor(self) -> None:
+        """Ties the device's clock to the host's: an event, and the host's time when it passed."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._streams[Lane.COMPUTE])
         event.synchronize()
         self.anchor = self._next_anchor = (event, time.perf_counter())
 
     def _synchronize(self, ticket: _DeviceTicket) -> None:
-        """Wait, on the host thread, for an op of a stream. An end that was waited for ties the
-        device's clock to the host's anew, since the two drift; and elapsed times are
-        single-precision milliseconds, so an anchor near the measured step keeps microseconds.
+        """Waits, on the host thread, for an op of a stream, and makes its end the next anchor.
+
+        An end that was waited for ties the device's clock to the host's anew, since the two drift.
+        Elapsed times are single-precision milliseconds, so an anchor near the measured step keeps
+        microseconds.
         """
         waited = not ticket.end.query()
         ticket.end.synchronize()
+        # An end that passed earlier has no host time of its own; its span has the best estimate.
         self._next_anchor = (ticket.end, time.perf_counter() if waited else ticket.span()[1])
 
     # ------------------------------------------------------------------ memory
 
-    def upload(self, array) -> torch.Tensor:
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """Returns the array as a tensor of the same shape. The pinned source may be freed at once:
+        torch keeps its memory until the copy has passed.
+        """
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
     def host_buffer(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Returns a zeroed pinned tensor [numel]."""
         return torch.zeros(numel, dtype=dtype, pin_memory=True)
 
     def register(self, pointer: int, nbytes: int) -> None:
@@ -277,16 +351,13 @@ class CudaBackend:
         torch.cuda.cudart().cudaHostUnregister(pointer)
 
     def _clear_error(self) -> None:
-        """CUDA keeps the error of a refused call for whoever looks next: let that be a launch of no
-        importance.
+        """Takes CUDA's error of a refused call. CUDA reports it to the next call, whichever that
+        is, so that call is a launch of no importance.
         """
-        try:
+        with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.device).add_(1)
-        except RuntimeError:
-            pass
 
     def limit_memory(self, nbytes: int) -> None:
-        """Refuse allocations beyond `nbytes` in this process."""
         total = torch.cuda.get_device_properties(self.device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, nbytes / total), self.device)
         self._limit = nbytes
@@ -321,7 +392,9 @@ class CudaBackend:
         return torch.cuda.get_device_name(self.device)
 
     def close(self) -> None:
-        """End the lane threads and give cached device memory back."""
+        """Ends the threads of the lanes and gives cached device memory back. Raises RamstreamError
+        when a thread does not end within a minute.
+        """
         for lane in self._queues:
             self._queues[lane].put(None)
         for thread in self._threads:

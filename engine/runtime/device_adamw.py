@@ -1,68 +1,90 @@
-"""AdamW on a piece of a unit's planes that was brought to the device: the arithmetic of
-`engine.runtime.host_kernels`, in tensors.
+"""AdamW runs here on a piece of a unit's planes that was brought to the device. The arithmetic is
+that of `engine.runtime.host_kernels`, written in tensors.
 
-Compiled it is one pass over the planes. Without a compiler it runs in pieces that keep its
-temporaries small.
+- The formula and the split of an fp32 weight into two planes are the same, and so is the rounding
+  to bf16: halves go away from zero. Sums and products may be fused otherwise, so results can differ
+  from the host's in their last bits.
+- Subnormal first moments become 0 and squared gradients get the same bias as on the host.
+- The device decides by itself whether a step is applied: `clip_of` gives a factor of 0 or 1, so
+  that no update waits for the host to see that loss and norm are finite.
+- Compiled, an update is one pass over the planes. Without a compiler it runs in pieces that keep
+  its temporaries small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
-from engine.runtime.compiled import compiled_function
+from engine.runtime.compiled import CompiledFunction, compiled_function
 
 _SMALLEST_NORMAL = 2.0**-126
 _UNCOMPILED = 1 << 22
-"""Elements at once where nothing is compiled: some 150 MiB of temporaries."""
+"""Without a compiler, this many elements are updated at once: some 150 MiB of temporaries."""
+
+
+@dataclass(frozen=True)
+class StepFactors:
+    """A step is applied with these factors, which are tensors on the device."""
+
+    clip: torch.Tensor
+    """The result of `clip_of` is float32 [2]."""
+    scalars: torch.Tensor
+    """`HostAdamW.scalars` are float32 [8]; the last one is what weight decay leaves of a weight."""
 
 
 def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
-    """float32 [2] on the device of `norms`: the factor of the gradients, and 1 where loss and norm
-    are finite, else 0.
+    """Returns float32 [2] on the device of `norms`: the factor of the gradients, and 1 where loss
+    and norm are finite, else 0.
 
-    norms: squared gradient norm of each unit, and the loss last. The same as the host's, without
-    waiting for it.
+    `norms` [units + 1] are the squared gradient norms of the units, and the loss last. The result
+    is that of the host, without waiting for it.
     """
     squares = norms[:-1].double()
     norm = squares.sum().sqrt()
-    factor = (
-        torch.ones_like(norm)
-        if max_grad_norm is None
-        else (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    )
-    return torch.stack([factor, (norm.isfinite() & norms[-1].isfinite()).double()]).float()
+    if max_grad_norm is None:
+        factor = torch.ones_like(norm)
+    else:
+        factor = (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    may_apply = norm.isfinite() & norms[-1].isfinite()
+    return torch.stack([factor, may_apply.double()]).float()
 
 
 def update(
     planes: Mapping[str, torch.Tensor],
     grad: torch.Tensor,
-    clip: torch.Tensor,
-    scalars: torch.Tensor,
+    factors: StepFactors,
     decayed: int,
     compiled: bool,
 ) -> None:
-    """Apply a step to `planes` (flat, without the gradient), in place; with a factor that says so,
-    leave them as they are.
+    """Applies a step to `planes`, in place, with the gradient `grad`. All are flat, shape [numel].
+    Where the clip factors forbid it, the planes stay as they are, to the bit.
 
-    clip: of `clip_of`. scalars: `HostAdamW.scalars`, float32 [8] on the device, the last of them
-    what weight decay leaves. decayed: so many elements at the front are decayed.
+    Weight decay applies to the first `decayed` elements.
     """
-    function = _update_split if "weight_low" in planes else _update_float
+    function: Callable[..., None] = _update_split if "weight_low" in planes else _update_float
+    compiled_update = compiled_function(function, dynamic=True) if compiled else None
+    run = function if compiled_update is None else compiled_update
     whole = grad.numel()
-    run = compiled_function(function, dynamic=True) if compiled else function
-    undecayed = scalars.clone()
+    undecayed = factors.scalars.clone()
     undecayed[-1] = 1.0
-    for begin, end, given in ((0, decayed, scalars), (decayed, whole, undecayed)):
+    for begin, end, scalars in ((0, decayed, factors.scalars), (decayed, whole, undecayed)):
         start = begin
         while start < end:
-            # A first call that finds out that it cannot be compiled must not find itself with a
-            # whole piece, either.
-            size = _UNCOMPILED if not compiled or run.problem or not run.ran else whole
+            size = whole if _is_ready(compiled_update) else _UNCOMPILED
             stop = min(start + size, end)
-            run(grad[start:stop], *(plane[start:stop] for plane in planes.values()), clip, given)
+            pieces = [plane[start:stop] for plane in planes.values()]
+            run(grad[start:stop], *pieces, factors.clip, scalars)
             start = stop
+
+
+def _is_ready(compiled_update: CompiledFunction | None) -> bool:
+    """Says whether the update has run compiled. A first call that finds out that it cannot be
+    compiled must not find itself with a whole piece either.
+    """
+    return compiled_update is not None and compiled_update.ran and not compiled_update.problem
 
 
 def _moments(
@@ -72,18 +94,19 @@ def _moments(
     clip: torch.Tensor,
     scalars: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """New moments and what is taken off the weights."""
-    take1, beta2, take2, step_size, root2, eps, bias = (scalars[k] for k in range(7))
+    """Returns the new moments and what is taken off the weights, each [numel]."""
+    one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = (
+        scalars[k] for k in range(7)
+    )
     g = grad.float() * clip[0]
-    m = exp_avg + (g - exp_avg) * take1
-    m = torch.where(
-        m.abs() < _SMALLEST_NORMAL, 0.0, m
-    )  # as the host does: subnormal moments are slow there
-    v = exp_avg_sq * beta2 + take2 * (g * g + bias)
-    return m, v, step_size * (m / (v.sqrt() * root2 + eps))
+    m = exp_avg + (g - exp_avg) * one_minus_beta1
+    # As the host does it: subnormal moments are slow there.
+    m = torch.where(m.abs() < _SMALLEST_NORMAL, 0.0, m)
+    v = exp_avg_sq * beta2 + one_minus_beta2 * (g * g + bias)
+    return m, v, step_size * (m / (v.sqrt() * root + eps))
 
 
-def _update_split(
+def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
     grad: torch.Tensor,
     high: torch.Tensor,
     low: torch.Tensor,
@@ -92,15 +115,18 @@ def _update_split(
     clip: torch.Tensor,
     scalars: torch.Tensor,
 ) -> None:
+    """Updates split weights. All planes are flat, shape [numel]."""
     apply = clip[1] > 0
     m, v, taken = _moments(grad, exp_avg, exp_avg_sq, clip, scalars)
     old_bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     bits = (old_bits.view(torch.float32) * scalars[7] - taken).view(torch.int32)
+    # The bit patterns are literals: the compiler may take a global integer for a variable.
     magnitude, sign = bits & 0x7FFFFFFF, bits & -0x80000000
-    # The largest value that bf16 rounds to infinity and fp32 does not, as the host's kernel.
+    # A finite value that bf16 would round to infinity becomes the largest that it does not.
     bits = torch.where(
         (magnitude >= 0x7F7F8000) & (magnitude < 0x7F800000), sign | 0x7F7F7FFF, bits
     )
+    # A NaN becomes the quiet NaN of its sign.
     bits = torch.where(magnitude > 0x7F800000, sign | 0x7FC00000, bits)
     bits = torch.where(apply, bits, old_bits)
     high.copy_(((bits + 0x8000) >> 16).to(torch.int16).view(torch.bfloat16))
@@ -109,7 +135,7 @@ def _update_split(
     exp_avg_sq.copy_(torch.where(apply, v, exp_avg_sq))
 
 
-def _update_float(
+def _update_float(  # noqa: PLR0913  a compiled function takes tensors and no values of our own
     grad: torch.Tensor,
     weight: torch.Tensor,
     exp_avg: torch.Tensor,
@@ -117,6 +143,7 @@ def _update_float(
     clip: torch.Tensor,
     scalars: torch.Tensor,
 ) -> None:
+    """Updates fp32 weights. All planes are flat, shape [numel]."""
     apply = clip[1] > 0
     m, v, taken = _moments(grad, exp_avg, exp_avg_sq, clip, scalars)
     weight.copy_(torch.where(apply, weight * scalars[7] - taken, weight))

@@ -1,5 +1,5 @@
-"""Everything that lives on the device besides activations: slots, templates, gradient sums, staging
-and rings.
+"""Everything lives here that stays on the device besides activations: slots, templates, gradient
+sums, staging buffers, rings and update buffers.
 
 Its size depends on the largest unit and on the plan's choices, never on the depth of the model.
 """
@@ -20,9 +20,9 @@ from engine.runtime.compiled import CompiledBlock
 
 
 class DeviceState:
-    """Buffers of one plan on one device.
+    """A `DeviceState` owns the buffers of one plan on one device.
 
-    A slot is a flat buffer; templates are block modules whose parameters are views into it.
+    A slot is a flat buffer; templates are block modules whose parameters are views of it.
     Overwriting a slot bumps no autograd version, so nothing but the plan's waits protects a slot
     that is still in use.
     """
@@ -30,56 +30,36 @@ class DeviceState:
     def __init__(
         self, model: StreamedModel, plan: StepPlan, device: torch.device, boundary_numel: int = 0
     ):
-        self.model, self.device = model, device
-        self.dtype, self._compiles = TORCH_DTYPES[model.dtype], plan.compiled
+        self.model = model
+        self.device = device
+        self.dtype = TORCH_DTYPES[model.dtype]
+        self._compiles = plan.compiled
         self._units = {unit.name: unit for unit in model.units}
         self.slots = {name: self._zeros(units, self.dtype) for name, units in plan.slots.items()}
-        buffer_bytes = plan.piece_numel * sum(PLANE_ITEM_BYTES[model.dtype].values())
-        sums = {
-            name: max(self._units[unit].layout.numel for unit in units)
-            for name, units in plan.grads.items()
-        }
+        """The weights of a unit lie in a slot, flat: shape [numel of its largest unit]."""
+        self._spare = plan.spare_buffers
+        self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
-        shared = [Buffer(BufferKind.SUM, unit) for unit in plan.arena]
-        self._spare, self._piece_numel = plan.spare_buffers, plan.piece_numel
-        own = len(plan.update_buffers) - len(self._spare)
-        self._arena = torch.zeros(
-            max(4 * sum(sums[name] for name in shared), own * buffer_bytes),
-            dtype=torch.uint8,
-            device=device,
-        )
-        self.grads, start = {}, 0
-        for name in shared:
-            self.grads[name] = self._arena[start : start + 4 * sums[name]].view(torch.float32)
-            start += 4 * sums[name]
-        self.grads |= {
-            name: torch.zeros(numel, dtype=torch.float32, device=device)
-            for name, numel in sums.items()
-            if name not in self.grads
-        }
+        self._allocate_arena(plan)
         self.stagings = {
             name: self._zeros(units, self.dtype) for name, units in plan.stagings.items()
         }
+        """Gradients lie in a staging buffer, rounded and flat, on their way to the host."""
         self.rings = {
             name: torch.empty(boundary_numel, dtype=self.dtype, device=device)
             for name in plan.rings
         }
-        self.states = {
-            buffer: self._states(
-                self._arena[k * buffer_bytes : (k + 1) * buffer_bytes], plan.piece_numel
-            )
-            for k, buffer in enumerate(plan.update_buffers[len(self._spare) :])
-        }
-        """In each update buffer that is there, one piece of each plane."""
+        """Boundaries lie in a ring buffer, flat, on their way to the host and back."""
+        self._cut_update_buffers(plan)
         self.clip = torch.zeros(2, dtype=torch.float32, device=device)
-        """Clip factor of the step, and 1 where it may be applied."""
+        """The clip factor of the step, and 1 where the step may be applied, are float32 [2]."""
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
-        """Squared gradient norm of each unit, and the loss last."""
+        """The squared gradient norm of each unit, and the loss last, are float32 [units + 1]."""
         self._training: bool | None = None
         self._templates: dict[tuple[Buffer, int], nn.Module] = {}
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
-        """The templates compiled, where the plan says so."""
+        """The templates are compiled here, by (slot, kind of block), where the plan says so."""
         self._place_skeleton()
         for slot, units in plan.slots.items():
             for name in units:
@@ -87,9 +67,49 @@ class DeviceState:
                 if unit.block is not None and (slot, unit.kind) not in self._templates:
                     self._make_template(slot, unit)
 
+    # ------------------------------------------------------------------ buffers
+
+    def _allocate_arena(self, plan: StepPlan) -> None:
+        """Makes the fp32 sums of gradients. Those of the plan's arena lie one after the other in
+        one stretch of memory, and update buffers lie over its front: a step needs either these sums
+        or the buffers at a time.
+        """
+        sums: dict[Buffer, int] = {}
+        for name, units in plan.grads.items():
+            sums[name] = max(self._units[unit].layout.numel for unit in units)
+        shared = [Buffer(BufferKind.SUM, unit) for unit in plan.arena]
+        own_buffers = len(plan.update_buffers) - len(self._spare)
+        self._arena = torch.zeros(
+            max(4 * sum(sums[name] for name in shared), own_buffers * self._buffer_bytes),
+            dtype=torch.uint8,
+            device=self.device,
+        )
+        self.grads: dict[Buffer, torch.Tensor] = {}
+        start = 0
+        for name in shared:
+            stop = start + 4 * sums[name]
+            self.grads[name] = self._arena[start:stop].view(torch.float32)
+            start = stop
+        for name, numel in sums.items():
+            if name not in self.grads:
+                self.grads[name] = torch.zeros(numel, dtype=torch.float32, device=self.device)
+
+    @property
+    def _buffer_bytes(self) -> int:
+        """An update buffer has this many bytes: a piece of every plane."""
+        return self._piece_numel * sum(PLANE_ITEM_BYTES[self.model.dtype].values())
+
+    def _cut_update_buffers(self, plan: StepPlan) -> None:
+        """Makes the update buffers that lie in the arena; `lend` makes the spare ones."""
+        self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
+        size = self._buffer_bytes
+        for place, buffer in enumerate(plan.update_buffers[len(self._spare) :]):
+            memory = self._arena[place * size : (place + 1) * size]
+            self.states[buffer] = self._states(memory, plan.piece_numel)
+
     def _states(self, memory: torch.Tensor, numel: int) -> dict[str, torch.Tensor]:
-        """One plane of each kind of `numel` elements in a buffer's `memory`, a flat tensor of
-        bytes.
+        """Returns one plane of each kind, of `numel` elements, in a buffer's `memory`, a flat
+        tensor of bytes.
         """
         planes, start = {}, 0
         for plane, item in PLANE_ITEM_BYTES[self.model.dtype].items():
@@ -101,14 +121,18 @@ class DeviceState:
         return planes
 
     def _plane_dtype(self, plane: str) -> torch.dtype:
-        return {"weight_high": self.dtype, "weight_low": torch.int16, "grad": self.dtype}.get(
-            plane, torch.float32
-        )
+        if plane in ("weight_high", "grad"):
+            return self.dtype
+        if plane == "weight_low":
+            return torch.int16
+        return torch.float32
 
     def lend(self) -> None:
-        """Make the spare buffers, from memory that activations have left: on COMPUTE, whose
-        allocator knows when that is. Its segments must be growing ones
-        (`engine.runtime.cuda_backend`), so that what activations of other sizes left is one piece.
+        """Makes the spare buffers, from memory that activations have left.
+
+        This runs on COMPUTE, whose allocator knows when the memory is free. The allocator's
+        segments must be growing ones (`engine.runtime.cuda_backend`), so that what activations of
+        other sizes left is one piece.
         """
         for buffer in self._spare:
             self.states[buffer] = {
@@ -119,35 +143,42 @@ class DeviceState:
             }
 
     def reclaim(self) -> None:
-        """Give them back; nothing may use them any more."""
+        """Frees the spare buffers; no op may use them any more."""
         for buffer in self._spare:
             self.states.pop(buffer, None)
 
     def _zeros(self, units: tuple[str, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a flat buffer that can hold each of `units`."""
         numel = max(self._units[unit].layout.numel for unit in units)
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
+    # ------------------------------------------------------------------ modules
+
     def _place_skeleton(self) -> None:
-        """Bind the embed and head parameters to their slots, and bring every buffer to the device."""
+        """Binds the parameters of embed and head to their slots, and brings every buffer to the
+        device.
+        """
         skeleton = self.model.skeleton
-        inside = {id(m) for block in skeleton.blocks for m in block.modules()}
+        in_blocks = {id(module) for block in skeleton.blocks for module in block.modules()}
         for module in skeleton.model.modules():
-            if id(module) not in inside:
-                for name, buffer in module._buffers.items():
-                    if buffer is not None:
-                        module._buffers[name] = buffer.to(self.device)
+            if id(module) in in_blocks:
+                continue
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(self.device)
         self.outer_parameters: dict[str, list[nn.Parameter]] = {}
-        for name in (EMBED, HEAD):
-            unit = self._units[name]
-            parameters = self._views(slot_of(name), unit)
+        for unit_name in (EMBED, HEAD):
+            unit = self._units[unit_name]
+            parameters = self._views(slot_of(unit_name), unit)
             for spec, parameter in zip(unit.layout.parameters, parameters):
                 for module, attribute in unit.bindings[spec.name]:
                     module._parameters[attribute] = parameter
-            self.outer_parameters[name] = parameters
+            self.outer_parameters[unit_name] = parameters
         for unit in self.model.blocks:
             unit.move_buffers(self.device)
 
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
+        """Returns the unit's parameters as views of a slot, in layout order."""
         weights = self.slots[slot]
         return [
             nn.Parameter(weights[offset : offset + spec.numel].view(spec.shape))
@@ -155,8 +186,12 @@ class DeviceState:
         ]
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
+        """Makes a copy of a block whose parameters are views of a slot."""
+        assert unit.block is not None  # only blocks have templates
+        # All copies share one configuration object, as the blocks of a model do.
         config = getattr(unit.block, "config", None) or self.model.config
         template = copy.deepcopy(unit.block, {id(config): config})
+        # The block's own `forward` is a recorder (`engine.model.skeleton`); the class's computes.
         template.__dict__.pop("forward", None)
         template.train()
         parameters = self._views(slot, unit)
@@ -169,38 +204,45 @@ class DeviceState:
         self._parameters[slot, unit.kind] = parameters
 
     def template(self, slot: Buffer, unit: Unit) -> nn.Module:
-        """The block module over `slot`, with this unit's buffers and layer numbers bound."""
+        """Returns the block module over `slot`, with this unit's buffers and layer numbers bound.
+        They stay bound until the next call for the same slot and kind of block.
+        """
         template = self._templates[slot, unit.kind]
         for name, buffer in unit.buffers.items():
             owner, _, attribute = name.rpartition(".")
             template.get_submodule(owner)._buffers[attribute] = buffer
         for name, index in unit.indices.items():
-            template.get_submodule(name).layer_idx = index
+            # Torch's types know tensors and modules alone as attributes of a module.
+            template.get_submodule(name).layer_idx = index  # type: ignore[assignment]
         return template
 
     def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
-        """Parameters of the unit's template over `slot`, in layout order."""
+        """Returns the parameters of the unit's template over `slot`, in layout order."""
         return self._parameters[slot, unit.kind]
 
     def set_training(self, training: bool) -> None:
-        """Dropout on or off, in the templates and around them."""
-        if (
-            training == self._training
-        ):  # a pass of sampling is one token, and this walks through every module
+        """Switches dropout on or off, in the templates and around them."""
+        # A pass of sampling is one token, and this walks through every module.
+        if training == self._training:
             return
         self._training = training
         for template in self._templates.values():
             template.train(training)
         self.model.skeleton.model.train(training)
 
+    # ------------------------------------------------------------------ figures
+
     @property
     def compiling(self) -> tuple[float, list[str]]:
-        """Seconds that compiling the blocks has taken so far, and why some run as they are."""
+        """Compiling the blocks has taken these seconds so far; some run as they are for these
+        reasons.
+        """
+        seconds = sum(block.seconds for block in self.compiled.values())
         problems = [block.problem for block in self.compiled.values() if block.problem]
-        return sum(block.seconds for block in self.compiled.values()), list(dict.fromkeys(problems))
+        return seconds, list(dict.fromkeys(problems))
 
     def fixed_bytes(self) -> int:
-        """Bytes of all buffers held here."""
+        """Returns the bytes of all buffers that the plan keeps on the device."""
         own = [grad for buffer, grad in self.grads.items() if buffer.unit not in self._shared]
         tensors = [
             *self.slots.values(),
@@ -211,4 +253,4 @@ class DeviceState:
             self.norms,
             self.clip,
         ]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,11 @@
-"""Walks a plan: gives every op to its lane with the tickets it waits for. It knows no policy."""
+"""The executor walks a plan and knows no policy.
+
+- It takes the ops in plan order. Each op goes to its lane, together with the tickets of the ops
+  that it waits for: ops of this step (`waits`) and of the step before (`waits_previous`).
+- It never waits itself. `run` returns once every op is submitted; updates may still be under way
+  then, and the prefetches of the next step wait for them unit by unit.
+- When the last HOST op of a step has finished, the step is applied and its spans can be read.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +18,12 @@ from engine.runtime.step import StepUnderWay
 
 
 class Executor:
-    """Runs steps of one plan on one backend.
-
-    `run` returns once every op is submitted; updates may still be under way, and the next step's
-    prefetches wait for them unit by unit. `on_applied` is called, on the HOST lane, when the step's
-    last op there has finished: every update is applied and all its spans can be read without
-    waiting. `check` is called before each op while no op of the step changes weights, that is up to
-    its summary: what it raises gives the step up, and `drain` must follow.
-    """
+    """An `Executor` runs the steps of one plan on one backend."""
 
     def __init__(self, plan: StepPlan, ops: BlockOps, backend: Backend):
-        self.plan, self.ops, self.backend = plan, ops, backend
+        self.plan = plan
+        self.ops = ops
+        self.backend = backend
         self._previous: list[Ticket] | None = None
 
     def run(
@@ -30,6 +32,14 @@ class Executor:
         on_applied: Callable[[StepUnderWay, list[Span]], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
+        """Submits every op of `step`.
+
+        `on_applied` is called on the HOST lane once the step's last op there has finished: every
+        update is applied, and all spans can be read without waiting.
+
+        `check` is called before each op while no op of the step changes weights, that is, up to the
+        summary. An exception of `check` gives the step up, and `drain` must follow.
+        """
         if self._previous is None:
             self._fill_placed(step)
         tickets: list[Ticket] = []
@@ -38,26 +48,29 @@ class Executor:
                 check = None
             if check is not None:
                 check()
-            waits = [tickets[k] for k in op.waits]
+            waits = [tickets[index] for index in op.waits]
             if self._previous is not None:
-                waits += [self._previous[k] for k in op.waits_previous]
+                waits += [self._previous[index] for index in op.waits_previous]
             tickets.append(self.backend.submit(op.lane, waits, self.ops.work(op, step)))
         self._previous = tickets
         if on_applied is not None:
             self.backend.finish_step(lambda: on_applied(step, self._spans(tickets)))
 
     def _fill_placed(self, step: StepUnderWay) -> None:
-        """Weights that a step expects where the step before updated them."""
+        """Fetches the weights that a step expects in a slot, where the step before would have
+        updated them. There is none before the first step, nor after a drain.
+        """
         for unit, slot in self.plan.placed:
             op = Prefetch(0, unit, slot=slot)
             self.backend.submit(op.lane, (), self.ops.work(op, step))
         if self.plan.placed:
+            # No wait of the plan orders these prefetches before their readers.
             self.backend.drain()
 
     def _spans(self, tickets: list[Ticket]) -> list[Span]:
         return [Span(op, *ticket.span()) for op, ticket in zip(self.plan.ops, tickets)]
 
     def drain(self) -> None:
-        """Return when everything is applied; raises the first error of any lane."""
+        """Waits until everything is applied. Raises the first error of any lane."""
         self._previous = None
         self.backend.drain()

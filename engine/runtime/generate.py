@@ -1,13 +1,22 @@
-"""Sampling through the same streamed blocks that train: greedy, temperature, top-p.
+"""Sampling goes through the same streamed blocks that train: greedy, temperature, top-p.
 
-A prompt passes through the blocks once and then one token at a time, with the model's own key-value
-cache. Where a model's cache cannot be trusted, or a row's would not fit, each token is one pass
-over all tokens so far: slow, and the same answer.
+A prompt passes through the blocks once, and then one token at a time, with the model's own
+key-value cache. Where a model's cache cannot be trusted, or a row's cache would not fit, each token
+is one pass over all tokens so far: slow, and the same answer.
+
+How rows are put together with a cache:
+
+- A wave is a number of rows that go through the blocks together. Their tokens and the bytes of
+  their caches are bounded.
+- A group is a part of a wave with one cache. Its rows have like lengths and are not padded: all are
+  fed as many tokens as the shortest has, and then one a step, of their prompt or of their answer.
+  So every row of a cache is at the same position all the time, which is exact for every family.
+- A row that has ended is fed on with its group, and nobody looks at its logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,44 +30,105 @@ from engine.runtime.kv_cache import CacheCost, try_cache
 from engine.runtime.streaming_engine import StreamingEngine
 
 _TOKENS_AT_ONCE = 16384
+"""A pass takes this many tokens at most, unless a single row has more."""
+
+
+@dataclass(frozen=True)
+class AnswerLimits:
+    """An answer ends by these limits."""
+
+    max_new_tokens: int
+    end_tokens: set[int]
+    """Each of these tokens ends an answer and is left out of it."""
+    max_length: int | None = None
+    """Prompt and answer together have this many tokens at most; None where nothing bounds them."""
+
+    def longest(self, prompt_tokens: int) -> int:
+        """Returns the most tokens that a row comes to, prompt included."""
+        most = prompt_tokens + self.max_new_tokens
+        if self.max_length is not None:
+            most = min(most, self.max_length)
+        return most
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Tokens are drawn from logits in this way. A temperature of 0 takes the likeliest token."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+GREEDY = Drawing()
+"""Greedy drawing takes the likeliest token each time."""
 
 
 @dataclass
 class _Answers:
-    """The rows so far, and what ends each."""
+    """The rows of tokens so far, prompts included, and the new tokens of each."""
 
     rows: list[list[int]]
-    max_new_tokens: int
-    max_length: int | None
-    end_tokens: set[int]
+    limits: AnswerLimits
     on_token: Callable[[int, int], None] | None
     new: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.new = [[] for _ in self.rows]
 
-    def longest(self, k: int) -> int:
-        """Tokens that row `k` comes to at most."""
-        most = len(self.rows[k]) - len(self.new[k]) + self.max_new_tokens
-        return most if self.max_length is None else min(most, self.max_length)
+    def longest(self, row: int) -> int:
+        """Returns the most tokens that row number `row` comes to."""
+        return self.limits.longest(len(self.rows[row]) - len(self.new[row]))
 
-    def goes_on(self, k: int) -> bool:
-        return len(self.rows[k]) < self.longest(k)
+    def goes_on(self, row: int) -> bool:
+        return len(self.rows[row]) < self.longest(row)
 
-    def take(self, k: int, token: int) -> bool:
-        """Add a token to row `k`; whether the row goes on."""
-        if token in self.end_tokens:
+    def take(self, row: int, token: int) -> bool:
+        """Adds a token to a row, and returns whether the row goes on."""
+        if token in self.limits.end_tokens:
             return False
-        self.rows[k].append(token)
-        self.new[k].append(token)
+        self.rows[row].append(token)
+        self.new[row].append(token)
         if self.on_token is not None:
-            self.on_token(k, token)
-        return self.goes_on(k)
+            self.on_token(row, token)
+        return self.goes_on(row)
+
+
+class _Chooser:
+    """Chooses the next token of each row. Every row has a generator of its own, so that its answer
+    does not depend on the rows beside it.
+    """
+
+    def __init__(self, drawing: Drawing, rows: int):
+        self._drawing = drawing
+        self._generators = [
+            torch.Generator().manual_seed(drawing.seed + row) for row in range(rows)
+        ]
+
+    def choose(self, rows: list[int], logits: torch.Tensor) -> list[int]:
+        """Returns a token for each of `rows`, from logits [rows, vocabulary]."""
+        temperature, top_p = self._drawing.temperature, self._drawing.top_p
+        if temperature <= 0:
+            return pick(logits, temperature, top_p, self._generators[0])
+        tokens: list[int] = []
+        for place, row in enumerate(rows):
+            own = logits[place : place + 1]
+            tokens += pick(own, temperature, top_p, self._generators[row])
+        return tokens
+
+
+@dataclass
+class _Group:
+    """Rows that share a cache, and how many tokens of each are in it."""
+
+    rows: list[int]
+    fed: int = 0
+    cache: Any = None
 
 
 class Sampler:
-    """Draws answers from the weights of `engine`. The trial of the model's cache is made once, when
-    it is first needed.
+    """A `Sampler` draws answers from the weights of `engine`. It tries the model's cache once, when
+    that is first needed.
     """
 
     def __init__(self, engine: StreamingEngine):
@@ -66,74 +136,51 @@ class Sampler:
 
     @cached_property
     def cache_cost(self) -> CacheCost | None:
-        """What a key-value cache takes, or None where this model gives other logits with one than
-        without.
+        """A key-value cache costs this much; None where this model gives other logits with a cache
+        than without.
         """
         return try_cache(self.engine)
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        end_tokens: set[int],
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        max_length: int | None = None,
+        limits: AnswerLimits,
+        drawing: Drawing = GREEDY,
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
-        """Continue each prompt (token ids) until an end token, `max_new_tokens` or `max_length`;
-        the new ids, end token left out. Temperature 0 is greedy. `on_token(row, token)` is called
-        for each new token; what it raises stops.
+        """Continues each prompt (token ids) up to its limits, and returns the new ids, end tokens
+        left out. `on_token(row, token)` is called for each new token; an exception of it stops.
         """
-        answers = _Answers(
-            [list(prompt) for prompt in prompts], max_new_tokens, max_length, end_tokens, on_token
-        )
-        generators = [torch.Generator().manual_seed(seed + k) for k in range(len(prompts))]
-
-        def choose(rows: list[int], logits: torch.Tensor) -> list[int]:
-            if temperature <= 0:
-                return pick(logits, temperature, top_p, generators[0])
-            return [
-                pick(logits[n : n + 1], temperature, top_p, generators[k])[0]
-                for n, k in enumerate(rows)
-            ]
-
-        going = [k for k in range(len(prompts)) if answers.goes_on(k)]
+        answers = _Answers([list(prompt) for prompt in prompts], limits, on_token)
+        chooser = _Chooser(drawing, len(prompts))
+        going = [row for row in range(len(prompts)) if answers.goes_on(row)]
         cost = self.cache_cost if going else None
         if cost is not None:
-            spread = max_new_tokens // 2
-            waves, going = _waves(
-                going, answers, spread, cost, self.engine.backend.free_memory() // 2
-            )
+            spread = limits.max_new_tokens // 2
+            # Half of the free memory is left to the activations of a pass.
+            free = self.engine.backend.free_memory() // 2
+            waves, going = _waves(going, answers, spread, cost, free)
             for wave in waves:
-                going += _with_cache(self.engine, wave, spread, answers, choose)
+                going += _with_cache(self.engine, wave, spread, answers, chooser)
         while going:
-            still = []
-            for group in _groups(going, answers.rows):
-                logits = self.engine.last_logits([answers.rows[k] for k in group])
-                still += [
-                    k for k, token in zip(group, choose(group, logits)) if answers.take(k, token)
-                ]
+            still: list[int] = []
+            for group in _pass_groups(going, answers.rows):
+                logits = self.engine.last_logits([answers.rows[row] for row in group])
+                for row, token in zip(group, chooser.choose(group, logits)):
+                    if answers.take(row, token):
+                        still.append(row)
             going = still
         return answers.new
 
     def stream(
-        self,
-        prompt: Sequence[int],
-        max_new_tokens: int,
-        end_tokens: set[int],
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        max_length: int | None = None,
-    ) -> Iterator[int]:
-        """The answer that `generate` gives to one prompt, a token at a time; between two tokens
-        others may use the engine. Closing the iterator frees the cache.
+        self, prompt: Sequence[int], limits: AnswerLimits, drawing: Drawing = GREEDY
+    ) -> Generator[int, None, None]:
+        """Yields the answer that `generate` gives to one prompt, a token at a time. Between two
+        tokens others may use the engine. Closing the iterator frees the cache.
         """
-        row, most = list(prompt), len(prompt) + max_new_tokens
-        most = most if max_length is None else min(most, max_length)
-        generator = torch.Generator().manual_seed(seed)
+        row = list(prompt)
+        most = limits.longest(len(row))
+        generator = torch.Generator().manual_seed(drawing.seed)
         cost = self.cache_cost if len(row) < most else None
         has_cache = cost is not None and cost.of(most) <= self.engine.backend.free_memory() // 2
         caches: list[Any] = [None]
@@ -143,92 +190,145 @@ class Sampler:
                 try:
                     logits = self.engine.cached_logits([np.array([row[fed:]])], caches)
                 except CacheError:
-                    has_cache, caches = False, [None]
+                    # Let go of the cache; the answer goes on without one.
+                    has_cache = False
+                    caches = [None]
                     continue
                 fed = len(row)
             else:
                 logits = self.engine.last_logits([row])
-            (token,) = pick(logits, temperature, top_p, generator)
-            if token in end_tokens:
+            (token,) = pick(logits, drawing.temperature, drawing.top_p, generator)
+            if token in limits.end_tokens:
                 return
             row.append(token)
             yield token
 
 
+# ---------------------------------------------------------------- with a cache
+
+
 def _waves(
     going: list[int], answers: _Answers, spread: int, cost: CacheCost, free: int
 ) -> tuple[list[list[int]], list[int]]:
-    """Rows that go through the blocks together, their tokens and the bytes of their caches bounded;
-    and rows whose cache alone would take more than `free`. A row stays in its cache with rows up to
-    `spread` tokens longer.
+    """Returns rows that go through the blocks together, shortest first, and rows whose cache alone
+    would take more than `free` bytes. A row stays in its cache with rows up to `spread` tokens
+    longer.
     """
     waves: list[list[int]] = []
-    too_long, tokens, held = [], 0, 0
-    for k in sorted(going, key=lambda k: len(answers.rows[k])):
-        length, nbytes = len(answers.rows[k]), cost.of(answers.longest(k) + spread)
+    too_long: list[int] = []
+    tokens = held = 0
+    for row in sorted(going, key=lambda row: len(answers.rows[row])):
+        length = len(answers.rows[row])
+        nbytes = cost.of(answers.longest(row) + spread)
         if nbytes > free:
-            too_long.append(k)
+            too_long.append(row)
         elif waves and tokens + length <= _TOKENS_AT_ONCE and held + nbytes <= free:
-            waves[-1].append(k)
-            tokens, held = tokens + length, held + nbytes
+            waves[-1].append(row)
+            tokens += length
+            held += nbytes
         else:
-            waves.append([k])
-            tokens, held = length, nbytes
+            waves.append([row])
+            tokens = length
+            held = nbytes
     return waves, too_long
 
 
-def _with_cache(
-    engine: StreamingEngine,
-    wave: list[int],
-    spread: int,
-    answers: _Answers,
-    choose: Callable[[list[int], torch.Tensor], list[int]],
-) -> list[int]:
-    """Answer the rows of a wave, sorted by length. Returns the rows that a failure left unfinished.
-
-    Rows that differ by at most `spread` tokens share a micro-batch and its cache, without padding:
-    all are fed as many tokens as the shortest has, and then one a step, of its prompt or of its
-    answer. So every row of a cache is at the same position all the time, which is exact for every
-    family; a row that has ended is fed on and not looked at.
+def _cache_groups(wave: list[int], answers: _Answers, spread: int) -> list[_Group]:
+    """Returns the groups of a wave, whose rows are sorted by length. Rows that differ by at most
+    `spread` tokens share a group.
     """
-    groups: list[list[int]] = []
-    for k in wave:
-        if groups and len(answers.rows[k]) - len(answers.rows[groups[-1][0]]) <= spread:
-            groups[-1].append(k)
+    groups: list[_Group] = []
+    for row in wave:
+        length = len(answers.rows[row])
+        if groups and length - len(answers.rows[groups[-1].rows[0]]) <= spread:
+            groups[-1].rows.append(row)
         else:
-            groups.append([k])
-    fed = [0] * len(groups)
-    caches: list[Any] = [None] * len(groups)
+            groups.append(_Group([row]))
+    return groups
+
+
+def _with_cache(
+    engine: StreamingEngine, wave: list[int], spread: int, answers: _Answers, chooser: _Chooser
+) -> list[int]:
+    """Answers the rows of a wave. Returns the rows that a failing cache left unfinished; the memory
+    of the caches is free then.
+    """
+    groups = _cache_groups(wave, answers, spread)
     going = set(wave)
     while groups:
-        until = [
-            start + 1 if start else len(answers.rows[group[0]]) for group, start in zip(groups, fed)
-        ]
-        tokens = [
-            np.array([answers.rows[k][start:end] or answers.rows[k][-1:] for k in group])
-            for group, start, end in zip(groups, fed, until)
-        ]
+        stops = [_next_stop(group, answers) for group in groups]
+        tokens = [_next_tokens(group, stop, answers) for group, stop in zip(groups, stops)]
+        caches = [group.cache for group in groups]
         try:
             logits = engine.cached_logits(tokens, caches)
         except CacheError:
             return sorted(going)
-        places = [(k, end) for group, end in zip(groups, until) for k in group]
-        due = [n for n, (k, end) in enumerate(places) if k in going and len(answers.rows[k]) == end]
-        rows = [places[n][0] for n in due]
-        going.difference_update(
-            k for k, token in zip(rows, choose(rows, logits[due])) if not answers.take(k, token)
-        )
-        kept = [n for n, group in enumerate(groups) if going.intersection(group)]
-        groups, fed, caches = ([values[n] for n in kept] for values in (groups, until, caches))
+        due: list[int] = []
+        places: list[int] = []
+        place = 0
+        for group, stop, cache in zip(groups, stops, caches):
+            group.fed = stop
+            group.cache = cache
+            for row in group.rows:
+                # The logits of a row count once its last token is in the cache.
+                if row in going and len(answers.rows[row]) == stop:
+                    due.append(row)
+                    places.append(place)
+                place += 1
+        for row, token in zip(due, chooser.choose(due, logits[places])):
+            if not answers.take(row, token):
+                going.discard(row)
+        # A group without rows that go on frees its cache now, before the next pass, and so must
+        # every other name for it.
+        groups = [group for group in groups if going.intersection(group.rows)]
+        del group, cache, caches
     return []
+
+
+def _next_stop(group: _Group, answers: _Answers) -> int:
+    """Returns up to where the rows of a group are fed next: to the end of the shortest at first,
+    and then a token further.
+    """
+    if group.fed:
+        return group.fed + 1
+    return len(answers.rows[group.rows[0]])
+
+
+def _next_tokens(group: _Group, stop: int, answers: _Answers) -> np.ndarray:
+    """Returns the next tokens of a group, [rows, tokens]."""
+    rows = []
+    for row in group.rows:
+        tokens = answers.rows[row]
+        # A row that has ended has no next token. It repeats its last one, for the shape.
+        rows.append(tokens[group.fed : stop] or tokens[-1:])
+    return np.array(rows)
+
+
+# ---------------------------------------------------------------- without
+
+
+def _pass_groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
+    """Returns rows of like length together, so many at once that a pass, padding included, stays
+    within a fixed number of tokens.
+    """
+    groups: list[list[int]] = []
+    for row in sorted(going, key=lambda row: len(rows[row])):
+        if groups and (len(groups[-1]) + 1) * len(rows[row]) <= _TOKENS_AT_ONCE:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+# ---------------------------------------------------------------- tokens
 
 
 def pick(
     logits: torch.Tensor, temperature: float, top_p: float, generator: torch.Generator
 ) -> list[int]:
-    """One token for each row of `logits` [rows, vocabulary] (float32): the likeliest, or one drawn
-    from the smallest set of likeliest tokens whose probabilities reach `top_p` (nucleus sampling,
-    arXiv 1904.09751).
+    """Returns one token for each row of `logits` [rows, vocabulary] (float32): the likeliest, or
+    one drawn from the smallest set of likeliest tokens whose probabilities reach `top_p` (nucleus
+    sampling, arXiv 1904.09751).
     """
     if temperature <= 0:
         return logits.argmax(-1).tolist()
@@ -240,30 +340,22 @@ def pick(
     return tokens.gather(-1, drawn).squeeze(-1).tolist()
 
 
-def _groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """Rows of like length together, so many at once that a pass stays within a fixed number of
-    tokens.
-    """
-    groups: list[list[int]] = []
-    for k in sorted(going, key=lambda k: len(rows[k])):
-        if groups and (len(groups[-1]) + 1) * len(rows[k]) <= _TOKENS_AT_ONCE:
-            groups[-1].append(k)
-        else:
-            groups.append([k])
-    return groups
-
-
 def longest_row(config: Any) -> int | None:
-    """Tokens that a row may have at most, prompt and answer together, where the model says so."""
+    """Returns the most tokens that a row may have, prompt and answer together; None where the model
+    does not say.
+    """
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_tokens(config: Any, tokenizer: Any, source: str) -> set[int]:
-    """Token ids that end an answer: of the generation config, the model's config and the tokenizer."""
+    """Returns the token ids that end an answer: those of the generation config, of the model's
+    config and of the tokenizer.
+    """
     found: set[int] = set()
-    configs = (load_generation_config(source), config.get_text_config(), tokenizer)
-    for value in [getattr(each, "eos_token_id", None) for each in configs]:
-        found.update(
-            value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-        )
+    for owner in (load_generation_config(source), config.get_text_config(), tokenizer):
+        value = getattr(owner, "eos_token_id", None)
+        if isinstance(value, (list, tuple)):
+            found.update(value)
+        elif value is not None:
+            found.add(value)
     return found

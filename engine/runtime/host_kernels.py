@@ -1,20 +1,44 @@
-"""Host kernels at memory speed: AdamW on planes, and splitting fp32 values into two 16-bit planes
-and joining them.
+"""These kernels work on planes at the speed of host memory. They apply AdamW to planes, split fp32
+values into two 16-bit planes, and join them again.
 
-Each kernel is serial and releases the GIL; several threads run it on chunks of fixed bounds, so
-bits do not depend on how many threads there are. An fp32 value is its bf16 rounding (`high`, half
-away from zero) and a signed 16-bit rest (`low`): ``bits == (high << 16) + low``. Two kinds of
-values are changed by the split, so that `high` alone tells the truth: NaNs become the quiet NaN,
-and finite values that would round to infinity become the largest that does not.
+How an fp32 value becomes two 16-bit values:
+
+- `high` (uint16) holds the bits of the value rounded to bf16. A value halfway between two bf16
+  values is rounded away from zero (torch rounds it to even): ``high = (bits + 0x8000) >> 16``.
+- `low` (int16) holds the rest, with a sign, so that ``bits == (high << 16) + low``. This is the
+  lower half of the bits, since ``high << 16`` ends in 16 zeros.
+- Joining gives the fp32 value back exactly, but for two kinds of values, which the split changes so
+  that `high` alone tells the truth: a NaN becomes the quiet NaN of its sign, and a finite value
+  that would round to infinity becomes the largest that does not.
+
+One step of AdamW (arXiv 1711.05101), in fp32 and in one pass over the planes:
+
+    g = clip * gradient
+    m = m + (g - m) * (1 - beta1)
+    v = beta2 * v + (1 - beta2) * (g * g + bias)
+    w = (1 - rate * decay) * w - rate / (1 - beta1**t) * m / (sqrt(v) / sqrt(1 - beta2**t) + eps)
+
+Where this differs from `torch.optim.AdamW`:
+
+- Products and sums may be contracted to fused multiply-adds, and the root is multiplied by an
+  inverse where torch divides. Results differ in their last bits.
+- An exp_avg (m) in the subnormal range becomes 0.
+- `bias` (see `engine.runtime.host_adamw`) keeps exp_avg_sq (v) out of the subnormal range.
+- In the mode `bfloat16`, gradients are read from bf16, and the weight is a split fp32 value.
+
+Subnormal moments would cost 6 to 18 times a step's time, and for ever, since decay rounds them back
+to themselves. Rows of an embedding or a head that no longer occur in the data get there.
+
+Each kernel is serial and releases the interpreter's lock; `engine.runtime.host_threads` runs it on
+chunks in several threads. All kernels and what they call stand in this one file, because numba's
+cache notices changes of the file of a kernel only.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import deque
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,227 +46,186 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.machine.cgroups import usable_cores
-
-CHUNK = 1 << 20
-"""Elements that a worker takes at once: some milliseconds of work, and a multiple of every vector
-width.
-"""
-SHARE = 1 << 18
-"""The same where a kernel itself takes the next ones, without the interpreter's lock."""
-
-MAX_THREADS = 32
-FREE_CORES = 2
-"""Of eight and more, those that are left to the threads that launch the device's work."""
-
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
+_MAGNITUDE, _SIGN = 0x7FFFFFFF, 0x80000000
+"""These masks take the magnitude and the sign from the bits of an fp32 value."""
+_INFINITY = 0x7F800000
+_FIRST_TO_ROUND_TO_INFINITY = 0x7F7F8000
+_LARGEST_TO_KEEP = 0x7F7F7FFF
+_QUIET_NAN = 0x7FC00000
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 
-def default_threads() -> int:
-    """The cores that this process may use but for two, 32 at most: host memory is saturated by
-    then.
+_HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
+_CHUNKS = (types.int64[::1], types.int64)
+_SCALARS = types.UniTuple(types.float32, 9)
+_SPLIT_PLANES = types.Tuple((_HALF, _HALF, _REST, _FLOAT, _FLOAT))
+_FLOAT_PLANES = types.Tuple((_FLOAT, _FLOAT, _FLOAT, _FLOAT))
+
+Planes = tuple[np.ndarray, ...]
+"""A kernel gets the planes of one unit in this order: the gradient, the weights (`high` and `low`,
+or one plane in fp32), exp_avg and exp_avg_sq. Each is flat, shape [numel].
+"""
+Scalars = tuple[np.float32, ...]
+"""A kernel gets the scalars of a step in this order: the clip factor, what weight decay leaves of a
+weight, 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction, the inverse root of
+the second one, eps, and what is added to squared gradients.
+"""
+
+
+def _llvm(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function that generates LLVM code callable from kernels."""
+    return intrinsic(function)
+
+
+def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a function that kernels call."""
+    return njit(**_options())(function)
+
+
+def _options() -> dict[str, Any]:
+    """Returns numba's options: no interpreter lock, multiply-adds contracted, and divisions by zero
+    as IEEE 754 has them.
     """
-    cores = usable_cores()
-    return min(cores - FREE_CORES if cores >= 4 * FREE_CORES else cores, MAX_THREADS)
-
-
-class Workers:
-    """Own threads that drain a list of chunks; with one thread the caller does the work itself."""
-
-    def __init__(self, threads: int | None, name: str):
-        self.threads = default_threads() if threads is None else max(1, threads)
-        self._pool = (
-            ThreadPoolExecutor(self.threads, thread_name_prefix=name) if self.threads > 1 else None
-        )
-
-    def run(self, task: Callable[..., None], chunks: Iterable[tuple]) -> None:
-        """Call ``task(*chunk)`` for every chunk and return when all are done; the first error is
-        raised.
-        """
-        waiting = deque(chunks)
-        if self._pool is None or len(waiting) == 1:
-            _drain(task, waiting)
-            return
-        futures = [
-            self._pool.submit(_drain, task, waiting) for _ in range(min(self.threads, len(waiting)))
-        ]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-
-    def share(self, kernel: Callable[..., None], numel: int, *arguments: Any) -> None:
-        """Call ``kernel(next, SHARE, *arguments)`` in every thread: a kernel for `numel` elements
-        that takes its chunks from the counter ``next`` itself, so that no thread waits for the
-        interpreter's lock between two of them.
-        """
-        counter = np.zeros(1, np.int64)
-        self.run(kernel, [(counter, SHARE, *arguments)] * min(self.threads, -(-numel // SHARE)))
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-
-def _drain(task: Callable[..., None], waiting: deque) -> None:
-    while True:
-        try:
-            chunk = waiting.popleft()
-        except IndexError:
-            return
-        try:
-            task(*chunk)
-        except BaseException:
-            waiting.clear()
-            raise
-
-
-def ranges(start: int, stop: int, size: int = CHUNK) -> list[tuple[int, int]]:
-    """``(start, stop)`` pairs of at most `size` that cover a range in order."""
-    return [(begin, min(begin + size, stop)) for begin in range(start, stop, size)]
+    return {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
 
 
 # ---------------------------------------------------------------- bits
 
-# numba widens every 32-bit integer operation to 64 bits, which halves the vector width: these are
-# written as LLVM code.
+# Numba widens every 32-bit integer operation to 64 bits, which halves the vector width. So these
+# functions are written as LLVM code.
 
 
-@intrinsic
-def _widen(typing_context, high):
-    def generate(context, builder, signature, args):
+@_llvm
+def _widen(_typing: Any, _high: Any) -> Any:
+    """Returns the fp32 value of a bf16 value."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.bitcast(builder.shl(builder.zext(args[0], _I32), _I32(16)), _F32)
 
     return types.float32(types.uint16), generate
 
 
-@intrinsic
-def _joined(typing_context, high, low):
-    def generate(context, builder, signature, args):
+@_llvm
+def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
+    """Returns the fp32 value of `high` and `low`: ``(high << 16) + low`` as bits."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         upper = builder.shl(builder.zext(args[0], _I32), _I32(16))
         return builder.bitcast(builder.add(upper, builder.sext(args[1], _I32)), _F32)
 
     return types.float32(types.uint16, types.int16), generate
 
 
-@intrinsic
-def _bits_to_keep(typing_context, value):
-    def generate(context, builder, signature, args):
+@_llvm
+def _bits_to_keep(_typing: Any, _value: Any) -> Any:
+    """Returns the bits of an fp32 value, NaNs and values next to infinity changed as the split
+    needs it.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         bits = builder.bitcast(args[0], _I32)
-        magnitude = builder.and_(bits, _I32(0x7FFFFFFF))
-        sign = builder.and_(bits, _I32(0x80000000))
+        magnitude = builder.and_(bits, _I32(_MAGNITUDE))
+        sign = builder.and_(bits, _I32(_SIGN))
         rounds_to_infinity = builder.and_(
-            builder.icmp_unsigned(">=", magnitude, _I32(0x7F7F8000)),
-            builder.icmp_unsigned("<", magnitude, _I32(0x7F800000)),
+            builder.icmp_unsigned(">=", magnitude, _I32(_FIRST_TO_ROUND_TO_INFINITY)),
+            builder.icmp_unsigned("<", magnitude, _I32(_INFINITY)),
         )
-        is_nan = builder.icmp_unsigned(">", magnitude, _I32(0x7F800000))
-        bits = builder.select(rounds_to_infinity, builder.or_(sign, _I32(0x7F7F7FFF)), bits)
-        return builder.select(is_nan, builder.or_(sign, _I32(0x7FC00000)), bits)
+        is_nan = builder.icmp_unsigned(">", magnitude, _I32(_INFINITY))
+        largest = builder.or_(sign, _I32(_LARGEST_TO_KEEP))
+        bits = builder.select(rounds_to_infinity, largest, bits)
+        return builder.select(is_nan, builder.or_(sign, _I32(_QUIET_NAN)), bits)
 
     return types.int32(types.float32), generate
 
 
-@intrinsic
-def _high(typing_context, bits):
-    def generate(context, builder, signature, args):
+@_llvm
+def _high_of(_typing: Any, _bits: Any) -> Any:
+    """Returns the upper half of the bits, rounded: adding half of its last place rounds halves away
+    from zero, since the sign stands apart from the magnitude.
+    """
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.trunc(builder.lshr(builder.add(args[0], _I32(0x8000)), _I32(16)), _I16)
 
     return types.uint16(types.int32), generate
 
 
-@intrinsic
-def _low(typing_context, bits):
-    def generate(
-        context, builder, signature, args
-    ):  # high << 16 ends in 16 zeros, so the rest is the lower half
+@_llvm
+def _low_of(_typing: Any, _bits: Any) -> Any:
+    """Returns the rest: ``high << 16`` ends in 16 zeros, so the rest is the lower half."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.trunc(args[0], _I16)
 
     return types.int16(types.int32), generate
 
 
-# ---------------------------------------------------------------- kernels
+@_llvm
+def _take(_typing: Any, _counter: Any) -> Any:
+    """Adds 1 to a counter that threads share, atomically, and returns what it was before."""
 
-_HALF, _REST, _FLOAT = types.uint16[::1], types.int16[::1], types.float32[::1]
-_SCALARS = (types.float32,) * 9
-_CHUNKS = (types.int64[::1], types.int64)
-_SMALLEST_NORMAL = np.float32(2.0**-126)
-
-# Subnormal moments would cost 6 to 18 times a step's time, and for ever: decay rounds them back to
-# themselves. Rows of an embedding or a head that are no longer seen get there. So a subnormal
-# exp_avg becomes 0, and a `bias` that vanishes in eps keeps exp_avg_sq out of that range.
-
-
-def _split(source, high, low):
-    for i in range(source.size):
-        bits = _bits_to_keep(source[i])
-        high[i] = _high(bits)
-        low[i] = _low(bits)
-
-
-def _join(high, low, target):
-    for i in range(target.size):
-        target[i] = _joined(high[i], low[i])
-
-
-@intrinsic
-def _take(typing_context, counter):
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         return builder.atomic_rmw("add", array.data, ir.IntType(64)(1), "monotonic")
 
     return types.int64(types.int64[::1]), generate
 
 
-_OPTIONS = {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
+# ---------------------------------------------------------------- loops over a chunk
 
 
-@njit(**_OPTIONS)
-def _update_split(
-    grad,
-    high,
-    low,
-    exp_avg,
-    exp_avg_sq,
-    clip,
-    keep,
-    take1,
-    beta2,
-    take2,
-    step_size,
-    root2,
-    eps,
-    bias,
-):
+def _split(source: np.ndarray, high: np.ndarray, low: np.ndarray) -> None:
+    for i in range(source.size):
+        bits = _bits_to_keep(source[i])
+        high[i] = _high_of(bits)
+        low[i] = _low_of(bits)
+
+
+def _join(high: np.ndarray, low: np.ndarray, target: np.ndarray) -> None:
+    for i in range(target.size):
+        target[i] = _joined(high[i], low[i])
+
+
+@_inner
+def _update_split(planes: Planes, scalars: Scalars) -> None:
+    """Applies the formula at the top of this file to split weights."""
+    grad, high, low, exp_avg, exp_avg_sq = planes
+    clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
     for i in range(grad.size):
         g = _widen(grad[i]) * clip
         m = exp_avg[i]
-        m += (g - m) * take1
+        m += (g - m) * one_minus_beta1
         m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
-        v = exp_avg_sq[i] * beta2 + take2 * (g * g + bias)
-        w = _joined(high[i], low[i]) * keep - step_size * (m / (math.sqrt(v) * root2 + eps))
+        v = exp_avg_sq[i] * beta2 + one_minus_beta2 * (g * g + bias)
+        w = _joined(high[i], low[i]) * keep - step_size * (m / (math.sqrt(v) * root + eps))
         exp_avg[i] = m
         exp_avg_sq[i] = v
         bits = _bits_to_keep(w)
-        high[i] = _high(bits)
-        low[i] = _low(bits)
+        high[i] = _high_of(bits)
+        low[i] = _low_of(bits)
 
 
-@njit(**_OPTIONS)
-def _update_float(
-    grad, weight, exp_avg, exp_avg_sq, clip, keep, take1, beta2, take2, step_size, root2, eps, bias
-):
+@_inner
+def _update_float(planes: Planes, scalars: Scalars) -> None:
+    """Applies the formula at the top of this file to fp32 weights."""
+    grad, weight, exp_avg, exp_avg_sq = planes
+    clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = scalars
     for i in range(grad.size):
         g = grad[i] * clip
         m = exp_avg[i]
-        m += (g - m) * take1
+        m += (g - m) * one_minus_beta1
         m = np.float32(0) if abs(m) < _SMALLEST_NORMAL else m
-        v = exp_avg_sq[i] * beta2 + take2 * (g * g + bias)
-        weight[i] = weight[i] * keep - step_size * (m / (math.sqrt(v) * root2 + eps))
+        v = exp_avg_sq[i] * beta2 + one_minus_beta2 * (g * g + bias)
+        weight[i] = weight[i] * keep - step_size * (m / (math.sqrt(v) * root + eps))
         exp_avg[i] = m
         exp_avg_sq[i] = v
 
 
-@njit(**_OPTIONS)
-def _update_nothing(grad, high, low, exp_avg, exp_avg_sq):
+@_inner
+def _update_nothing(planes: Planes) -> None:
+    """Reads and writes what `_update_split` does, with next to no arithmetic."""
+    grad, high, low, exp_avg, exp_avg_sq = planes
     for i in range(grad.size):
         high[i] ^= grad[i]
         low[i] = ~low[i]
@@ -250,13 +233,19 @@ def _update_nothing(grad, high, low, exp_avg, exp_avg_sq):
         exp_avg_sq[i] = -exp_avg_sq[i]
 
 
-# The updates above are given slices: loops over part of an array are not vectorised, for a start
-# might be negative.
+# ---------------------------------------------------------------- kernels that take chunks
+
+# The updates above are given slices. A loop over a part of an array would not be vectorised: for
+# all that the compiler knows, its start might be negative.
 
 
-@njit(**_OPTIONS)
-def _ranges(counter, chunk, decayed, numel):
-    """Start, stop and whether weight decay applies, in chunks that no other thread has taken."""
+@_inner
+def _ranges(
+    counter: np.ndarray, chunk: int, decayed: int, numel: int
+) -> Iterator[tuple[int, int, bool]]:
+    """Yields start, stop and whether weight decay applies, for chunks that no other thread has
+    taken. A chunk is cut where the decayed elements end.
+    """
     while True:
         start = _take(counter) * chunk
         if start >= numel:
@@ -267,111 +256,62 @@ def _ranges(counter, chunk, decayed, numel):
         yield middle, stop, False
 
 
+@_inner
+def _without_decay(scalars: Scalars) -> Scalars:
+    """Returns the scalars with 1 as what decay leaves of a weight."""
+    return (scalars[0], np.float32(1), *scalars[2:])
+
+
 def _adamw_split(
-    counter,
-    chunk,
-    decayed,
-    grad,
-    high,
-    low,
-    exp_avg,
-    exp_avg_sq,
-    clip,
-    keep,
-    take1,
-    beta2,
-    take2,
-    step_size,
-    root2,
-    eps,
-    bias,
-):
+    counter: np.ndarray, chunk: int, decayed: int, planes: Planes, scalars: Scalars
+) -> None:
+    grad, high, low, exp_avg, exp_avg_sq = planes
+    undecayed = _without_decay(scalars)
     for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
-        _update_split(
-            grad[a:b],
-            high[a:b],
-            low[a:b],
-            exp_avg[a:b],
-            exp_avg_sq[a:b],
-            clip,
-            keep if decays else np.float32(1),
-            take1,
-            beta2,
-            take2,
-            step_size,
-            root2,
-            eps,
-            bias,
-        )
+        piece = (grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b])
+        _update_split(piece, scalars if decays else undecayed)
 
 
 def _adamw_float(
-    counter,
-    chunk,
-    decayed,
-    grad,
-    weight,
-    exp_avg,
-    exp_avg_sq,
-    clip,
-    keep,
-    take1,
-    beta2,
-    take2,
-    step_size,
-    root2,
-    eps,
-    bias,
-):
+    counter: np.ndarray, chunk: int, decayed: int, planes: Planes, scalars: Scalars
+) -> None:
+    grad, weight, exp_avg, exp_avg_sq = planes
+    undecayed = _without_decay(scalars)
     for a, b, decays in _ranges(counter, chunk, decayed, grad.size):
-        _update_float(
-            grad[a:b],
-            weight[a:b],
-            exp_avg[a:b],
-            exp_avg_sq[a:b],
-            clip,
-            keep if decays else np.float32(1),
-            take1,
-            beta2,
-            take2,
-            step_size,
-            root2,
-            eps,
-            bias,
-        )
+        piece = (grad[a:b], weight[a:b], exp_avg[a:b], exp_avg_sq[a:b])
+        _update_float(piece, scalars if decays else undecayed)
 
 
-def _touch(counter, chunk, grad, high, low, exp_avg, exp_avg_sq):
+def _touch(counter: np.ndarray, chunk: int, planes: Planes) -> None:
+    grad, high, low, exp_avg, exp_avg_sq = planes
     for a, b, _ in _ranges(counter, chunk, 0, grad.size):
-        _update_nothing(grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b])
+        _update_nothing((grad[a:b], high[a:b], low[a:b], exp_avg[a:b], exp_avg_sq[a:b]))
 
 
 _SIGNATURES: dict[str, tuple[Callable, Any]] = {
     "split": (_split, types.void(_FLOAT, _HALF, _REST)),
     "join": (_join, types.void(_HALF, _REST, _FLOAT)),
-    "adamw_split": (
-        _adamw_split,
-        types.void(*_CHUNKS, types.int64, _HALF, _HALF, _REST, _FLOAT, _FLOAT, *_SCALARS),
-    ),
-    "adamw_float": (
-        _adamw_float,
-        types.void(*_CHUNKS, types.int64, _FLOAT, _FLOAT, _FLOAT, _FLOAT, *_SCALARS),
-    ),
-    "touch": (_touch, types.void(*_CHUNKS, _HALF, _HALF, _REST, _FLOAT, _FLOAT)),
+    "adamw_split": (_adamw_split, types.void(*_CHUNKS, types.int64, _SPLIT_PLANES, _SCALARS)),
+    "adamw_float": (_adamw_float, types.void(*_CHUNKS, types.int64, _FLOAT_PLANES, _SCALARS)),
+    "touch": (_touch, types.void(*_CHUNKS, _SPLIT_PLANES)),
 }
 
 
 @functools.cache
 def kernel(name: str) -> Callable[..., None]:
-    """The compiled kernel, on flat contiguous arrays of equal length: `split(source, high, low)`,
-    `join(high, low, target)`, or, for `Workers.share` and with so many `decayed` elements at the
-    front, `adamw_split(next, chunk, decayed, grad, high, low, exp_avg, exp_avg_sq, *scalars)` and
-    `adamw_float(next, chunk, decayed, grad, weight, exp_avg, exp_avg_sq, *scalars)`; `touch(next,
-    chunk, grad, high, low, exp_avg, exp_avg_sq)` moves the same bytes and computes next to nothing.
-    The first call in a process compiles it or reads it from numba's cache.
+    """Returns a compiled kernel. Its arrays are flat, contiguous and equally long, shape [numel].
+
+    - `split(source, high, low)` and `join(high, low, target)` convert whole arrays.
+    - `adamw_split(counter, chunk, decayed, planes, scalars)` and `adamw_float(...)` are for
+      `Workers.share`. `decayed` counts the elements at the front that weight decay applies to.
+      `planes` and `scalars` are tuples in the order of `Planes` and `Scalars`.
+    - `touch(counter, chunk, planes)` moves the same bytes as `adamw_split` and computes next to
+      nothing.
+
+    The first call in a process compiles the kernel, or reads it from numba's cache.
     """
     function, signature = _SIGNATURES[name]
     try:
-        return njit(signature, cache=True, **_OPTIONS)(function)
-    except (RuntimeError, OSError):  # no folder that the cache can be written to
-        return njit(signature, **_OPTIONS)(function)
+        return njit(signature, cache=True, **_options())(function)
+    except (RuntimeError, OSError):  # there is no folder that the cache can be written to
+        return njit(signature, **_options())(function)

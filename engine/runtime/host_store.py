@@ -1,9 +1,30 @@
-"""`HostStore`: the planes of every unit in host memory, exactly as many bytes as
+"""`HostStore` keeps the planes of every unit in host memory: exactly as many bytes as
 `engine.model.layout` says (law 5).
+
+A plane is one flat array with a value for every parameter of a unit. In the mode `bfloat16` a
+parameter takes 14 bytes, in five planes:
+
+- `weight_high` (bf16, 2 bytes) is the fp32 master rounded to bf16. The device computes with it.
+- `weight_low` (int16, 2 bytes) is what the rounding took off: the bits of the master are
+  ``(high << 16) + low``. So the master is kept to the bit, and costs no more than fp32.
+- `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW.
+- `grad` (bf16, 2 bytes) is the gradient as the device computed it.
+
+The split rounds halves away from zero, and changes NaNs and the values next to infinity.
+`engine.runtime.host_kernels` tells how. In the mode `float32` a parameter takes 16 bytes:
+`weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
+
+How memory is managed:
+
+- A plane is an anonymous memory mapping of its own, in huge pages where the kernel has them. It is
+  touched before use, so that a lack of memory shows now and not in the middle of a step.
+- Planes that the device reads or writes by DMA are registered with it (page-locked).
+- `close` gives the pages back at once, even where a view of a plane is still held.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -18,11 +39,12 @@ from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
-from engine.runtime.host_kernels import Workers, kernel, ranges
+from engine.runtime.host_kernels import kernel
+from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
-"""Planes that the device reads or writes by DMA; only these are registered."""
+"""The device reads or writes these planes by DMA; only they are registered."""
 
 _TOUCH_BYTES = 64 << 20
 _PIECE = 4 << 20  # elements converted at once when a source is not plain fp32
@@ -31,15 +53,18 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
+_Key = tuple[str, str]
+"""A plane is named by its unit and its own name."""
+
 
 class HostStore:
-    """Flat planes by unit: ``weight_high`` (what the device sees), ``weight_low`` (rest of the fp32
-    master, `bfloat16` only), ``exp_avg``, ``exp_avg_sq`` and ``grad``.
+    """A `HostStore` owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only),
+    ``exp_avg``, ``exp_avg_sq`` and ``grad``.
 
     `register(address, bytes)` and `unregister(address)` make memory known to the device for DMA;
-    None without one. Nothing is allocated until `allocate_weights` and `allocate_states`; memory
-    comes zeroed. Fresh memory is not inherited by forked children. `threads` is how many touch and
-    convert memory (default: the cores but two).
+    they are None without a device. Nothing is allocated until `allocate_weights` and
+    `allocate_states`. Memory comes zeroed, and forked children do not inherit it. `threads` touch
+    and convert memory (by default the cores but two).
     """
 
     def __init__(
@@ -52,30 +77,32 @@ class HostStore:
     ):
         self.layouts = {layout.unit: layout for layout in layouts}
         self.dtype = dtype
-        self._register, self._unregister = register, unregister
+        self._register = register
+        self._unregister = unregister
         self._workers = Workers(threads, "host-store")
-        self._places: dict[tuple[str, str], tuple[int, ParameterSpec]] = {
-            (layout.unit, spec.name): (offset, spec)
-            for layout in layouts
-            for spec, offset in zip(layout.parameters, layout.offsets)
-        }
-        self._maps: dict[tuple[str, str], mmap.mmap] = {}
-        self._arrays: dict[tuple[str, str], np.ndarray] = {}
-        self._tensors: dict[tuple[str, str], torch.Tensor] = {}
+        self._places: dict[_Key, tuple[int, ParameterSpec]] = {}
+        for layout in layouts:
+            for spec, offset in zip(layout.parameters, layout.offsets):
+                self._places[layout.unit, spec.name] = (offset, spec)
+        self._maps: dict[_Key, mmap.mmap] = {}
+        self._arrays: dict[_Key, np.ndarray] = {}
+        self._tensors: dict[_Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
-        if unregister is not None:  # a store that was never closed: its addresses will be another's
+        if unregister is not None:
+            # For a store that was never closed: the system gives its addresses to other memory,
+            # which could not be registered while they still count as registered.
             weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
 
     # ------------------------------------------------------------------ memory
 
     @property
     def planes(self) -> tuple[str, ...]:
-        """Names of all planes of this dtype."""
+        """A unit has planes of these names in this dtype."""
         return tuple(PLANE_ITEM_BYTES[self.dtype])
 
     def allocate_weights(self, progress: Progress = untold) -> None:
-        """Allocate, touch and register the weight planes. `progress` is called, with bytes, after
-        each plane; what it raises undoes the allocation. Raises FitError when the memory is not
+        """Allocates, touches and registers the weight planes. `progress` is called with bytes after
+        each plane; an exception of it undoes the allocation. Raises FitError when the memory is not
         there.
         """
         self._allocate(
@@ -83,12 +110,9 @@ class HostStore:
         )
 
     def allocate_states(self, progress: Progress = untold) -> None:
-        """The same for moments and gradients."""
-        self._allocate(
-            [plane for plane in self.planes if plane not in WEIGHT_PLANES],
-            "optimizer states",
-            progress,
-        )
+        """Does for moments and gradients what `allocate_weights` does for weights."""
+        states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
+        self._allocate(states, "optimizer states", progress)
 
     @property
     def allocated_bytes(self) -> int:
@@ -96,21 +120,20 @@ class HostStore:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes registered for DMA."""
+        """The planes that are registered for DMA have this many bytes."""
         return sum(self._registered.values())
 
     def register_states(self, units: Iterable[str]) -> None:
-        """Make all planes of `units` known to the device, whose optimizer runs there."""
+        """Makes all planes of `units` known to the device, whose optimizer works on them."""
         for unit in units:
             for plane in self.planes:
                 array = self._arrays[unit, plane]
-                if self._register is not None and array.ctypes.data not in self._registered:
-                    self._register(array.ctypes.data, array.nbytes)
-                    self._registered[array.ctypes.data] = array.nbytes
+                if array.ctypes.data not in self._registered:
+                    self._register_array(array)
 
     def close(self) -> None:
-        """Unregister and give all memory back at once. Views still held read zeros from now on;
-        nothing may be running on the planes.
+        """Unregisters and gives all memory back at once. Views that are still held read zeros from
+        now on. No op may be running on the planes.
         """
         self._release(list(self._arrays))
         self._workers.close()
@@ -118,25 +141,29 @@ class HostStore:
     # ------------------------------------------------------------------ planes and parameters
 
     def array(self, unit: str, plane: str) -> np.ndarray:
-        """A whole plane, flat, sharing memory: bf16 planes as uint16, weight_low as int16, fp32
-        planes as float32.
+        """Returns a whole plane, flat, shape [numel], sharing memory. Planes of bf16 are uint16,
+        weight_low is int16, planes of fp32 are float32.
         """
         return self._arrays[unit, plane]
 
     def tensor(self, unit: str, plane: str) -> torch.Tensor:
-        """A whole plane, flat, sharing memory: bfloat16, int16 (weight_low) or float32."""
+        """Returns a whole plane, flat, shape [numel], sharing memory: bfloat16, int16 (weight_low)
+        or float32.
+        """
         return self._tensors[unit, plane]
 
     def view(self, unit: str, name: str) -> torch.Tensor:
-        """A parameter's weight_high in its own shape, sharing memory."""
+        """Returns a parameter's weight_high in the parameter's own shape, sharing memory."""
         offset, spec = self._places[unit, name]
         return self._tensors[unit, "weight_high"][offset : offset + spec.numel].view(spec.shape)
 
     def write(self, unit: str, name: str, tensor: torch.Tensor) -> None:
-        """Set a parameter from a float tensor of its shape on any device. fp32 values are kept
-        exactly in both modes but for those that `engine.runtime.host_kernels` names; fp64 is
-        rounded to fp32. A NaN or infinity stays one in weight_high, where a sum over the plane
-        finds it. Raises ModelError for a wrong shape or a tensor that is not float.
+        """Sets a parameter from a float tensor of its shape, on any device.
+
+        Values of fp32 are kept exactly in both modes but for those that
+        `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or infinity stays one in
+        weight_high, where a sum over the plane finds it. Raises ModelError for a wrong shape or a
+        tensor that is not float.
         """
         offset, spec = self._places[unit, name]
         if tuple(tensor.shape) != spec.shape:
@@ -153,122 +180,144 @@ class HostStore:
         if self.dtype == "float32":
             self.view(unit, name).copy_(source)
         elif source.dtype == torch.bfloat16:
+            # A bf16 value needs no rounding, so nothing is left for weight_low.
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
-            high, low, split = (
-                self.array(unit, "weight_high"),
-                self.array(unit, "weight_low"),
-                kernel("split"),
-            )
             for piece in _fp32_pieces(source):
-                values, start = piece.numpy(), offset
-                self._workers.run(
-                    lambda a, b: split(
-                        values[a:b], high[start + a : start + b], low[start + a : start + b]
-                    ),
-                    ranges(0, values.size),
-                )
-                offset += values.size
+                self._split(unit, piece.numpy(), offset)
+                offset += piece.numel()
+
+    def _split(self, unit: str, values: np.ndarray, offset: int) -> None:
+        """Splits fp32 `values` [n] into the weight planes of `unit`, from element `offset` on."""
+        high = self.array(unit, "weight_high")[offset : offset + values.size]
+        low = self.array(unit, "weight_low")[offset : offset + values.size]
+        split = kernel("split")
+
+        def split_range(start: int, stop: int) -> None:
+            split(values[start:stop], high[start:stop], low[start:stop])
+
+        self._workers.run(split_range, ranges(0, values.size))
 
     def master(self, unit: str, name: str) -> torch.Tensor:
-        """A copy of a parameter's fp32 master in its own shape."""
+        """Returns a copy of a parameter's fp32 master in the parameter's own shape."""
         offset, spec = self._places[unit, name]
         if self.dtype == "float32":
             return self.view(unit, name).clone()
         result = torch.empty(spec.shape, dtype=torch.float32)
-        high, low, join = (
-            self.array(unit, "weight_high"),
-            self.array(unit, "weight_low"),
-            kernel("join"),
-        )
+        high = self.array(unit, "weight_high")[offset : offset + spec.numel]
+        low = self.array(unit, "weight_low")[offset : offset + spec.numel]
         target = result.view(-1).numpy()
-        self._workers.run(
-            lambda a, b: join(
-                high[offset + a : offset + b], low[offset + a : offset + b], target[a:b]
-            ),
-            ranges(0, spec.numel),
-        )
+        join = kernel("join")
+
+        def join_range(start: int, stop: int) -> None:
+            join(high[start:stop], low[start:stop], target[start:stop])
+
+        self._workers.run(join_range, ranges(0, spec.numel))
         return result
 
     # ------------------------------------------------------------------ inside
 
     def _allocate(self, planes: list[str], what: str, progress: Progress) -> None:
-        wanted = {
-            (unit, plane): layout.plane_bytes(self.dtype)[plane]
-            for unit, layout in self.layouts.items()
-            for plane in planes
-        }
+        wanted: dict[_Key, int] = {}
+        for unit, layout in self.layouts.items():
+            sizes = layout.plane_bytes(self.dtype)
+            for plane in planes:
+                wanted[unit, plane] = sizes[plane]
         if any(key in self._arrays for key in wanted):
             raise RuntimeError(f"the {what} are allocated already")
-        total, done = sum(wanted.values()), 0
+        total = sum(wanted.values())
         available = sample_host_memory()[1]
         if total > available:
             raise FitError(
                 f"The {what} need {_gib(total)} of host memory, but only {_gib(available)} is "
                 "available; close other programs or choose a smaller model."
             )
+        done = 0
         try:
+            # Addresses first, which cost nothing: a limit of the address space shows before the
+            # touching begins, which takes long.
             for key, size in wanted.items():
-                self._map(*key, size, what, total)
+                self._map(key, size, what, total)
             for key, size in wanted.items():
                 array = self._arrays[key]
-                address = array.ctypes.data
-                self._workers.run(
-                    lambda a, b: _touch(address + a, b - a, what, total),
-                    ranges(0, size, _TOUCH_BYTES),
-                )
-                if self._register is not None and key[1] in DMA_PLANES and size:
-                    self._register(address, size)
-                    self._registered[address] = size
+                self._touch(array, what, total)
+                if key[1] in DMA_PLANES and size:
+                    self._register_array(array)
                 done += size
                 progress(done, total)
         except BaseException:
             self._release([key for key in wanted if key in self._arrays])
             raise
 
-    def _map(self, unit: str, plane: str, size: int, what: str, total: int) -> None:
-        item = PLANE_ITEM_BYTES[self.dtype][plane]
-        kind = np.float32 if item == 4 else np.int16 if plane == "weight_low" else np.uint16
+    def _map(self, key: _Key, size: int, what: str, total: int) -> None:
+        """Maps memory for one plane. Raises FitError where the system gives none."""
+        kind = self._numpy_type(key[1])
+        array = np.empty(0, kind)
         if size:
             try:
                 region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except (OSError, OverflowError):
                 raise _refused(what, total) from None
             for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
-                try:
+                # A kernel that was built without one of them is slower, or larger after a fork, and
+                # never wrong.
+                with contextlib.suppress(OSError):
                     region.madvise(advice)
-                except (
-                    OSError
-                ):  # a kernel built without it: slower or larger after a fork, never wrong
-                    pass
-            self._maps[unit, plane] = region
+            self._maps[key] = region
             array = np.frombuffer(region, kind)
-        else:
-            array = np.empty(0, kind)
         tensor = torch.from_numpy(array)
-        self._arrays[unit, plane] = array
-        self._tensors[unit, plane] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
+        self._arrays[key] = array
+        # Numpy has no bf16: its bits are uint16 there.
+        self._tensors[key] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
 
-    def _release(self, keys: list[tuple[str, str]]) -> None:
+    def _numpy_type(self, plane: str) -> type[np.generic]:
+        if PLANE_ITEM_BYTES[self.dtype][plane] == 4:
+            return np.float32
+        if plane == "weight_low":
+            return np.int16
+        return np.uint16
+
+    def _touch(self, array: np.ndarray, what: str, total: int) -> None:
+        """Makes the kernel back a plane with memory. Raises FitError where it has none."""
+        address = array.ctypes.data
+
+        def touch_range(start: int, stop: int) -> None:
+            if not _populate(address + start, stop - start):
+                raise _refused(what, total)
+
+        self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
+
+    def _register_array(self, array: np.ndarray) -> None:
+        if self._register is not None:
+            self._register(array.ctypes.data, array.nbytes)
+            self._registered[array.ctypes.data] = array.nbytes
+
+    def _release(self, keys: list[_Key]) -> None:
         for key in keys:
-            address, size = self._arrays[key].ctypes.data, self._arrays[key].nbytes
-            if address in self._registered:
-                self._unregister(address)
-                del self._registered[address]
-            # A view that outlives the store keeps the addresses valid, so give the pages back
-            # whatever it does.
-            self._workers.run(
-                lambda a, b: _libc.madvise(address + a, b - a, mmap.MADV_DONTNEED),
-                ranges(0, size, _TOUCH_BYTES),
-            )
-            del self._arrays[key], self._tensors[key]
+            array = self._arrays.pop(key)
+            del self._tensors[key]
+            if array.ctypes.data in self._registered and self._unregister is not None:
+                self._unregister(array.ctypes.data)
+                del self._registered[array.ctypes.data]
+            self._discard(array)
+            del array
             region = self._maps.pop(key, None)
             if region is not None:
-                try:
+                # A view that outlives the store keeps the mapping from being closed.
+                with contextlib.suppress(BufferError):
                     region.close()
-                except BufferError:
-                    pass
+
+    def _discard(self, array: np.ndarray) -> None:
+        """Gives the pages of a plane back. A view that outlives the store keeps the addresses
+        valid, so this is done whether or not the mapping can be closed.
+        """
+        address = array.ctypes.data
+
+        def discard_range(start: int, stop: int) -> None:
+            _libc.madvise(address + start, stop - start, mmap.MADV_DONTNEED)
+
+        self._workers.run(discard_range, ranges(0, array.nbytes, _TOUCH_BYTES))
 
 
 def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None]) -> None:
@@ -276,26 +325,31 @@ def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None
         unregister(registered.popitem()[0])
 
 
-def _touch(address: int, size: int, what: str, total: int) -> None:
+def _populate(address: int, size: int) -> bool:
+    """Backs a range of addresses with zeroed memory, and says whether there was enough."""
     if _libc.madvise(address, size, _MADV_POPULATE_WRITE) == 0:
-        return
+        return True
     if ctypes.get_errno() != errno.EINVAL:
-        raise _refused(what, total)
+        return False
+    # An older kernel does not know the advice: writing has the same effect.
     ctypes.memset(address, 0, size)
+    return True
 
 
 def _fp32_pieces(
     tensor: torch.Tensor, buffer: torch.Tensor | None = None
 ) -> Iterator[torch.Tensor]:
-    """A tensor's values in order, as flat fp32 pieces: itself where possible, else converted a
-    little at a time into one buffer, so a piece is valid until the next one.
+    """Yields a tensor's values in order, as flat fp32 pieces. This is the tensor itself where
+    possible. Otherwise a little at a time is converted into one buffer, so a piece is valid until
+    the next one.
     """
-    if (
+    is_plain = (
         tensor.dtype == torch.float32
         and tensor.device.type == "cpu"
         and tensor.is_contiguous()
         and tensor.data_ptr() % 4 == 0
-    ):
+    )
+    if is_plain:
         yield tensor.view(-1)
         return
     if buffer is None:
@@ -304,10 +358,12 @@ def _fp32_pieces(
         piece = buffer[: tensor.numel()]
         piece.view(tensor.shape).copy_(tensor)
         yield piece
-    else:
-        rows = _PIECE * len(tensor) // tensor.numel()
-        for part in tensor.split(rows) if rows else tensor:
-            yield from _fp32_pieces(part, buffer)
+        return
+    rows = _PIECE * len(tensor) // tensor.numel()
+    # A single row may be too large itself; then each row is cut further.
+    parts = tensor.split(rows) if rows else tensor
+    for part in parts:
+        yield from _fp32_pieces(part, buffer)
 
 
 def _refused(what: str, total: int) -> FitError:

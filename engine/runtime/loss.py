@@ -1,107 +1,172 @@
-"""Chunked cross-entropy: the logits of a micro-batch are never all in memory."""
+"""Cross-entropy in chunks: the logits of a micro-batch are never all in memory.
+
+- The positions that carry loss are gathered into one tensor and cut into chunks.
+- A chunk goes through the model's tail (final norm, head), its logits are upcast to float32 as
+  transformers does it, and their cross-entropies are summed.
+- In training, the backward of a chunk follows at once. It gives the gradients of the chunk's hidden
+  states, and of the tail's parameters, which the caller adds up.
+- A compiled loss reads the logits once and writes their gradient once, in their own dtype. Kernels
+  are made for each size of a chunk, so the last chunk is filled up to one of few sizes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.functional import cross_entropy as torch_cross_entropy
+from torch.nn.functional import pad
 
 from engine.model.skeleton import Skeleton
 from engine.runtime.compiled import compiled_function
 
 SHAPES = 16
-"""Compiled chunks have one of so many sizes at most: kernels are made for each."""
+"""Compiled chunks have one of this many sizes at most: kernels are made for each."""
 UNCOMPILED = 4
-"""Logits of a loss that is not compiled take so many times the memory: a chunk that was planned for
-a compiled one is as much smaller.
+"""Without a compiler, logits take this many times the memory. A chunk that was planned for a
+compiled loss is as much smaller then.
 """
 IGNORED = -100
-"""Label that torch's cross-entropy leaves out."""
+"""Torch's cross-entropy leaves positions with this label out."""
+
+
+@dataclass(frozen=True)
+class LossTargets:
+    """The loss of a micro-batch is computed at these positions."""
+
+    index: torch.Tensor
+    """The flat positions are int64 [n]."""
+    labels: torch.Tensor
+    """The target tokens are int64 [n]."""
+    scale: float
+    """The sum of cross-entropies is multiplied by this."""
+
+
+@dataclass(frozen=True)
+class LossChunks:
+    """The loss is computed in chunks of this size."""
+
+    size: int
+    """The logits of this many positions exist at once."""
+    compiled: bool = False
+    """The loss of given logits is compiled."""
+
+
+@dataclass(frozen=True)
+class TailGradients:
+    """The gradients of the tail's parameters are handed on chunk by chunk."""
+
+    parameters: list[nn.Parameter]
+    accumulate: Callable[[tuple[torch.Tensor | None, ...]], None]
+    """It receives the gradients of `parameters`, in their order and shapes."""
+
+
+@dataclass(frozen=True)
+class _ChunkLoss:
+    """Computes the loss of one chunk with its gradients."""
+
+    skeleton: Skeleton
+    scale: float
+    parameters: list[nn.Parameter]
+
+    def gradients(
+        self,
+        piece: torch.Tensor,
+        labels: torch.Tensor,
+        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]:
+        """Returns the scaled loss (scalar) of a chunk `piece` [n, width] with the targets `labels`
+        [n], and its gradients with respect to `piece` and to each parameter.
+        """
+        with torch.enable_grad():
+            loss = loss_of(self.skeleton.logits(piece), labels) * self.scale
+        own, *others = torch.autograd.grad(loss, [piece, *self.parameters], allow_unused=True)
+        return loss, own, tuple(others)
 
 
 def chunked_loss(
     skeleton: Skeleton,
     hidden: torch.Tensor,
-    index: torch.Tensor,
-    labels: torch.Tensor,
-    scale: float,
-    chunk: int,
-    parameters: list[nn.Parameter],
-    accumulate: Callable[[tuple[torch.Tensor | None, ...]], None] | None,
-    compiled: bool = False,
+    targets: LossTargets,
+    chunks: LossChunks,
+    tail: TailGradients | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Sum of cross-entropies times `scale`, and its gradient with respect to `hidden`.
+    """Returns the scaled sum of cross-entropies (scalar) and its gradient with respect to `hidden`
+    [rows, tokens, width], the last block's output.
 
-    hidden: [batch, tokens, width], the last block's output. index: int64 [n], flat positions that
-    carry loss. labels: int64 [n], their targets. chunk: positions whose logits exist at once.
-    `accumulate` receives the gradients of `parameters` chunk by chunk; without it no gradient is
-    computed and the second result is None. The logits are upcast to float32 for the loss, as
-    transformers does. compiled: the loss of given logits is compiled, and they are read and their
-    gradient written once, in their own dtype.
+    Without `tail` no gradient is computed and the second result is None.
     """
     states = hidden.detach().reshape(-1, hidden.shape[-1])
-    selected = states.index_select(0, index)
+    selected = states.index_select(0, targets.index)
+    if tail is None:
+        return _loss_alone(skeleton, selected, targets, chunks), None
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    if accumulate is None:
-        chunk = max(1, chunk // UNCOMPILED) if compiled else chunk
-        with torch.no_grad():
-            for start in range(0, len(index), chunk):
-                logits = skeleton.logits(selected[start : start + chunk])
-                total += cross_entropy(logits, labels[start : start + chunk])
-        return total * scale, None
-    loss_of, positions = compiled_function(cross_entropy) if compiled else cross_entropy, len(index)
-    if compiled and loss_of.problem:
-        loss_of, compiled, chunk = cross_entropy, False, max(1, chunk // UNCOMPILED)
-    if compiled:
-        # Positions that count for nothing fill the last chunk, so that it has one of few sizes.
-        step = -(-chunk // SHAPES)
-        missing = min(chunk, -(-(positions % chunk) // step) * step) - positions % chunk
-        selected, labels = (
-            F.pad(selected, (0, 0, 0, missing)),
-            F.pad(labels, (0, missing), value=IGNORED),
-        )
+    size, labels = chunks.size, targets.labels
+    compiled_loss = compiled_function(cross_entropy) if chunks.compiled else None
+    if compiled_loss is not None and compiled_loss.problem:
+        compiled_loss = None
+        size = max(1, size // UNCOMPILED)
+    if compiled_loss is not None:
+        selected, labels = _filled_up(selected, labels, size)
+    loss_of = cross_entropy if compiled_loss is None else compiled_loss
+    chunk_loss = _ChunkLoss(skeleton, targets.scale, tail.parameters)
     gradient = torch.zeros_like(states)
-    for start in range(0, positions, chunk):
-        piece = selected[start : start + chunk].detach().requires_grad_()
-        targets = labels[start : start + chunk]
+    for start in range(0, len(targets.index), size):
+        piece = selected[start : start + size].detach().requires_grad_()
+        piece_labels = labels[start : start + size]
         try:
-            loss, piece_gradient, *parameter_gradients = _gradients(
-                skeleton, piece, targets, scale, parameters, loss_of
+            loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
+                piece, piece_labels, loss_of
             )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if not compiled:
+            if compiled_loss is None:
                 raise
-            loss_of.give_up(
-                error
-            )  # backward is compiled when it first runs; an error of another kind comes again
-            loss, piece_gradient, *parameter_gradients = _gradients(
-                skeleton, piece, targets, scale, parameters, loss_of
+            # Backward is compiled when it first runs. After `give_up` the function runs as it is,
+            # so that an error of another kind comes again.
+            compiled_loss.give_up(error)
+            loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
+                piece, piece_labels, loss_of
             )
         total += loss.detach()
-        of = index[start : start + chunk]
-        gradient.index_copy_(0, of, piece_gradient[: len(of)])
-        accumulate(tuple(parameter_gradients))
+        places = targets.index[start : start + size]
+        gradient.index_copy_(0, places, piece_gradient[: len(places)])
+        tail.accumulate(parameter_gradients)
     return total, gradient.view_as(hidden)
 
 
-def _gradients(
-    skeleton: Skeleton,
-    piece: torch.Tensor,
-    labels: torch.Tensor,
-    scale: float,
-    parameters: list[nn.Parameter],
-    loss_of: Callable[..., torch.Tensor],
-) -> tuple[torch.Tensor | None, ...]:
-    """The scaled loss of a chunk, and its gradients with respect to `piece` and to each parameter."""
-    with torch.enable_grad():
-        loss = loss_of(skeleton.logits(piece), labels) * scale
-    return loss, *torch.autograd.grad(loss, [piece, *parameters], allow_unused=True)
+def _loss_alone(
+    skeleton: Skeleton, selected: torch.Tensor, targets: LossTargets, chunks: LossChunks
+) -> torch.Tensor:
+    """Returns the scaled loss (scalar) of the positions `selected` [n, width], without gradients
+    and not compiled.
+    """
+    size = max(1, chunks.size // UNCOMPILED) if chunks.compiled else chunks.size
+    total = torch.zeros((), dtype=torch.float32, device=selected.device)
+    with torch.no_grad():
+        for start in range(0, len(targets.index), size):
+            logits = skeleton.logits(selected[start : start + size])
+            total += cross_entropy(logits, targets.labels[start : start + size])
+    return total * targets.scale
+
+
+def _filled_up(
+    selected: torch.Tensor, labels: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `selected` [n, width] and `labels` [n] with positions that count for nothing at the
+    end, so that the last chunk has one of at most SHAPES sizes.
+    """
+    step = -(-size // SHAPES)
+    rest = len(labels) % size
+    missing = min(size, -(-rest // step) * step) - rest
+    return pad(selected, (0, 0, 0, missing)), pad(labels, (0, missing), value=IGNORED)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum over the positions of logits [positions, vocabulary] of any dtype, in float32."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
+    """Returns the sum of cross-entropies (scalar) in float32. The logits [n, vocabulary] may have
+    any dtype; the labels are int64 [n].
+    """
+    return torch_cross_entropy(logits.float(), labels, reduction="sum")

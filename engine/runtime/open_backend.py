@@ -1,4 +1,4 @@
-"""Which backend a device has, and how its memory is given back."""
+"""Opens the backend of a device, and gives the memory of a run back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.runtime.cuda_backend import CudaBackend, cuda_available
 
 
 def give_memory_back() -> None:
-    """What a run leaves: tensors in cycles, with its error for one, and device memory that the
-    allocator keeps for more.
+    """Frees what a run leaves behind: tensors in reference cycles (its error keeps some, for
+    example) and device memory that torch's allocator keeps for later.
     """
     gc.collect()
     if torch.cuda.is_initialized():
@@ -22,7 +22,9 @@ def give_memory_back() -> None:
 
 
 def open_backend(device: str) -> Backend:
-    """`auto`, `cuda` or `cpu`. Raises RamstreamError when cuda is asked for and there is none."""
+    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is asked for
+    and there is no usable GPU.
+    """
     if device == "cpu" or (device == "auto" and not cuda_available()):
         return CpuBackend()
     if not cuda_available():

@@ -1,10 +1,23 @@
-"""`StreamingEngine`: one model, its host planes and one plan on one device. Training steps,
-evaluation, logits.
+"""`StreamingEngine` runs one model on one device by one plan: training steps, evaluation, logits.
+
+How it works:
+
+- The weights, moments and gradients of every unit (embedding, blocks, head) are planes in host RAM
+  (`engine.runtime.host_store`). The device holds buffers of a fixed size
+  (`engine.runtime.device_state`), whatever the depth of the model.
+- A step is a plan (`engine.plan`): a list of ops with lanes and waits, built once. `validate`
+  proves that no op reads a buffer before it is filled or overwrites one that is still needed.
+- `train_step` uploads the micro-batches and hands the plan to the executor
+  (`engine.runtime.executor`), which submits every op to the backend. The call returns before the
+  updates are applied, so that they run under the next step's forward.
+- A loss or norm that is not finite raises before any update of its step begins.
+- Passes without gradients (evaluation, logits) have a plan for each number of micro-batches. They
+  use the same buffers, so everything must be applied before they begin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +39,28 @@ from engine.runtime.device_state import DeviceState
 from engine.runtime.executor import Executor
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
+from engine.runtime.op_context import EngineParts
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """An engine is set up with these settings."""
+
+    choices: PlanChoices
+    tokens: int
+    """The largest micro-batch has this many positions (rows x length). Buffers of boundaries have
+    room for them.
+    """
+    loss_chunk: int = 1024
+    """The logits of this many positions exist at once."""
+    max_grad_norm: float | None = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class AppliedStep:
-    """What a step came to once its last update was applied."""
+    """A step reports these results once its last update is applied."""
 
     step: int
     loss: float
@@ -39,15 +68,12 @@ class AppliedStep:
     learning_rate: float
     spans: list[Span]
     unit_norms: list[float]
-    """Of each unit's gradient, in the order of the model's units."""
+    """Each unit's gradient has one norm; the order is that of the model's units."""
 
 
 class StreamingEngine:
-    """Streams units of `model` from `store` through `backend`'s device, as `choices` say.
-
-    `tokens`: positions of the largest micro-batch (rows x length), for buffers of host boundaries.
-    `adamw` None makes an engine that only evaluates and samples. `loss_chunk`: positions whose
-    logits exist at once.
+    """A `StreamingEngine` moves the units of `model` from `store` through the device of `backend`.
+    Without `adamw` it only evaluates and samples.
     """
 
     def __init__(
@@ -55,28 +81,36 @@ class StreamingEngine:
         model: StreamedModel,
         store: HostStore,
         backend: Backend,
-        choices: PlanChoices,
-        tokens: int,
+        settings: EngineSettings,
         adamw: HostAdamW | None = None,
-        loss_chunk: int = 1024,
-        max_grad_norm: float | None = 1.0,
-        seed: int = 0,
     ):
-        self.model, self.store, self.backend, self.choices = model, store, backend, choices
-        self.loss_chunk, self.max_grad_norm, self.seed = loss_chunk, max_grad_norm, seed
+        self.model = model
+        self.backend = backend
+        self.choices = settings.choices
+        self._max_grad_norm = settings.max_grad_norm
+        self._seed = settings.seed
         self._adamw = adamw
         self._blocks = [unit.name for unit in model.blocks]
         self.plan = self._step_plan() if adamw is not None else self._forward_plan(1)
         validate(self.plan)
-        width = model.config.get_text_config().hidden_size
+        boundary_numel = settings.tokens * model.config.get_text_config().hidden_size
         self._boundaries = HostBoundaries(
-            self.plan, self._blocks, tokens * width, TORCH_DTYPES[model.dtype], backend
+            self.plan, boundary_numel, TORCH_DTYPES[model.dtype], backend
         )
-        self.state = DeviceState(model, self.plan, backend.device, tokens * width)
+        self.state = DeviceState(model, self.plan, backend.device, boundary_numel)
         store.register_states(self.plan.device_homes)
         # The buffers are zeroed on COMPUTE, and no wait of a plan orders that before the first
         # prefetch.
         backend.drain()
+        self._parts = EngineParts(
+            model=model,
+            store=store,
+            state=self.state,
+            backend=backend,
+            adamw=adamw,
+            loss_chunk=settings.loss_chunk,
+            host_boundaries=self._boundaries.tensors,
+        )
         self._executors: dict[int, Executor] = {}
         self._train = self._executor(self.plan)
 
@@ -97,17 +131,7 @@ class StreamingEngine:
         return build_forward_plan(self._blocks, self.model.tied, choices)
 
     def _executor(self, plan: StepPlan) -> Executor:
-        ops = BlockOps(
-            self.model,
-            plan,
-            self.store,
-            self.state,
-            self.backend,
-            self._adamw,
-            self.loss_chunk,
-            self._boundaries.tensors,
-        )
-        return Executor(plan, ops, self.backend)
+        return Executor(plan, BlockOps(self._parts, plan), self.backend)
 
     # ------------------------------------------------------------------ training
 
@@ -119,14 +143,17 @@ class StreamingEngine:
         on_applied: Callable[[AppliedStep], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Submit optimizer step `number` (from 1). `batches`: as many micro-batches as the plan
-        has, each with numpy `input_ids`, `labels` [rows, tokens], `position_ids` or None, and
+        """Submits optimizer step `number` (from 1), and returns while it is under way.
+
+        There are as many `batches` as the plan has micro-batches. Each has numpy arrays `input_ids`
+        and `labels` of the shape [rows, tokens], `position_ids` of that shape or None, and
         `loss_tokens`.
 
-        Returns once submitted; `on_applied` is called when the last update is applied. `check` is
-        called often and may raise to give the step up: nothing of it is applied then, and `drain`
-        must follow. A non-finite loss or norm raises NonFiniteError here, in a later call, or in
-        `drain`, and applies nothing of that step.
+        `on_applied` is called when the last update is applied. `check` is called often and may
+        raise to give the step up: none of it is applied then, and `drain` must follow.
+
+        A loss or norm that is not finite raises NonFiniteError here, in a later call, or in
+        `drain`. Nothing of that step is applied.
         """
         step = self._training_step(number, batches, learning_rate)
         finish = None
@@ -134,6 +161,7 @@ class StreamingEngine:
 
             def finish(done: StepUnderWay, spans: list[Span]) -> None:
                 result = done.result
+                assert result is not None  # the step's last op comes after `clip`
                 on_applied(
                     AppliedStep(
                         number,
@@ -151,9 +179,11 @@ class StreamingEngine:
         self, number: int, batches: Sequence, learning_rate: float = 0.0
     ) -> StepUnderWay:
         self.state.set_training(True)
-        loss_tokens = sum(int(b.loss_tokens) for b in batches)
-        on_device, scalars = self._upload(batches), None
+        loss_tokens = sum(int(batch.loss_tokens) for batch in batches)
+        on_device = self._upload(batches)
+        scalars = None
         if self.plan.device_homes and number:
+            assert self._adamw is not None  # only a plan with updates has units at home there
             scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
         return StepUnderWay(
             StepInputs(
@@ -161,119 +191,119 @@ class StreamingEngine:
                 batches=on_device,
                 loss_scale=1.0 / max(1, loss_tokens),
                 learning_rate=learning_rate,
-                max_grad_norm=self.max_grad_norm,
-                seed=self.seed,
+                max_grad_norm=self._max_grad_norm,
+                seed=self._seed,
                 scalars=scalars,
             )
         )
 
     def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
-        """Forward and backward of a step over `batches`, in the same buffers and with the same
-        kernels, and nothing more: weights, moments and the generators of random numbers stay as
-        they are, to the bit; what gradient planes hold between two steps is of no use to anyone.
-        `batches` and `check` as for `train_step`. Everything must be applied; returns once it is
-        done. Raises what a step raises that does not fit.
+        """Computes forward and backward of a step over `batches`, in the same buffers and with the
+        same kernels, and nothing more. Returns once that is done.
+
+        Weights, moments and the generators of random numbers stay as they are, to the bit. Gradient
+        planes change, but between two steps nobody needs their contents. `batches` and `check` are
+        those of `train_step`. Everything must be applied before. Raises what a step raises that
+        does not fit.
         """
         plan = self._step_plan(updates=False)
         validate(plan)
         device = self.backend.device
-        with torch.random.fork_rng(
-            [device] if device.type != "cpu" else [], device_type=device.type
-        ):
+        devices = [device] if device.type != "cpu" else []
+        with torch.random.fork_rng(devices, device_type=device.type):
             try:
                 self._executor(plan).run(self._training_step(0, batches), check=check)
             finally:
                 self.drain()
 
     def drain(self) -> None:
-        """Return when every submitted step is applied."""
+        """Waits until every submitted step is applied. Raises the first error of any lane."""
         try:
             self._train.drain()
         finally:
+            # A step that was given up may have left spare buffers behind.
             self.state.reclaim()
 
     def _upload(self, batches: Sequence) -> list[DeviceBatch]:
-        """In one copy: each may have to wait for others on the bus, and the first op waits for all
-        of them.
+        """Brings micro-batches to the device in one copy. Each copy may have to wait for others on
+        the bus, and the first op waits for all of them.
         """
-        arrays, counts = [], []
+        arrays: list[np.ndarray] = []
         for batch in batches:
             labels = np.ascontiguousarray(batch.labels).reshape(-1)
             index = np.flatnonzero(labels >= 0)
-            own = [
-                batch.input_ids,
-                index,
-                labels[index],
-                *([] if batch.position_ids is None else [batch.position_ids]),
-            ]
-            arrays += [_int64(array).reshape(-1) for array in own]
-            counts.append([array.size for array in own])
-        parts = iter(
-            self.backend.upload(np.concatenate(arrays)).split(
-                [size for own in counts for size in own]
-            )
-        )
-        found, upload = [], self.backend.upload
-        for batch in batches:
-            shape = batch.input_ids.shape
-            ids, index, labels = next(parts).view(shape), next(parts), next(parts)
-            if batch.position_ids is None:
-                positions, documents = None, Documents.whole_rows(*shape, upload)
-            else:
-                positions, documents = (
-                    next(parts).view(shape),
-                    Documents.of(batch.position_ids, upload),
-                )
-            found.append(DeviceBatch(ids, positions, index, labels, documents))
-        return found
+            arrays += [batch.input_ids, index, labels[index]]
+            if batch.position_ids is not None:
+                arrays.append(batch.position_ids)
+        flat = [_int64(array).reshape(-1) for array in arrays]
+        uploaded = self.backend.upload(np.concatenate(flat))
+        parts = iter(uploaded.split([array.size for array in flat]))
+        return [self._device_batch(batch, parts) for batch in batches]
 
-    # ------------------------------------------------------------------ without gradients (everythi
+    def _device_batch(self, batch: Any, parts: Iterator[torch.Tensor]) -> DeviceBatch:
+        """Takes the tensors of one micro-batch from `parts`, in the order of `_upload`."""
+        shape = batch.input_ids.shape
+        ids = next(parts).view(shape)
+        index = next(parts)
+        labels = next(parts)
+        upload = self.backend.upload
+        if batch.position_ids is None:
+            rows, tokens = shape
+            documents = Documents.whole_rows(rows, tokens, upload)
+            return DeviceBatch(ids, None, index, labels, documents)
+        positions = next(parts).view(shape)
+        documents = Documents.of(batch.position_ids, upload)
+        return DeviceBatch(ids, positions, index, labels, documents)
+
+    # ------------------------------------------------------------------ without gradients
 
     def evaluate(self, batches: Iterable) -> float:
-        """Mean cross-entropy over the tokens of `batches` that carry loss; dropout is off."""
+        """Returns the mean cross-entropy over the tokens of `batches` that carry loss. Dropout is
+        off. Everything must be applied before.
+        """
         total, count = 0.0, 0
         for batch in batches:
-            step = StepInputs(
+            inputs = StepInputs(
                 number=0, batches=self._upload([batch]), loss_scale=1.0, training=False
             )
-            executor = self._run_forward(StepUnderWay(step))
-            total += float(executor.ops.state.norms[-1])
+            self._run_forward(StepUnderWay(inputs))
+            total += float(self.state.norms[-1])
             count += int(batch.loss_tokens)
         return total / max(1, count)
 
     def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
-        """Logits [rows, vocabulary] in float32, on the host, after the last token of each row. Rows
-        are padded on the right, where causal attention never looks.
+        """Returns logits [rows, vocabulary] in float32, on the host, after the last token of each
+        row. Rows are padded on the right, where causal attention never looks.
         """
         longest = max(len(row) for row in rows)
         ids = np.full((len(rows), longest), pad_token, dtype=np.int64)
-        for k, row in enumerate(rows):
-            ids[k, : len(row)] = row
-        at = np.array([k * longest + len(row) - 1 for k, row in enumerate(rows)], dtype=np.int64)
-        return self._logits([ids], [at])
+        for place, row in enumerate(rows):
+            ids[place, : len(row)] = row
+        last = [place * longest + len(row) - 1 for place, row in enumerate(rows)]
+        return self._logits([ids], [np.array(last, dtype=np.int64)])
 
     def cached_logits(self, groups: Sequence[np.ndarray], caches: list[Any]) -> torch.Tensor:
-        """Logits as `last_logits` gives them, for all rows of all groups in order, in one pass over
-        the weights.
+        """Returns logits [all rows, vocabulary] as `last_logits` does, for the rows of all groups
+        in order, in one pass over the weights.
 
-        Each group, int64 [rows, tokens], continues what its cache holds; a cache that is None is
-        made and put into `caches`. Rows of a group have one length, also before these tokens, so no
-        row is padded and each gives what it gives alone. Raises CacheError where the model cannot
-        do it; the caches are of no use then.
+        Each group, int64 [rows, tokens], continues what its cache holds. A cache that is None is
+        made and put into `caches`. The rows of a group have one length, also before these tokens,
+        so no row is padded and each row gives what it gives alone. Raises CacheError where the
+        model cannot do it; the caches are of no use then.
         """
-        at = [np.arange(1, len(ids) + 1) * ids.shape[1] - 1 for ids in groups]
-        return self._logits(groups, at, caches)
+        last = [np.arange(1, len(ids) + 1) * ids.shape[1] - 1 for ids in groups]
+        return self._logits(groups, last, caches)
 
     def _logits(
         self,
         groups: Sequence[np.ndarray],
-        at: Sequence[np.ndarray],
+        positions: Sequence[np.ndarray],
         caches: list[Any] | None = None,
     ) -> torch.Tensor:
-        nothing = self.backend.upload(np.zeros(0, dtype=np.int64))
-        batches = [
-            DeviceBatch(self.backend.upload(_int64(ids)), None, nothing, nothing) for ids in groups
-        ]
+        """Returns the logits [all positions, vocabulary] at flat positions of each group."""
+        upload = self.backend.upload
+        nothing = upload(np.zeros(0, dtype=np.int64))
+        batches = [DeviceBatch(upload(_int64(ids)), None, nothing, nothing) for ids in groups]
         step = StepUnderWay(
             StepInputs(
                 number=0,
@@ -281,34 +311,38 @@ class StreamingEngine:
                 loss_scale=1.0,
                 training=False,
                 caches=caches,
-                logits_at=[self.backend.upload(_int64(positions)) for positions in at],
+                logits_at=[upload(_int64(places)) for places in positions],
             )
         )
         self._run_forward(step)
         if step.failure is not None:
             raise CacheError(f"Sampling with a cache failed ({step.failure}).")
-        return torch.cat([step.logits[k] for k in range(len(batches))]).cpu()
+        return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()
 
-    def _run_forward(self, step: StepUnderWay) -> Executor:
-        """Slots are shared with training, so nothing of a training step may be under way."""
+    def _run_forward(self, step: StepUnderWay) -> None:
+        """Runs a pass without gradients to its end. It uses the slots of training, so nothing of a
+        training step may be under way.
+        """
         count = len(step.inputs.batches)
         executor = self._executors.get(count)
         if executor is None:
-            executor = self._executors[count] = self._executor(self._forward_plan(count))
+            executor = self._executor(self._forward_plan(count))
+            self._executors[count] = executor
         self.state.set_training(False)
         executor.run(step)
         executor.drain()
-        return executor
 
     @property
     def boundary_bytes(self) -> int:
-        """Host bytes of boundaries kept on the host."""
+        """The host holds this many bytes of boundaries."""
         return self._boundaries.nbytes
 
     def close(self) -> None:
-        """Give boundary memory back; store, optimizer and backend belong to the caller."""
+        """Gives the memory of the boundaries back. Store, optimizer and backend belong to the
+        caller.
+        """
         self._boundaries.close()
 
 
-def _int64(array) -> np.ndarray:
+def _int64(array: Any) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.int64)

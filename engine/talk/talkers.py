@@ -17,7 +17,7 @@ from engine.config.settings import TrainConfig
 from engine.errors import FitError, GpuMemoryError
 from engine.model.hub import fetch
 from engine.progress import Progress, saying, untold
-from engine.runtime.generate import Sampler
+from engine.runtime.generate import AnswerLimits, Drawing, Sampler
 from engine.talk.conversation import Message, Sampling, Source
 from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice
@@ -48,12 +48,8 @@ class Talker:
         ids = self.voice.prompt(messages)
         tokens = self.sampler().stream(
             ids,
-            sampling.max_new_tokens,
-            self.voice.ends,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.seed,
-            self.voice.longest,
+            AnswerLimits(sampling.max_new_tokens, self.voice.ends, self.voice.longest),
+            Drawing(sampling.temperature, sampling.top_p, sampling.seed),
         )
         try:
             while True:

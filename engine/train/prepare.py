@@ -57,10 +57,10 @@ from engine.runs.recorder import RunRecorder
 from engine.runtime.backend import Backend
 from engine.runtime.ceilings import measure
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from engine.train.explain import note_memory
 from engine.train.memory_account import MemoryAccount, data_bytes
 from engine.train.memory_shortage import ShareName
@@ -229,7 +229,8 @@ def prepare(
             config, folder, recorder, model, store, backend, state is not None, watched
         )
         train = config.train
-        adamw = HostAdamW(store, train.beta1, train.beta2, train.eps, train.weight_decay)
+        settings = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
+        adamw = HostAdamW(store, settings)
         tokens = chosen.micro_batch_size * padded_length(
             max(data.train.longest, data.eval.longest, 1), config.data.max_seq_len
         )
@@ -237,12 +238,10 @@ def prepare(
             model,
             store,
             backend,
-            chosen.choices,
-            tokens,
+            EngineSettings(
+                chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
+            ),
             adamw,
-            chosen.loss_chunk,
-            train.max_grad_norm,
-            train.seed,
         )
         account.holds(
             lambda: {

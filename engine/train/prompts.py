@@ -11,7 +11,7 @@ from engine.errors import DataError
 from engine.model.units import StreamedModel
 from engine.progress import Progress
 from engine.runs.events import PromptsAnswered
-from engine.runtime.generate import Sampler, longest_row
+from engine.runtime.generate import AnswerLimits, Sampler, longest_row
 
 
 class FixedPrompts:
@@ -61,9 +61,8 @@ class FixedPrompts:
             written += 1
             progress(written, most, "Answering the sample prompts")
 
-        answers = sampler.generate(
-            self._ids, self._most, self._ends, on_token=on_token, max_length=self._longest
-        )
+        limits = AnswerLimits(self._most, self._ends, self._longest)
+        answers = sampler.generate(self._ids, limits, on_token=on_token)
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         return PromptsAnswered(
             step, [{"prompt": prompt, "answer": text} for prompt, text in zip(self._prompts, texts)]

@@ -35,7 +35,7 @@ from engine.runs.events import (
 )
 from engine.runs.folder import RunFolder
 from engine.runs.recorder import RunRecorder
-from engine.runtime.generate import end_tokens, longest_row
+from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.dry_run import LEAST_STEPS, longest_batches
 from engine.train.forecast import Forecast
@@ -470,10 +470,8 @@ class Trainer:
 
         answers = self.p.sampler.generate(
             [p.prompt_ids for p in prompts],
-            longest + 4,
-            self._ends,
+            AnswerLimits(longest + 4, self._ends, longest_row(self.p.model.config)),
             on_token=on_token,
-            max_length=longest_row(self.p.model.config),
         )
         texts = [self.p.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
         correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from engine.bench.steps import Planes, random_rows, run_steps
+from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.data.rows import MicroBatch
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
@@ -77,7 +77,9 @@ def peak_at_depth(
     try:
         batches = random_rows([rows, rows], length, 512)
         figures = run_steps(
-            planes, PlanChoices(micro_batches=2, host_boundaries=True), batches, 2, 1e-4
+            planes,
+            batches,
+            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 2, 1e-4),
         )
         return figures.peak, planes.model.parameter_count
     finally:

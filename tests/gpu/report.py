@@ -24,12 +24,12 @@ from typing import Any
 import psutil
 import torch
 
-from engine.bench.steps import Planes, RunFigures, random_rows, run_steps
+from engine.bench.steps import Planes, RunFigures, RunSettings, random_rows, run_steps
 from engine.machine.cgroups import sample_host_memory
 from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.open_backend import open_backend
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 from tests.gpu.measure import llama, peak_at_depth, qwen_7b, synchronizations
 
 GIB = 2**30
@@ -69,10 +69,8 @@ def overlap(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     try:
         run = run_steps(
             planes,
-            PlanChoices(micro_batches=2, host_boundaries=True),
             random_rows([4, 4], 512, 512),
-            4,
-            1e-4,
+            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 4, 1e-4),
         )
     finally:
         planes.close()
@@ -108,7 +106,11 @@ def syncs(backend: Backend, args: argparse.Namespace) -> dict[str, Any]:
     planes = Planes.open(llama(4, args.width), backend)
     batches = random_rows([4, 4], 512, 512)
     engine = StreamingEngine(
-        planes.model, planes.store, backend, PlanChoices(micro_batches=2), 2048, planes.adamw, 512
+        planes.model,
+        planes.store,
+        backend,
+        EngineSettings(PlanChoices(micro_batches=2), 2048, 512),
+        planes.adamw,
     )
     try:
         engine.train_step(1, batches, 1e-4)
@@ -189,7 +191,7 @@ def train(
     )
     batches = random_rows([micro_batch] * choices.micro_batches, args.length, config.vocab_size)
 
-    run = run_steps(planes, choices, batches, steps, args.rate, loss_chunk, first)
+    run = run_steps(planes, batches, RunSettings(choices, steps, args.rate, loss_chunk, first))
     for s in run.steps:
         say(
             f"  step {s.step}: loss {s.loss:.4f}, grad norm {s.grad_norm:.3f}, {s.seconds:.3f} s, "

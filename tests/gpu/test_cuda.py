@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel
 
-from engine.bench.steps import Planes, random_rows, run_steps
+from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.errors import FitError
 from engine.model.attention import KERNELS
 from engine.plan.choices import PlanChoices
@@ -311,10 +311,8 @@ def test_transfers_run_under_compute():
         planes = Planes.open(llama(8, 1024), backend)
         figures = run_steps(
             planes,
-            PlanChoices(micro_batches=2, host_boundaries=True),
             random_rows([4, 4], 512, 512),
-            3,
-            1e-4,
+            RunSettings(PlanChoices(micro_batches=2, host_boundaries=True), 3, 1e-4),
         )
     finally:
         if planes is not None:

@@ -11,6 +11,7 @@ import torch
 from engine.model.skeleton import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
+from engine.runtime.generate import AnswerLimits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu
@@ -27,9 +28,9 @@ PROMPTS = [
 def test_cached_answers_equal_those_without_a_cache(family, monkeypatch):
     run = streamed(plain_model(tiny_config(family)).eval(), PlanChoices(), backend=CudaBackend())
     assert run.sampler.cache_cost is not None
-    cached = run.sampler.generate(PROMPTS, 20, {2})
+    cached = run.sampler.generate(PROMPTS, AnswerLimits(20, {2}))
     monkeypatch.setitem(vars(run.sampler), "cache_cost", None)
-    assert run.sampler.generate(PROMPTS, 20, {2}) == cached
+    assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == cached
     run.close()
 
 
@@ -51,7 +52,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     prompt = np.random.default_rng(0).integers(3, VOCAB, 2000).tolist()
     backend = CudaBackend()
     run = streamed(plain, PlanChoices(), backend=backend)
-    expected = run.sampler.generate([prompt], 3, set())
+    expected = run.sampler.generate([prompt], AnswerLimits(3, set()))
     needs = {}
     for name, job in {
         "pass": lambda: run.engine.last_logits([prompt + [3, 3]]),
@@ -76,10 +77,13 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     try:
         # What the free memory allows is heeded; and where it promised too much, the rows go on
         # without a cache.
-        assert run.sampler.generate([prompt], 3, set()) == expected and min(shapes) == 2000
+        assert (
+            run.sampler.generate([prompt], AnswerLimits(3, set())) == expected
+            and min(shapes) == 2000
+        )
         shapes.clear()
         monkeypatch.setattr(backend, "free_memory", lambda: 1 << 40)
-        assert run.sampler.generate([prompt], 3, set()) == expected
+        assert run.sampler.generate([prompt], AnswerLimits(3, set())) == expected
         assert len(shapes) > 3 * 64 and min(shapes) == 2000, "the cache was meant not to fit"
     finally:
         backend.limit_memory(backend.memory()["total"])

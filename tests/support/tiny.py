@@ -20,9 +20,9 @@ from engine.plan.choices import PlanChoices
 from engine.runtime.backend import Backend
 from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
-from engine.runtime.streaming_engine import StreamingEngine
+from engine.runtime.streaming_engine import EngineSettings, StreamingEngine
 
 FAMILIES = (
     "llama",
@@ -190,8 +190,12 @@ def streamed(
     store.allocate_weights()
     pour(plain, model, store)
     store.allocate_states()
-    adamw = HostAdamW(store, 0.9, 0.999, eps, weight_decay, threads=2)
+    adamw = HostAdamW(store, AdamWSettings(eps=eps, weight_decay=weight_decay), threads=2)
     engine = StreamingEngine(
-        model, store, backend, choices, tokens, adamw, loss_chunk, max_grad_norm, seed
+        model,
+        store,
+        backend,
+        EngineSettings(choices, tokens, loss_chunk, max_grad_norm, seed),
+        adamw,
     )
     return Streamed(model, store, engine, backend, adamw)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import launch
-from engine.bench.resident import _accumulate, _split, train_resident
+from engine.bench.resident import ResidentSettings, _accumulate, _split, train_resident
 from engine.bench.steps import random_rows
 from engine.config.settings import ModelConfig, TrainConfig
 from engine.errors import FitError
@@ -34,6 +34,7 @@ from engine.machine.rates import (
 from engine.machine.read_machine import read_machine
 from engine.model.find_shape import shape_from_source
 from engine.runtime.cpu_backend import CpuBackend
+from engine.runtime.loss import LossChunks
 from tests.support.folders import make_config
 from tests.support.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
 
@@ -212,8 +213,7 @@ def test_the_resident_step_has_the_gradients_of_plain_training(family):
             torch.from_numpy(part.input_ids),
             torch.from_numpy(part.labels),
             1 / batch.loss_tokens,
-            7,
-            compiled=False,
+            LossChunks(7),
         )
     for name, parameter in plain.named_parameters():
         torch.testing.assert_close(
@@ -232,10 +232,12 @@ def test_micro_batches_too_large_for_the_device_are_passed_over(monkeypatch):
 
     monkeypatch.setattr("engine.bench.resident._accumulate", full)
     model = ModelConfig(source="tiny", dtype="bfloat16")
-    found = train_resident(config, model, CpuBackend(), batches, True, [4, 2, 1], 16, 0.0)
+    settings = ResidentSettings(True, [4, 2, 1], 16, 0.0)
+    found = train_resident(config, model, CpuBackend(), batches, settings)
     assert found.micro_batch_size == 1 and tried[:3] == [4, 2, 1] and found.steps == 2
     with pytest.raises(FitError, match="even with 2 rows"):
-        train_resident(config, model, CpuBackend(), batches, False, [4, 2], 16, 0.0)
+        settings = ResidentSettings(False, [4, 2], 16, 0.0)
+        train_resident(config, model, CpuBackend(), batches, settings)
 
 
 def test_random_rows_are_full_and_carry_loss():

@@ -31,7 +31,7 @@ from engine.machine.known_machines import (
 )
 from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
-from engine.runtime import host_kernels as kernels
+from engine.runtime import host_threads
 from engine.words import GIB, MIB
 from tests.engine.fit.test_choose import big_shape
 
@@ -290,8 +290,8 @@ def test_faster_cards_have_faster_rates():
 
 @pytest.mark.parametrize("cores", [1, 2, 7, 8, 16, 64])
 def test_threads_are_those_of_the_kernels(cores, monkeypatch):
-    monkeypatch.setattr(kernels, "usable_cores", lambda: cores)
-    assert known._threads(cores) == kernels.default_threads()
+    monkeypatch.setattr(host_threads, "usable_cores", lambda: cores)
+    assert known._threads(cores) == host_threads.default_threads()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import torch
 
 from engine.model.layout import ParameterSpec, lay_out
 from engine.paths import PROGRAM_ROOT
-from engine.runtime import host_kernels as kernels
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime import host_threads
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
+from engine.runtime.host_kernels import kernel
 from engine.runtime.host_store import HostStore
 
 BETAS, EPS, DECAY = (0.9, 0.95), 1e-8, 0.1
@@ -62,7 +63,7 @@ def reference(
 def test_equals_torch_adamw_with_fp32_masters(dtype, clip):
     store = make_store(dtype)
     weights, optimizer = reference(store, 0.0)
-    host = HostAdamW(store, *BETAS, EPS, DECAY, threads=2)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
     for step in range(1, 9):
         rate = 1e-3 * step
         gradients = set_gradients(store, step)
@@ -96,7 +97,7 @@ def test_updates_below_bf16_resolution_add_up():
     store = make_store("bfloat16", {"proj.weight": (64, 64)})
     store.write("block.0", "proj.weight", torch.ones(64, 64))
     store.tensor("block.0", "grad").fill_(1.0)
-    host = HostAdamW(store, 0.9, 0.999, 1e-8, 0.0)
+    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
     for step in range(1, 21):
         host.update("block.0", step, 1e-5, 1.0)
     expected = torch.full((64, 64), 1 - 2e-4)
@@ -110,7 +111,7 @@ def test_decay_stops_where_the_decayed_range_ends():
     store = make_store("float32")
     store.write("block.0", "proj.weight", torch.ones(37, 41))
     store.write("block.0", "norm.weight", torch.ones(41))
-    host = HostAdamW(store, *BETAS, EPS, weight_decay=0.5)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, weight_decay=0.5))
     host.update("block.0", 1, 0.1, 1.0)  # gradients are zero
     assert (store.master("block.0", "proj.weight") == np.float32(0.95)).all()
     assert (store.master("block.0", "norm.weight") == 1).all()
@@ -120,7 +121,7 @@ def test_decay_stops_where_the_decayed_range_ends():
 
 def run_steps(dtype: str, shapes, threads: int) -> list[bytes]:
     store = make_store(dtype, shapes)
-    host = HostAdamW(store, *BETAS, EPS, DECAY, threads)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads)
     for step in (1, 2, 3):
         set_gradients(store, step)
         host.update("block.0", step, 1e-3, 0.9)
@@ -132,20 +133,21 @@ def run_steps(dtype: str, shapes, threads: int) -> list[bytes]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_do_not_depend_on_the_thread_count(dtype, monkeypatch):
-    monkeypatch.setattr(kernels, "SHARE", 256)
+    monkeypatch.setattr(host_threads, "SHARE", 256)
     one = run_steps(dtype, SHAPES, 1)
     assert all(run_steps(dtype, SHAPES, threads) == one for threads in (2, 5))
 
 
 @pytest.mark.parametrize(
-    "columns", [kernels.SHARE - 64, kernels.SHARE - 1, kernels.SHARE, kernels.SHARE + 1]
+    "columns",
+    [host_threads.SHARE - 64, host_threads.SHARE - 1, host_threads.SHARE, host_threads.SHARE + 1],
 )
 def test_sizes_around_the_chunk(columns):
     shapes = {"proj.weight": (1, columns), "norm.weight": (1,)}
     store = make_store("bfloat16", shapes)
     weights, optimizer = reference(store, 1e-3)
     gradients = set_gradients(store, 1)
-    host = HostAdamW(store, *BETAS, EPS, DECAY, threads=2)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY), threads=2)
     host.update("block.0", 1, 1e-3, 1.0)
     for name, weight in weights.items():
         weight.grad = gradients[name]
@@ -158,7 +160,7 @@ def test_sizes_around_the_chunk(columns):
 
 def test_alignment_gaps_stay_zero_even_with_an_eps_that_fp32_cannot_hold():
     store = make_store("float32")
-    host = HostAdamW(store, *BETAS, eps=1e-60, weight_decay=DECAY)
+    host = HostAdamW(store, AdamWSettings(*BETAS, eps=1e-60, weight_decay=DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     plane = store.tensor("block.0", "weight_high")
     assert (
@@ -174,7 +176,7 @@ def test_moments_leave_the_subnormal_range_and_tiny_gradients_change_nothing():
     store.tensor("block.0", "exp_avg").fill_(1e-39)
     store.tensor("block.0", "exp_avg_sq").fill_(1e-39)
     store.tensor("block.0", "grad").fill_(1e-19)
-    host = HostAdamW(store, 0.9, 0.999, 1e-8, 0.0)
+    host = HostAdamW(store, AdamWSettings(0.9, 0.999, 1e-8, 0.0))
     for step in (1, 2):
         host.update("block.0", step, 1e-3, 1.0)
     for plane in ("exp_avg", "exp_avg_sq"):
@@ -194,7 +196,7 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
     optimizer.param_groups[0]["eps"] = 1e-18
     store.tensor("block.0", "grad").fill_(1e-17)
     weights["proj.weight"].grad = torch.full((64, 64), 1e-17)
-    host = HostAdamW(store, *BETAS, 1e-18, DECAY)
+    host = HostAdamW(store, AdamWSettings(*BETAS, 1e-18, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     optimizer.step()
     torch.testing.assert_close(
@@ -207,7 +209,7 @@ def test_a_very_small_eps_still_counts_tiny_gradients():
 def test_nan_reaches_the_weights_where_it_can_be_found():
     store = make_store("bfloat16", {"proj.weight": (64, 64)})
     store.tensor("block.0", "grad")[5] = float("nan")
-    host = HostAdamW(store, *BETAS, EPS, DECAY)
+    host = HostAdamW(store, AdamWSettings(*BETAS, EPS, DECAY))
     host.update("block.0", 1, 1e-3, 1.0)
     assert store.tensor("block.0", "weight_high").isnan().nonzero().tolist() == [[5]]
     assert store.master("block.0", "proj.weight").isnan().sum() == 1
@@ -224,7 +226,7 @@ def test_an_error_in_a_chunk_reaches_the_caller(threads):
             raise ValueError("chunk 3")
         done.append(number)
 
-    workers = kernels.Workers(threads, "test")
+    workers = host_threads.Workers(threads, "test")
     with pytest.raises(ValueError, match="chunk 3"):
         workers.run(task, [(number,) for number in range(100)])
     if threads == 1:
@@ -235,7 +237,9 @@ def test_an_error_in_a_chunk_reaches_the_caller(threads):
 
 
 @pytest.mark.parametrize("threads", [1, 3, 14])
-@pytest.mark.parametrize("numel", [1, kernels.SHARE, kernels.SHARE + 1, 9 * kernels.SHARE + 5])
+@pytest.mark.parametrize(
+    "numel", [1, host_threads.SHARE, host_threads.SHARE + 1, 9 * host_threads.SHARE + 5]
+)
 def test_threads_share_every_element_once(threads, numel):
     """More than that would move a weight twice, fewer would leave one where it is."""
     decayed = numel // 3
@@ -244,21 +248,13 @@ def test_threads_share_every_element_once(threads, numel):
     clip, keep, take1, beta2, take2, step_size, root2, eps, bias = scalars[
         [0, 1, 2, 3, 4, 6, 5, 7, 8]
     ]
-    workers = kernels.Workers(threads, "test")
+    workers = host_threads.Workers(threads, "test")
     workers.share(
-        kernels.kernel("adamw_float"),
+        kernel("adamw_float"),
         numel,
         decayed,
-        *planes,
-        clip,
-        keep,
-        take1,
-        beta2,
-        take2,
-        step_size,
-        root2,
-        eps,
-        bias,
+        tuple(planes),
+        (clip, keep, take1, beta2, take2, step_size, root2, eps, bias),
     )
     workers.close()
     assert (planes[1][:decayed] == 0.5 - 0.0625).all() and (
@@ -271,8 +267,8 @@ def test_threads_share_every_element_once(threads, numel):
     "cores,threads", [(1, 1), (2, 2), (7, 7), (8, 6), (16, 14), (34, 32), (192, 32)]
 )
 def test_of_many_cores_two_are_left_free(monkeypatch, cores, threads):
-    monkeypatch.setattr(kernels, "usable_cores", lambda: cores)
-    assert kernels.default_threads() == threads
+    monkeypatch.setattr(host_threads, "usable_cores", lambda: cores)
+    assert host_threads.default_threads() == threads
 
 
 def test_kernels_compile_where_no_cache_folder_can_be_written(tmp_path):

@@ -22,7 +22,7 @@ from engine.model.skeleton import BlockArguments, tensors_in
 from engine.plan.assign_slots import slot_of
 from engine.runtime import compiled, loss
 from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_compiler
-from engine.runtime.loss import chunked_loss
+from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.engine.model.test_packing import packed_and_apart
 from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
 from tests.engine.runtime.test_device_homes import at_home, states
@@ -233,7 +233,11 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
                 total += gradient
 
         found, gradient = chunked_loss(
-            skeleton, hidden, index, labels, 0.01, chunk, parameters, accumulate, compile_it
+            skeleton,
+            hidden,
+            LossTargets(index, labels, 0.01),
+            LossChunks(chunk, compile_it),
+            TailGradients(parameters, accumulate),
         )
         return [found, gradient, *sums]
 
@@ -275,13 +279,9 @@ def test_a_loss_that_cannot_be_compiled_is_the_plain_one_in_smaller_chunks(
         return chunked_loss(
             skeleton,
             hidden,
-            index,
-            labels,
-            0.01,
-            32,
-            parameters,
-            lambda gradients: None,
-            compile_it,
+            LossTargets(index, labels, 0.01),
+            LossChunks(32, compile_it),
+            TailGradients(parameters, lambda gradients: None),
         )
 
     plain = run(False)
@@ -299,13 +299,9 @@ def test_a_micro_batch_without_loss_has_none(monkeypatch, tail):
         total, gradient = chunked_loss(
             skeleton,
             torch.randn(1, 5, 32),
-            nothing,
-            nothing,
-            1.0,
-            4,
-            parameters,
-            lambda gradients: pytest.fail("there are none"),
-            compile_it,
+            LossTargets(nothing, nothing, 1.0),
+            LossChunks(4, compile_it),
+            TailGradients(parameters, lambda gradients: pytest.fail("there are none")),
         )
         assert total == 0 and not gradient.any()
 

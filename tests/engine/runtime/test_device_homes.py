@@ -18,8 +18,8 @@ from engine.plan.ops import UPDATE_LANES, Lane
 from engine.plan.text import grid
 from engine.plan.validate import validate
 from engine.runtime.block_ops import BlockOps
-from engine.runtime.device_adamw import clip_of, update
-from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.device_adamw import StepFactors, clip_of, update
+from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
 from tests.engine.plan.test_laws import (
     BASE,
@@ -284,7 +284,7 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
         values = torch.randn(shape, generator=generator)
         for store in (host, device):
             store.write("unit", name, values)
-    adamw = HostAdamW(host, 0.9, 0.99, eps, 0.3, threads=1)
+    adamw = HostAdamW(host, AdamWSettings(0.9, 0.99, eps, 0.3), threads=1)
     for step in (1, 2, 3):
         # Of very different sizes; some zero, and moments that become subnormal.
         gradient = torch.randn(numel, generator=generator) * 10 ** (
@@ -304,8 +304,7 @@ def test_a_piece_is_updated_as_the_host_updates_it(dtype, eps):
             update(
                 planes,
                 planes.pop("grad"),
-                clip,
-                scalars,
+                StepFactors(clip, scalars),
                 min(max(0, decayed - start), stop - start),
                 compiled=False,
             )
@@ -339,9 +338,12 @@ def test_with_a_factor_that_forbids_it_nothing_changes(dtype, value):
     store.tensor("unit", "grad").fill_(value)
     planes = {plane: store.tensor("unit", plane) for plane in store.planes}
     before = [plane.clone() for plane in planes.values()]
-    scalars = torch.from_numpy(HostAdamW(store, 0.9, 0.99, 1e-8, 0.3, threads=1).scalars(1, 1e-2))
+    scalars = torch.from_numpy(
+        HostAdamW(store, AdamWSettings(0.9, 0.99, 1e-8, 0.3), threads=1).scalars(1, 1e-2)
+    )
     others = {name: plane for name, plane in planes.items() if name != "grad"}
-    update(others, planes["grad"], torch.tensor([float("nan"), 0.0]), scalars, 4480, compiled=False)
+    factors = StepFactors(torch.tensor([float("nan"), 0.0]), scalars)
+    update(others, planes["grad"], factors, 4480, compiled=False)
     assert_same_bits(list(planes.values()), before)
     store.close()
 

@@ -16,7 +16,7 @@ from engine.model.build import build_model
 from engine.model.skeleton import BlockArguments
 from engine.plan.choices import PlanChoices
 from engine.plan.ops import Lane
-from engine.runtime.generate import pick
+from engine.runtime.generate import AnswerLimits, Drawing, pick
 from engine.runtime.kv_cache import cache_bytes
 from tests.engine.plan.test_laws import DelayedBackend, assert_same_bits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, streamed, tiny_config
@@ -73,7 +73,7 @@ def test_greedy_answers_equal_generate(family, tied):
     plain = plain_model(tiny_config(family, tie_word_embeddings=tied)).eval()
     run = streamed(plain, PlanChoices())
     assert run.sampler.cache_cost is not None
-    assert run.sampler.generate(PROMPTS, 20, {2}) == [
+    assert run.sampler.generate(PROMPTS, AnswerLimits(20, {2})) == [
         plain_answer(plain, prompt, 20) for prompt in PROMPTS
     ]
     run.close()
@@ -103,65 +103,92 @@ def seen(monkeypatch):
 def test_blocks_see_a_prompt_once_and_then_one_token_a_step(qwen3, seen):
     assert qwen3.sampler.cache_cost is not None
     seen.clear()
-    answers = qwen3.sampler.generate(PROMPTS, 5, set())
+    answers = qwen3.sampler.generate(PROMPTS, AnswerLimits(5, set()))
     assert [len(answer) for answer in answers] == [5] * 4
     # Two of the prompts have one length: they are one micro-batch.
     assert seen == 3 * [(1, 3), (2, 7), (1, 11)] + 4 * 3 * [(1, 1), (2, 1), (1, 1)]
     seen.clear()
     # With so many new tokens, prompts of 3 and 7 tokens are one: the longer ones' last four are fed
     # a step each.
-    assert [answer[:5] for answer in qwen3.sampler.generate(PROMPTS, 8, set())] == answers
+    assert [
+        answer[:5] for answer in qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set()))
+    ] == answers
     assert seen == 3 * [(3, 3), (1, 11)] + 7 * 3 * [(3, 1), (1, 1)] + 4 * 3 * [(3, 1)]
 
 
 def test_rows_that_end_leave_the_others_as_they_are(qwen3):
-    free = qwen3.sampler.generate(PROMPTS, 12, set())
+    free = qwen3.sampler.generate(PROMPTS, AnswerLimits(12, set()))
     ends = {free[0][4], free[2][2]}
     stopped = [
         next((answer[:n] for n, token in enumerate(answer) if token in ends), answer)
         for answer in free
     ]
     assert len({len(answer) for answer in stopped}) > 1
-    assert qwen3.sampler.generate(PROMPTS, 12, ends) == stopped
-    assert [qwen3.sampler.generate([prompt], 12, ends)[0] for prompt in PROMPTS] == stopped
-    longest = qwen3.sampler.generate(PROMPTS, 12, set(), max_length=14)
+    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(12, ends)) == stopped
+    assert [
+        qwen3.sampler.generate([prompt], AnswerLimits(12, ends))[0] for prompt in PROMPTS
+    ] == stopped
+    longest = qwen3.sampler.generate(PROMPTS, AnswerLimits(12, set(), 14))
     assert longest == [answer[: 14 - len(prompt)] for prompt, answer in zip(PROMPTS, free)]
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_drawn_tokens_are_those_drawn_without_a_cache(qwen3, monkeypatch, top_p):
-    cached = qwen3.sampler.generate(PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=3)
-    assert (
-        qwen3.sampler.generate(PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=3) == cached
+    cached = qwen3.sampler.generate(
+        PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
     )
     assert (
-        qwen3.sampler.generate(PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=4) != cached
+        qwen3.sampler.generate(
+            PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
+        )
+        == cached
+    )
+    assert (
+        qwen3.sampler.generate(
+            PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=4)
+        )
+        != cached
     )
     monkeypatch.setitem(vars(qwen3.sampler), "cache_cost", None)
     assert (
-        qwen3.sampler.generate(PROMPTS, 20, set(), temperature=0.7, top_p=top_p, seed=3) == cached
+        qwen3.sampler.generate(
+            PROMPTS, AnswerLimits(20, set()), Drawing(temperature=0.7, top_p=top_p, seed=3)
+        )
+        == cached
     )
 
 
 @pytest.mark.parametrize("has_cache", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_stream_is_the_answer_token_by_token(qwen3, monkeypatch, has_cache, temperature):
-    drawn = dict(temperature=temperature, top_p=0.9, seed=5)
-    expected = [qwen3.sampler.generate([prompt], 12, {2}, **drawn)[0] for prompt in PROMPTS]
+    drawn = Drawing(temperature=temperature, top_p=0.9, seed=5)
+    expected = [
+        qwen3.sampler.generate([prompt], AnswerLimits(12, {2}), drawn)[0] for prompt in PROMPTS
+    ]
     if not has_cache:
         monkeypatch.setitem(vars(qwen3.sampler), "cache_cost", None)
-    assert [list(qwen3.sampler.stream(prompt, 12, {2}, **drawn)) for prompt in PROMPTS] == expected
+    assert [
+        list(qwen3.sampler.stream(prompt, AnswerLimits(12, {2}), drawn)) for prompt in PROMPTS
+    ] == expected
     # Another answer, or anything else, between two tokens changes none of them.
-    pairs = list(zip(*(qwen3.sampler.stream(prompt, 12, set(), **drawn) for prompt in PROMPTS[:2])))
+    pairs = list(
+        zip(
+            *(
+                qwen3.sampler.stream(prompt, AnswerLimits(12, set()), drawn)
+                for prompt in PROMPTS[:2]
+            )
+        )
+    )
     assert [list(row) for row in zip(*pairs)] == [
-        qwen3.sampler.generate([prompt], 12, set(), **drawn)[0] for prompt in PROMPTS[:2]
+        qwen3.sampler.generate([prompt], AnswerLimits(12, set()), drawn)[0]
+        for prompt in PROMPTS[:2]
     ]
-    assert len(list(qwen3.sampler.stream(PROMPTS[0], 12, set(), max_length=5))) == 2
-    assert not list(qwen3.sampler.stream(PROMPTS[0], 12, set(), max_length=3))
+    assert len(list(qwen3.sampler.stream(PROMPTS[0], AnswerLimits(12, set(), 5)))) == 2
+    assert not list(qwen3.sampler.stream(PROMPTS[0], AnswerLimits(12, set(), 3)))
 
 
 def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
-    expected = qwen3.sampler.generate([PROMPTS[1]], 8, set())[0]
+    expected = qwen3.sampler.generate([PROMPTS[1]], AnswerLimits(8, set()))[0]
     cached_logits, calls = qwen3.engine.cached_logits, []
 
     def failing(tokens, caches):
@@ -171,7 +198,7 @@ def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
         return cached_logits(tokens, caches)
 
     monkeypatch.setattr(qwen3.engine, "cached_logits", failing)
-    assert list(qwen3.sampler.stream(PROMPTS[1], 8, set())) == expected
+    assert list(qwen3.sampler.stream(PROMPTS[1], AnswerLimits(8, set()))) == expected
     assert len(calls) == 4
 
 
@@ -179,7 +206,7 @@ def test_a_stream_goes_on_without_a_cache_that_fails(qwen3, monkeypatch):
     "choices", [dict(slots=1), dict(slots=3, prefetch_depth=2), dict(resident_blocks=2)], ids=repr
 )
 def test_any_plan_and_any_legal_order_answer_alike(qwen3, choices):
-    expected = qwen3.sampler.generate(PROMPTS, 8, {2})
+    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2}))
     plain = plain_model(tiny_config("qwen3")).eval()
     for backend in (
         None,
@@ -189,7 +216,7 @@ def test_any_plan_and_any_legal_order_answer_alike(qwen3, choices):
         ),
     ):
         run = streamed(plain, PlanChoices(**choices), backend=backend)
-        assert run.sampler.generate(PROMPTS, 8, {2}) == expected
+        assert run.sampler.generate(PROMPTS, AnswerLimits(8, {2})) == expected
         run.close()
 
 
@@ -204,7 +231,7 @@ def test_training_goes_on_with_the_same_bits_after_sampling(dtype):
             run.engine.drain()
             if samples:
                 assert run.sampler.cache_cost is not None
-                run.sampler.generate(PROMPTS, 5, {2}, temperature=0.5)
+                run.sampler.generate(PROMPTS, AnswerLimits(5, {2}), Drawing(temperature=0.5))
         planes.append(
             [
                 run.store.tensor(unit.name, plane).clone()
@@ -232,7 +259,7 @@ def test_a_run_in_another_thread_keeps_the_generator_of_its_dropout(monkeypatch,
         tiny_config("gpt2", resid_pdrop=0.3, attn_pdrop=0.3, embd_pdrop=0.3),
         ModelConfig(source="tiny", dtype="float32"),
     )
-    qwen3.sampler.generate(PROMPTS, 5, {2}, temperature=0.7)
+    qwen3.sampler.generate(PROMPTS, AnswerLimits(5, {2}), Drawing(temperature=0.7))
     qwen3.engine.evaluate(random_batches(2))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -251,7 +278,7 @@ def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):
     run = streamed(plain, PlanChoices())
     assert run.sampler.cache_cost is None
     seen.clear()
-    assert run.sampler.generate(PROMPTS, 5, {2}) == expected
+    assert run.sampler.generate(PROMPTS, AnswerLimits(5, {2})) == expected
     assert all(tokens > 1 for _, tokens in seen)
     run.close()
 
@@ -259,7 +286,7 @@ def test_a_cache_that_loses_a_token_is_never_used(monkeypatch, seen):
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
 def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails_at):
     """And gives its memory back before the rows go on without it."""
-    expected = qwen3.sampler.generate(PROMPTS, 8, {2})
+    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, {2}))
     cached_logits, last_logits, calls, given = (
         qwen3.engine.cached_logits,
         qwen3.engine.last_logits,
@@ -292,7 +319,9 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
     gc.disable()
     try:
         assert (
-            qwen3.sampler.generate(PROMPTS, 8, {2}, on_token=lambda row, _: told.append(row))
+            qwen3.sampler.generate(
+                PROMPTS, AnswerLimits(8, {2}), on_token=lambda row, _: told.append(row)
+            )
             == expected
         )
     finally:
@@ -302,7 +331,7 @@ def test_a_cache_that_fails_on_the_way_costs_no_answer(qwen3, monkeypatch, fails
 
 
 def test_caches_stay_within_half_of_the_free_memory(qwen3, monkeypatch):
-    expected = qwen3.sampler.generate(PROMPTS, 8, set())
+    expected = qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set()))
     cost = qwen3.sampler.cache_cost
     free = 2 * (cost.of(3 + 8 + 4) + cost.of(7 + 8 + 4))
     monkeypatch.setattr(qwen3.backend, "free_memory", lambda: free)
@@ -314,12 +343,12 @@ def test_caches_stay_within_half_of_the_free_memory(qwen3, monkeypatch):
         return logits
 
     monkeypatch.setattr(qwen3.engine, "cached_logits", watched)
-    assert qwen3.sampler.generate(PROMPTS, 8, set()) == expected
+    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
     # The first two rows in one wave, twelve passes; the third and the fourth each alone.
     assert len(held) == 12 + 8 + 8 and max(held) <= free // 2
     monkeypatch.setattr(qwen3.backend, "free_memory", lambda: 100)
     held.clear()
-    assert qwen3.sampler.generate(PROMPTS, 8, set()) == expected
+    assert qwen3.sampler.generate(PROMPTS, AnswerLimits(8, set())) == expected
     assert not held
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from engine.plan.choices import PlanChoices
+from engine.runtime.generate import AnswerLimits
 from tests.engine.model.test_families import SUPPORTED
 from tests.engine.runtime.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
@@ -35,7 +36,7 @@ def test_greedy_answers_equal_generate(family):
     run = streamed(plain, PlanChoices(), config=config)
     try:
         assert (run.sampler.cache_cost is None) == (family in UNTRUSTED)
-        answers = run.sampler.generate(PROMPTS, NEW_TOKENS, {2})
+        answers = run.sampler.generate(PROMPTS, AnswerLimits(NEW_TOKENS, {2}))
         assert answers == [
             plain_answer(plain, prompt, NEW_TOKENS, use_cache=family not in UNTRUSTED)
             for prompt in PROMPTS

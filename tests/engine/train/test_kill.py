@@ -90,8 +90,8 @@ def kill_in_update(draw: random.Random) -> None:
             whole = self._kernel
 
             def half(*arguments):
-                chunks, planes, scalars = arguments[:3], arguments[3:-9], arguments[-9:]
-                whole(*chunks, *(plane[: plane.size // 2] for plane in planes), *scalars)
+                *chunks, planes, scalars = arguments
+                whole(*chunks, tuple(plane[: plane.size // 2] for plane in planes), scalars)
                 die()
 
             self._kernel = half

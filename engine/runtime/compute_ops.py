@@ -1,0 +1,303 @@
+"""These are the ops of COMPUTE: embedding, forward, loss, backward and the sums of gradients.
+
+`engine.runtime.block_ops` tells what each op does. Every function here does one op: it takes the
+context of the plan, the op, and the step under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from engine.errors import CacheError
+from engine.model.layout import UnitLayout
+from engine.model.skeleton import Capture
+from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
+from engine.plan.ops import (
+    Backward,
+    Embed,
+    EmbedBackward,
+    Forward,
+    Loss,
+    OfMicroBatch,
+    OfSum,
+    Reduce,
+)
+from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
+from engine.runtime.op_context import OpContext
+from engine.runtime.step import StepUnderWay
+
+Gradients = Sequence[torch.Tensor | None]
+"""The gradients of a unit's parameters stand in layout order. A parameter without use has None."""
+
+
+# ---------------------------------------------------------------- embedding
+
+
+def _seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
+    """Seeds dropout by place: run, step, unit and micro-batch. So it draws the same numbers in a
+    recompute and after a resume.
+
+    The generator is the process's own. A pass without dropout, perhaps beside another engine's
+    training, leaves it alone.
+    """
+    if not step.inputs.training:
+        return
+    position = context.positions[op.unit]
+    place = (step.inputs.seed, step.inputs.number, position, op.micro_batch)
+    # The hash of a tuple of integers is the same in every process.
+    context.backend.seed(hash(place) & 0x7FFFFFFF)
+
+
+def _capture(context: OpContext, op: Embed | EmbedBackward, step: StepUnderWay) -> Capture:
+    """Runs the model's own forward up to its first block. Raises CacheError where the model gives
+    its blocks another number of caches than one.
+    """
+    _seed(context, op, step)
+    skeleton = context.model.skeleton
+    batch = step.inputs.batches[op.micro_batch]
+    if step.inputs.caches is None:
+        return skeleton.capture(batch.input_ids, batch.position_ids, documents=batch.documents)
+    captured = skeleton.capture(
+        batch.input_ids, batch.position_ids, True, step.inputs.caches[op.micro_batch]
+    )
+    caches = skeleton.caches(captured)
+    if len(caches) != 1:
+        raise CacheError(
+            f"{context.model.config.model_type} gives its blocks {len(caches)} caches, not one."
+        )
+    step.inputs.caches[op.micro_batch] = caches[0]
+    return captured
+
+
+def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
+    """Captures the first hidden state and the arguments of every block."""
+    with torch.no_grad():
+        captured = _capture(context, op, step)
+    step.hidden[op.micro_batch] = captured.hidden
+    step.shapes[op.micro_batch] = captured.hidden.shape
+    step.arguments[op.micro_batch] = captured.arguments
+
+
+def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) -> None:
+    """Captures again with gradients on, and adds the gradients of the embedding to their sum."""
+    unit = context.units[EMBED]
+    with torch.enable_grad():
+        captured = _capture(context, op, step)
+    gradients = torch.autograd.grad(
+        captured.hidden,
+        context.state.outer_parameters[EMBED],
+        step.hidden.pop(op.micro_batch),
+        allow_unused=True,
+    )
+    del step.arguments[op.micro_batch]  # no op needs the masks and rotary tables any more
+    _add_to_sum(unit.layout, _sum_of(context, EMBED, op, EMBED), gradients, op.first)
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def _run(
+    context: OpContext, op: Forward | Backward, step: StepUnderWay, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Returns the output of the op's block on `hidden`, both [rows, tokens, width]."""
+    _seed(context, op, step)
+    unit = context.units[op.unit]
+    arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
+    block: Callable[..., Any] = context.state.template(op.slot, unit)
+    # Shapes of sampling change with every token: compiling would take longer than it saves.
+    if context.plan.compiled and step.inputs.training:
+        block = context.state.compiled[op.slot, unit.kind]
+    return arguments.call(block, hidden)
+
+
+def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
+    """Runs a block, and keeps its activations or its boundary for the backward."""
+    hidden = step.hidden[op.micro_batch]
+    kept = op.unit in context.plan.kept_units
+    if not (step.inputs.training and (kept or context.plan.compiled)):
+        _keep_boundary(context, op, step, hidden)
+        with torch.no_grad():
+            step.hidden[op.micro_batch] = _run(context, op, step, hidden)
+        return
+    # A compiled block that is recomputed also runs with gradients, and what autograd keeps is let
+    # go of at once. Without gradients the block would be compiled otherwise, and its results would
+    # differ in their last bits.
+    leaf = hidden.detach().requires_grad_()
+    with torch.enable_grad():
+        out = _run(context, op, step, leaf)
+    if kept:
+        step.saved[op.unit, op.micro_batch] = (leaf, out)
+    else:
+        _keep_boundary(context, op, step, hidden)
+    step.hidden[op.micro_batch] = out.detach()
+
+
+def _keep_boundary(
+    context: OpContext, op: Forward, step: StepUnderWay, hidden: torch.Tensor
+) -> None:
+    """Keeps the block's input for its recompute: in a ring buffer on its way to the host, or as it
+    is.
+    """
+    if op.ring is not None:
+        context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
+    elif step.inputs.training:
+        step.saved[op.unit, op.micro_batch] = (hidden,)
+
+
+def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
+    """Recomputes the block where its activations were not kept, runs its backward, and adds the
+    gradients of its parameters to their sum.
+    """
+    unit = context.units[op.unit]
+    if op.unit in context.plan.kept_units:
+        leaf, out = step.saved.pop((op.unit, op.micro_batch))
+    else:
+        leaf = _boundary(context, op, step).detach().requires_grad_()
+        with torch.enable_grad():
+            out = _run(context, op, step, leaf)
+    try:
+        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not context.plan.compiled:
+            raise
+        # Backward could not be compiled. The block runs as it is from now on, and an error of
+        # another kind comes again.
+        context.state.compiled[op.slot, unit.kind].give_up(error)
+        with torch.enable_grad():
+            out = _run(context, op, step, leaf)
+        hidden_gradient, *gradients = _block_gradients(context, op, step, (leaf, out))
+    step.hidden[op.micro_batch] = hidden_gradient
+    _add_to_sum(unit.layout, _sum_of(context, op.unit, op, op.unit), gradients, op.first)
+
+
+def _boundary(context: OpContext, op: Backward, step: StepUnderWay) -> torch.Tensor:
+    """Returns the input [rows, tokens, width] that the block had in forward."""
+    if op.ring is not None:
+        shape = step.shapes[op.micro_batch]
+        return context.state.rings[op.ring][: shape.numel()].view(shape)
+    (boundary,) = step.saved.pop((op.unit, op.micro_batch))
+    return boundary
+
+
+def _block_gradients(
+    context: OpContext,
+    op: Backward,
+    step: StepUnderWay,
+    ends: tuple[torch.Tensor, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """Returns the gradients of a block's input and of its parameters. `ends` are the block's input
+    and output.
+    """
+    leaf, out = ends
+    parameters = context.state.parameters(op.slot, context.units[op.unit])
+    return torch.autograd.grad(
+        out, [leaf, *parameters], step.hidden[op.micro_batch], allow_unused=True
+    )
+
+
+# ---------------------------------------------------------------- loss
+
+
+def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
+    """Computes the loss and, in training, its gradients; for sampling, the logits alone."""
+    if step.inputs.logits_at is not None:
+        _logits(context, op, step, step.inputs.logits_at[op.micro_batch])
+        return
+    outer = context.state.outer_parameters
+    owners = [HEAD, EMBED] if context.model.tied else [HEAD]
+    if op.first:
+        for owner in owners:
+            _sum_of(context, owner, op, HEAD).zero_()
+    if op.micro_batch == 0:
+        context.state.norms[-1].zero_()
+
+    def accumulate(gradients: Gradients) -> None:
+        start = 0
+        for owner in owners:
+            stop = start + len(outer[owner])
+            _add(
+                context.units[owner].layout,
+                _sum_of(context, owner, op, HEAD),
+                gradients[start:stop],
+            )
+            start = stop
+
+    tail = None
+    if step.inputs.training:
+        tail = TailGradients([p for owner in owners for p in outer[owner]], accumulate)
+    batch = step.inputs.batches[op.micro_batch]
+    total, gradient = chunked_loss(
+        context.model.skeleton,
+        step.hidden[op.micro_batch],
+        LossTargets(batch.loss_index, batch.labels, step.inputs.loss_scale),
+        LossChunks(context.loss_chunk, context.plan.compiled),
+        tail,
+    )
+    context.state.norms[-1] += total
+    if gradient is None:
+        del step.hidden[op.micro_batch]
+    else:
+        step.hidden[op.micro_batch] = gradient
+
+
+def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) -> None:
+    """Computes the logits at the flat positions `at`, int64 [n]."""
+    hidden = step.hidden.pop(op.micro_batch)
+    states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, at)
+    with torch.no_grad():
+        step.logits[op.micro_batch] = context.model.skeleton.logits(states).float()
+
+
+# ---------------------------------------------------------------- sums of gradients
+
+
+def _sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor:
+    """Returns the owner's part [numel] of its fp32 gradient buffer. A tied loss op also sums into
+    the buffer of the embed unit.
+    """
+    buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
+    return context.state.grads[buffer][: context.units[owner].layout.numel]
+
+
+def _add_to_sum(
+    layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool
+) -> None:
+    """Adds to the sum in `buffer` [numel]. The first gradients begin it: they are copied where they
+    fill the whole plane, which saves zeroing it.
+    """
+    present = [gradient for gradient in gradients if gradient is not None]
+    fills_plane = len(present) == len(gradients) and layout.numel == layout.parameter_count
+    if first and fills_plane:
+        for spec, offset, gradient in zip(layout.parameters, layout.offsets, present):
+            buffer[offset : offset + spec.numel].view(spec.shape).copy_(gradient)
+        return
+    if first:
+        buffer.zero_()
+    _add(layout, buffer, gradients)
+
+
+def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None:
+    """Adds each gradient to its place in the fp32 sum. Torch upcasts a bf16 gradient first."""
+    for spec, offset, gradient in zip(layout.parameters, layout.offsets, gradients):
+        if gradient is not None:
+            buffer[offset : offset + spec.numel].view(spec.shape).add_(gradient)
+
+
+def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
+    """Rounds a unit's fp32 sum to the staging buffer, once a round, and measures the norm of the
+    whole gradient in the last round.
+    """
+    numel = context.units[op.unit].layout.numel
+    grad = context.state.grads[op.grad][:numel]
+    staging = context.state.stagings[op.staging][:numel]
+    if op.adds:
+        grad.add_(staging)
+    if op.last:
+        square = torch.linalg.vector_norm(grad).square()
+        context.state.norms[context.positions[op.unit]] = square
+    staging.copy_(grad)

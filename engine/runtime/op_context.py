@@ -1,0 +1,51 @@
+"""Ops work with the parts of an engine and with the plan that they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.model.units import StreamedModel
+from engine.plan.ops import StepPlan
+from engine.runtime.backend import Backend
+from engine.runtime.device_state import DeviceState
+from engine.runtime.host_adamw import HostAdamW
+from engine.runtime.host_store import HostStore
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """An engine has these parts. The ops of all its plans share them."""
+
+    model: StreamedModel
+    store: HostStore
+    state: DeviceState
+    backend: Backend
+    adamw: HostAdamW | None
+    """An engine that only evaluates and samples has no optimizer."""
+    loss_chunk: int
+    """The logits of this many positions exist at once."""
+    host_boundaries: dict[tuple[str, int], torch.Tensor]
+    """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
+
+
+class OpContext:
+    """An `OpContext` gives the ops of one plan everything that is not part of a step."""
+
+    def __init__(self, parts: EngineParts, plan: StepPlan):
+        self.plan = plan
+        self.model = parts.model
+        self.store = parts.store
+        self.state = parts.state
+        self.backend = parts.backend
+        self.adamw = parts.adamw
+        self.loss_chunk = parts.loss_chunk
+        self.host_boundaries = parts.host_boundaries
+        self.units = {unit.name: unit for unit in parts.model.units}
+        self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
+        """Each unit has a place among all units."""
+        self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
+        """Each block has a place among the blocks."""
+        self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float32)
+        """The host reads `DeviceState.norms`, float32 [units + 1], from this pinned copy."""
