@@ -241,7 +241,7 @@ class OutputConfig:
 
     sample_prompts: tuple[str, ...] = ()
     """These prompts are answered greedily before the first step and at each evaluation; the answers
-    are kept with the run. None are, when there are no prompts.
+    are kept with the run. Without prompts there are no answers.
     """
 
     sample_tokens: int = 64
