@@ -130,7 +130,7 @@ class _Group:
         self.rows.append(row)
 
     def feed(self, stop: int, cache: Any) -> None:
-        """Notes that `cache` holds `stop` tokens of each row now."""
+        """Takes over a cache that holds `stop` tokens of each row."""
         self.fed = stop
         self.cache = cache
 
