@@ -125,6 +125,15 @@ class _Group:
     fed: int = 0
     cache: Any = None
 
+    def join(self, row: int) -> None:
+        """Adds a row, before the first tokens are fed."""
+        self.rows.append(row)
+
+    def feed(self, stop: int, cache: Any) -> None:
+        """Takes over a cache that holds `stop` tokens of each row."""
+        self.fed = stop
+        self.cache = cache
+
 
 class Sampler:
     """A `Sampler` draws answers from the weights of `engine`. It tries the model's cache once, when
@@ -241,7 +250,7 @@ def _cache_groups(wave: list[int], answers: _Answers, spread: int) -> list[_Grou
     for row in wave:
         length = len(answers.rows[row])
         if groups and length - len(answers.rows[groups[-1].rows[0]]) <= spread:
-            groups[-1].rows.append(row)
+            groups[-1].join(row)
         else:
             groups.append(_Group([row]))
     return groups
@@ -267,8 +276,7 @@ def _with_cache(
         places: list[int] = []
         place = 0
         for group, stop, cache in zip(groups, stops, caches):
-            group.fed = stop
-            group.cache = cache
+            group.feed(stop, cache)
             for row in group.rows:
                 # The logits of a row count once its last token is in the cache.
                 if row in going and len(answers.rows[row]) == stop:
