@@ -29,7 +29,7 @@ QUEUE_FILE = "queue.json"
 DAMAGED_FILE = "queue.damaged.json"
 LIMIT = 100
 LOOK_SECONDS = 1.0
-"""The queue looks so often, in seconds, whether the next run can start: runs of other processes end
+"""The queue looks after so many seconds whether the next run can start: runs of other processes end
 without telling.
 """
 
@@ -51,7 +51,7 @@ class Queued:
     problem: str = ""
     """The text says why the run could not be started, after which it waits no longer."""
     detached: bool = False
-    """Whether the run gets a process of its own; it does where this is set."""
+    """The run gets a process of its own where this is set."""
 
 
 class RunQueue:

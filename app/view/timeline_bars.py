@@ -110,7 +110,9 @@ def _bars_of(name: str, lane: Lane, pieces: Sequence[Span | Wait]) -> dict[str, 
 
 
 def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int) -> dict[str, Any]:
-    """Returns a trace with a bar for each span of a lane. A step has so many `batches`."""
+    """Returns a trace with a bar for each span of a lane. `batches` is the number of micro-batches
+    of the step.
+    """
     look = {
         "width": 0.72,
         "marker": {

@@ -113,7 +113,7 @@ def _layout(
     """Returns the layout, whose axes show all spans and waits of a step."""
     begin = min((wait["start"] for wait in waits), default=0.0)
     length = max((span["end"] for span in spans), default=0.0)
-    # The end is never at the begin, of which Plotly would make an axis of its own choice.
+    # A microsecond at least: of a range without a length, Plotly would make one of its own.
     ends = np.array([begin - EDGE * length, (1 + EDGE) * max(length, 1e-6)])
     rows = [LANE_WORDS[lane] for lane in reversed(lanes)]  # Plotly counts from the bottom
     return {
