@@ -32,6 +32,8 @@ FINITE = {
 OPENERS = {"CJT", "CJS", "PNQ", "DTQ", "AVQ"}
 """These are the tags of words that open a subordinate clause."""
 COMPARISONS = {"than", "as"}
+VERBS = {"Returns", "Yields", "Copies", "Reads", "Writes", "Runs", "Starts"}
+"""The tagger takes these for nouns in the plural where they begin a docstring."""
 RELATIVE = {"That", "Which", "Whose"}
 """A docstring that begins with one of these continues the name above it instead of a sentence."""
 
@@ -47,6 +49,8 @@ def is_sentence(text: str) -> bool:
         return False
     if first[-1:] not in ".!?:" or first.split()[0] in RELATIVE:
         return False
+    if first.split()[0] in VERBS:
+        return True
     spoken = re.sub(r"``?[^`]+``?|\w*\[[^\]]*\]", "Thing", first)
     words = re.findall(r"[\w'-]+|[.,:;()]", spoken)
     open_clauses = 0
@@ -126,6 +130,7 @@ def test_no_file_is_long() -> None:
     "text",
     [
         "Returns the mean loss.",
+        "Returns how many rows there are.",
         "A step takes this many rows.",
         "What a step reads is kept until it ends.",
         "The ids are int32[T].",
