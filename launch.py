@@ -1,11 +1,12 @@
 """Ramstream: the app (no arguments), and everything it does on the command line.
 
-    python launch.py                     the app, on http://127.0.0.1:7860 python launch.py train
-    PRESET.yaml   train without a browser python launch.py check PRESET.yaml   will it fit this
-    machine? without a preset: what does? python launch.py export RUN_ID DIR   the trained model as
-    a Hugging Face folder python launch.py runs                all runs and their states python
-    launch.py trace RUN_ID        a step's timeline as a file for Perfetto python launch.py bench
-    [PRESET.yaml] how fast this machine is, and how near the engine comes to it
+    python launch.py                     the app, on http://127.0.0.1:7860
+    python launch.py train PRESET.yaml   train without a browser
+    python launch.py check PRESET.yaml   will it fit this machine? without a preset: what does?
+    python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
+    python launch.py runs                all runs and their states
+    python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
+    python launch.py bench [PRESET.yaml] how fast this machine and the engine are
 
 Installed, the same is called `ramstream`. Bad input ends with exit code 2 and one plain sentence.
 """

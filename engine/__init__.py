@@ -1,20 +1,25 @@
-"""The engine: everything that Ramstream does without a browser. It never imports `app`, gradio or
-plotly.
+"""The engine is everything that Ramstream does without a browser.
 
-Its rooms, in order. A file imports from its own room and from rooms listed before it;
-`tests/test_rooms.py` reads this list.
+It never imports `app`, gradio or plotly. Its rooms and single files stand here in order: a file
+imports from its own room and from rooms listed before it. `tests/test_rooms.py` reads this list.
 
-    errors          errors whose message is for the user paths           where the program, its
-    cache and a user's files are words           sizes, times and counts in words files
-    files that are written whole, and free space on a disk progress        how far long work is
-    helper_process  another process that does one thing for this one plan            a training step
-    as plain data: ops, builder, validator, simulator; no torch config          every setting: read,
-    checked, written; no torch machine         this machine and known ones, and how fast they are;
-    no torch data            data sets as rows of tokens; no torch model           a Hugging Face
-    model as units, and as a shape that the planner sees runs            run folders and the records
-    in them; no torch fit             which plan, what it takes, whether it fits, what would help;
-    no torch runtime         host planes, device buffers, lanes, and the engine that runs a plan
-    checkpoints     weights and states, into a run and out of it train           one run, from its
-    folder to the last line of its record talk            conversations with weights bench
-    how near the engine comes to what this machine can do cli             text for a terminal
+    errors          errors whose message is for the user
+    paths           where the program, its cache and a user's files are
+    words           sizes, times and counts in words
+    files           files that are written whole, and free space on a disk
+    progress        how far long work is
+    helper_process  another process that does one thing for this one
+    plan            a training step as plain data: ops, builder, validator, simulator; no torch
+    config          every setting: read, checked, written; no torch
+    machine         this machine and known ones, and how fast they are; no torch
+    data            data sets as rows of tokens; no torch
+    model           a Hugging Face model as units, and as a shape that the planner sees
+    runs            run folders and the records in them; no torch
+    fit             which plan, what it takes, whether it fits, what would help; no torch
+    runtime         host planes, device buffers, lanes, and the engine that runs a plan
+    checkpoints     weights and states, into a run and out of it
+    train           one run, from its folder to the last line of its record
+    talk            conversations with weights
+    bench           how near the engine comes to what this machine can do
+    cli             text for a terminal
 """
