@@ -1,10 +1,11 @@
-"""Fill in the shapes of `models.json`, the catalog of published models, and write
-`starter-shape.json`, the shape of the starter that `starter.py` makes.
+"""Fill in the shapes of `models.json`, the catalog of published models, and write `starter-
+shape.json`, the shape of the starter that `starter.py` makes.
 
-    python assets/make/models.py                write the shape of every model python
-    assets/make/models.py ID ...         of these, and keep the others; the starter's is
-    assets/starter-model python assets/make/models.py --check [ID ...]   compare instead of writing;
-    exit code 1 if anything differs
+    python assets/make/models.py                 writes the shape of every model
+    python assets/make/models.py ID ...          writes these, and keeps the others
+    python assets/make/models.py --check [ID ...]  compares; exit code 1 if anything differs
+
+The id of the starter is assets/starter-model.
 
 The facts of each model (all keys but `shape`) are written by hand, from the published
 configuration. Each model is built on the meta device, in bfloat16 and in float32; nothing is
