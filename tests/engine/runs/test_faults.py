@@ -37,8 +37,12 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
+    preset,  # noqa: F401  a fixture
     refused,
     resumes_to_the_end,
+    runs,  # noqa: F401  a fixture
+    stopped_run,  # noqa: F401  a fixture
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config

@@ -48,8 +48,9 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401
+    preset,
     resumes_to_the_end,
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config

@@ -43,8 +43,11 @@ from tests.support.failing import (
     command,
     failed,
     intact,
+    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    runs,  # noqa: F401
+    runs,
+    stopped_run,  # noqa: F401  a fixture
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
