@@ -48,7 +48,7 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,
+    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
     whole,  # noqa: F401  a fixture
     whole_checkpoints,

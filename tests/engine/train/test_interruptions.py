@@ -45,7 +45,7 @@ from tests.support.failing import (
     intact,
     preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    runs,
+    runs,  # noqa: F401  a fixture
     stopped_run,  # noqa: F401  a fixture
     whole,  # noqa: F401  a fixture
     whole_checkpoints,
