@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import engine.train.memory_watch
-import engine.train.prepare
+import engine.train.planning
 from app.form.settings_form import shown_values
 from app.pages.draft import Draft
 from engine.errors import RunError
@@ -61,7 +61,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
-    monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
+    monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
     at_event(
         monkeypatch,
         lambda e: isinstance(e, JobProgressed) and e.job == "export",

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine.train.memory_watch
-import engine.train.prepare
+import engine.train.planning
 from engine.errors import GpuMemoryError
 from engine.runs.events import (
     CheckpointWritten,
