@@ -130,7 +130,8 @@ def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], for
     return (
         f"{as_text(rows, shown)}\n\n{config.train.batch_size} x "
         f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}; known "
-        "machines have their typical RAM, and speeds of machines that were not measured come from the card's specification."
+        "machines have their typical RAM, and speeds of machines that were not "
+        "measured come from the card's specification."
     )
 
 
