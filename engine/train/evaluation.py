@@ -16,6 +16,7 @@ from engine.train.prompts import FixedPrompts
 from engine.train.session import Session
 
 T = TypeVar("T")
+Look = Callable[[], None]
 
 SHOWN_SAMPLES = 8
 """The record keeps so many answers to held-out prompts."""
@@ -26,20 +27,20 @@ _SPARE_TOKENS = 4
 class Evaluator:
     """An `Evaluator` measures the weights as they are; every step must be applied.
 
-    `look` is called often within long work, for requests; an exception that it raises ends the
-    work.
+    Its methods call `look` often, for requests; an exception that it raises ends the work. The
+    evaluator does not keep `look`: its owner's method would tie both into a reference cycle, which
+    would hold the memory of a run that is over.
     """
 
-    def __init__(self, session: Session, prepared: Prepared, look: Callable[[], None]):
+    def __init__(self, session: Session, prepared: Prepared):
         """Raises DataError for a fixed prompt that cannot be asked."""
         self._session = session
         self._prepared = prepared
-        self._look = look
         model, tokenizer, config = prepared.model, prepared.tokenizer, session.config
         self._ends = end_tokens(model.config, tokenizer, config.model.source)
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
 
-    def measure_loss(self, step: int) -> None:
+    def measure_loss(self, step: int, look: Look) -> None:
         """Records the mean loss on the held-out rows, if there are any with loss.
 
         Raises NonFiniteError where it is no finite number.
@@ -50,7 +51,7 @@ class Evaluator:
             return
         began = time.perf_counter()
         micro_batches = one_pass(rows, prepared.chosen.micro_batch_size)
-        loss = prepared.engine.evaluate(self._interruptible(micro_batches))
+        loss = prepared.engine.evaluate(_interruptible(micro_batches, look))
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"The evaluation loss after step {step} is not a finite number; start a new "
@@ -59,14 +60,14 @@ class Evaluator:
         seconds = time.perf_counter() - began
         self._session.recorder.emit(EvalFinished(step, loss, rows.loss_tokens, seconds))
 
-    def answer_prompts(self, step: int) -> None:
+    def answer_prompts(self, step: int, look: Look) -> None:
         """Answers the fixed prompts, if there are any, and records the answers."""
         progress = self._session.progress("prompts")
-        answered = self._prompts.answer(self._prepared.sampler, step, progress, self._look)
+        answered = self._prompts.answer(self._prepared.sampler, step, progress, look)
         if answered is not None:
             self._session.recorder.emit(answered)
 
-    def measure_exact_match(self, moment: str, step: int) -> None:
+    def measure_exact_match(self, moment: str, step: int, look: Look) -> None:
         """Counts the held-out prompts that are answered exactly as expected, and records the count.
 
         `moment` is before or after training.
@@ -82,7 +83,7 @@ class Evaluator:
 
         def on_token(_: int, __: int) -> None:
             nonlocal written
-            self._look()
+            look()
             written += 1
             progress(min(written, most), most, f"Answering, {moment} training")
 
@@ -104,7 +105,8 @@ class Evaluator:
             ExactMatchMeasured(step, moment, correct, len(prompts), samples)
         )
 
-    def _interruptible(self, items: Iterable[T]) -> Iterator[T]:
-        for item in items:
-            self._look()
-            yield item
+
+def _interruptible(items: Iterable[T], look: Look) -> Iterator[T]:
+    for item in items:
+        look()
+        yield item

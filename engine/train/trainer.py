@@ -98,7 +98,7 @@ class Trainer:
         self._observer = Observer(session, prepared, self._watch, self._forecast)
         # A wait for disk space is no part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
-        self._evaluator = Evaluator(session, prepared, self._look)
+        self._evaluator = Evaluator(session, prepared)
         self._waiting: list[str] = []
         """These requests came in during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
@@ -146,8 +146,8 @@ class Trainer:
         output = self.config.output
         if self._step == 0:
             self._dry_run()
-            self._evaluator.measure_exact_match("before", 0)
-            self._evaluator.answer_prompts(0)
+            self._evaluator.measure_exact_match("before", 0, self._look)
+            self._evaluator.answer_prompts(0, self._look)
         self._state("running")
         self._observer.start_clock()
         while self._step < self.prepared.total_steps:
@@ -164,7 +164,7 @@ class Trainer:
         step = self._step
         self._save(step)
         self._evaluate(step)
-        self._evaluator.measure_exact_match("after", step)
+        self._evaluator.measure_exact_match("after", step, self._look)
         if output.export:
             self._export(step)
         self._observer.compare(step, "end")
@@ -421,8 +421,8 @@ class Trainer:
     def _evaluate(self, step: int) -> None:
         """Evaluates the weights after `step`, with every step applied."""
         self.prepared.engine.drain()
-        self._evaluator.measure_loss(step)
-        self._evaluator.answer_prompts(step)
+        self._evaluator.measure_loss(step, self._look)
+        self._evaluator.answer_prompts(step, self._look)
         self._observer.start_clock()
 
     def _look(self) -> None:
