@@ -258,6 +258,7 @@ def _as_figures(
     predicted = predicted_seconds(
         shape, choices, ceilings.rates(), chosen.micro_batch_size, length, bench.device
     )
+    assert ceilings.sweep is not None  # only a measurement for plans leaves it out
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,

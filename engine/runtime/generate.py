@@ -7,7 +7,7 @@ over all tokens so far: slow, and the same answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -127,7 +127,7 @@ class Sampler:
         top_p: float = 1.0,
         seed: int = 0,
         max_length: int | None = None,
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """The answer that `generate` gives to one prompt, a token at a time; between two tokens
         others may use the engine. Closing the iterator frees the cache.
         """
