@@ -31,13 +31,18 @@ class StepOrder:
 
     def begin(self, step: int, line: int) -> None:
         """Begins a session at the line `line`; it goes on after `step`."""
-        self._count(step, line)
+        self.last = step
+        self.line = line
+        self.odd = None
 
     def takes(self, step: int, line: int) -> bool:
         """Tells whether the step number at `line`, counted from the record's start, counts."""
         fits = self.last < step <= self.last + line - self.line
         if fits or (self.odd is not None and step == self.odd + 1):
-            self._count(step, line)
+            # Written out, since this runs for each step of a long record.
+            self.last = step
+            self.line = line
+            self.odd = None
             return True
         self.odd = step
         return False
@@ -48,8 +53,3 @@ class StepOrder:
         Before the first step any number can.
         """
         return step >= 0 and (not self.last or step <= self.last + AHEAD)
-
-    def _count(self, step: int, line: int) -> None:
-        self.last = step
-        self.line = line
-        self.odd = None
