@@ -100,16 +100,7 @@ def make_plan(session: Session, job: Job, check: Callable[[], None]) -> Planned:
     shape = shape_of(job.model)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
-    report = estimate(
-        config.with_values({"data.max_seq_len": row_length}),
-        _machine_for(session.folder),
-        shape,
-        job.rounding,
-        rates,
-        job.total_steps,
-        _resident(device),
-    )
-    _record_fit(session, report)
+    report = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
     # A resumed run must continue bit for bit, however much memory there is now.
     chosen = choose(
@@ -157,11 +148,23 @@ def make_plan(session: Session, job: Job, check: Callable[[], None]) -> Planned:
     )
 
 
-def _record_fit(session: Session, report: FitReport) -> None:
-    """Records the fit report. Raises FitError where the job does not fit."""
+def _judged(
+    session: Session, job: Job, shape: ModelShape, row_length: int, rates: Rates | None
+) -> FitReport:
+    """Makes and records the fit report. Raises FitError where the job does not fit."""
+    report = estimate(
+        session.config.with_values({"data.max_seq_len": row_length}),
+        _machine_for(session.folder),
+        shape,
+        job.rounding,
+        rates,
+        job.total_steps,
+        _resident(job.backend.device.type),
+    )
     session.recorder.emit(FitReported(report.to_dict()))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
+    return report
 
 
 def _machine_for(folder: RunFolder) -> Machine:
