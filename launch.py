@@ -1,4 +1,4 @@
-"""Ramstream: the app (no arguments), and everything it does on the command line.
+"""Ramstream starts here: the app (no arguments), and everything it does on the command line.
 
     python launch.py                     the app, on http://127.0.0.1:7860
     python launch.py train PRESET.yaml   train without a browser
@@ -17,17 +17,19 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn, TypeAlias
 
 from engine.errors import ConfigError, RamstreamError
 
 DEFAULT_RUNS = "runs"
+HIGHEST_PORT = 65_535
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and do it; the exit code."""
+    """Parses the command line and does what it asks for; returns the exit code."""
     # torch's threads on the CPU spin while they wait for each other: beside any other work on the
-    # machine, steps then take ten times as long. Read when torch is imported; a user's own setting
-    # wins.
+    # machine, steps then take ten times as long. The variable is read when torch is imported, and a
+    # user's own setting of it wins.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args(argv)
     try:
@@ -65,35 +67,29 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from engine.cli.check import check, check_table
+    from engine.cli.check import CheckedJob, NamedMachine, check, check_table
 
+    job = CheckedJob(arguments.preset, arguments.model, arguments.set)
     if arguments.table:
-        print(
-            check_table(
-                arguments.preset,
-                arguments.set,
-                arguments.runs_dir,
-                arguments.machine,
-                "csv" if arguments.csv else "json" if arguments.json else "text",
-            )
-        )
+        form = "text"
+        if arguments.json:
+            form = "json"
+        if arguments.csv:
+            form = "csv"
+        print(check_table(job, arguments.runs_dir, arguments.machine, form))
         return 0
     if arguments.csv or len(arguments.machine) > 1:
         raise ConfigError(
             "--csv" if arguments.csv else "--machine",
             "a report has no such form; add --table for a table.",
         )
-    text, code = check(
-        arguments.preset,
-        arguments.model,
-        arguments.set,
-        arguments.runs_dir,
-        machine=arguments.machine[0] if arguments.machine else None,
+    machine = NamedMachine(
+        name=arguments.machine[0] if arguments.machine else None,
         ram_gib=arguments.ram_gib,
         gpu_gib=arguments.gpu_gib,
         disk_gib=arguments.disk_gib,
-        as_json=arguments.json,
     )
+    text, code = check(job, machine, arguments.runs_dir, arguments.json)
     print(text)
     return code
 
@@ -126,19 +122,14 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    from engine.cli.bench import bench
+    from engine.cli.bench import Measuring, Trainings, bench
 
-    print(
-        bench(
-            arguments.preset,
-            arguments.set,
-            arguments.then,
-            arguments.seconds,
-            not arguments.streamed_only,
-            arguments.json,
-            lambda what: print(f"{what} ...", file=sys.stderr),
-        )
-    )
+    def say(what: str) -> None:
+        print(f"{what} ...", file=sys.stderr)
+
+    trainings = Trainings(arguments.preset, arguments.set, arguments.then)
+    how = Measuring(arguments.seconds, say, compare=not arguments.streamed_only)
+    print(bench(trainings, how, arguments.json))
     return 0
 
 
@@ -146,16 +137,19 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One sentence for a wrong argument, as for every other bad input."""
+    """A `_Parser` answers a wrong argument with one sentence, like every other bad input."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         print(f"ramstream: {message}; see {_called()} --help.", file=sys.stderr)
         raise SystemExit(2)
 
 
 def _called() -> str:
-    """What was typed for this program: the command that an installation makes, or this file."""
+    """Returns how this program was called: as an installed command, or as this file."""
     return "ramstream" if Path(sys.argv[0]).name == "ramstream" else "python launch.py"
+
+
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -168,26 +162,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=_app)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=_Parser)
 
+    _train_arguments(commands)
+    _check_arguments(commands)
+    _export_arguments(commands)
+    _runs_arguments(commands)
+    _trace_arguments(commands)
+    _bench_arguments(commands)
+    return parser
+
+
+def _train_arguments(commands: _Commands) -> None:
     train = commands.add_parser("train", help="train a preset without a browser")
     train.add_argument("preset", nargs="?", type=Path, help="YAML preset (left out with --resume)")
-    train.add_argument(
-        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
-    )
-    train.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
-    )
+    _set_argument(train)
+    _runs_dir_argument(train)
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
     train.set_defaults(run=_train)
 
+
+def _check_arguments(commands: _Commands) -> None:
     check = commands.add_parser(
         "check",
         help="will it fit? host, GPU and disk, item by item; alone: what this machine can train",
     )
     check.add_argument("preset", nargs="?", type=Path)
     check.add_argument("--model", metavar="ID_OR_FOLDER", help="a model instead of a preset")
-    check.add_argument(
-        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
-    )
+    _set_argument(check)
     check.add_argument(
         "--machine",
         action="append",
@@ -204,30 +204,30 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--ram-gib", type=float, help="host RAM of the machine")
     check.add_argument("--gpu-gib", type=float, help="GPU memory of the machine")
     check.add_argument("--disk-gib", type=float, help="free disk of the machine")
-    check.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
-    )
+    _runs_dir_argument(check)
     check.add_argument("--json", action="store_true")
     check.set_defaults(run=_check)
 
+
+def _export_arguments(commands: _Commands) -> None:
     export = commands.add_parser("export", help="write a run's model as a Hugging Face folder")
     export.add_argument("run_id")
     export.add_argument("folder", type=Path)
     export.add_argument(
         "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
     )
-    export.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
-    )
+    _runs_dir_argument(export)
     export.set_defaults(run=_export)
 
+
+def _runs_arguments(commands: _Commands) -> None:
     runs = commands.add_parser("runs", help="list all runs")
-    runs.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
-    )
+    _runs_dir_argument(runs)
     runs.add_argument("--json", action="store_true")
     runs.set_defaults(run=_runs)
 
+
+def _trace_arguments(commands: _Commands) -> None:
     trace = commands.add_parser(
         "trace", help="write the timeline of a sampled step as a file for Perfetto"
     )
@@ -241,11 +241,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="where to (a file named after run and step by default)",
     )
-    trace.add_argument(
-        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
-    )
+    _runs_dir_argument(trace)
     trace.set_defaults(run=_trace)
 
+
+def _bench_arguments(commands: _Commands) -> None:
     bench = commands.add_parser(
         "bench", help="ceilings of this machine, then the engine's throughput against them"
     )
@@ -255,9 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="YAML preset, trained from random weights on random tokens",
     )
-    bench.add_argument(
-        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
-    )
+    _set_argument(bench)
     bench.add_argument(
         "--then",
         action="append",
@@ -275,14 +273,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     bench.add_argument("--json", action="store_true")
     bench.set_defaults(run=_bench)
-    return parser
+
+
+def _runs_dir_argument(command: argparse.ArgumentParser) -> None:
+    # Without a value of its own, a command keeps the one that was given before its name.
+    command.add_argument(
+        "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
+    )
+
+
+def _set_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=v", help="change one setting"
+    )
+
+
+def _port(text: str) -> int:
+    """Returns the number of a port; 0 lets the system choose one."""
+    try:
+        port = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
+    if not 0 <= port <= HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"there is no port {port}; choose 0 to {HIGHEST_PORT}")
+    return port
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (a public one needs --login)"
     )
-    parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--port", type=_port, default=7860)
     parser.add_argument("--login", action="store_true", help="ask for a user name and password")
     parser.add_argument(
         "--tls-cert", type=Path, metavar="FILE", help="PEM certificate, to serve by https"

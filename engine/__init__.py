@@ -1,8 +1,7 @@
-"""The engine: everything that Ramstream does without a browser. It never imports `app`, gradio or
-plotly.
+"""The engine is everything that Ramstream does without a browser.
 
-Its rooms, in order. A file imports from its own room and from rooms listed before it;
-`tests/test_rooms.py` reads this list.
+It never imports `app`, gradio or plotly. Its rooms and single files stand here in order: a file
+imports from its own room and from rooms listed before it. `tests/test_rooms.py` reads this list.
 
     errors          errors whose message is for the user
     paths           where the program, its cache and a user's files are

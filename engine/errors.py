@@ -1,13 +1,15 @@
-"""Errors that a user can act on: each is one plain sentence, shown as it is in the terminal and on
-the screen.
+"""Errors that a user can act on are defined here.
+
+Each message is one plain sentence, which the terminal and the screen show as it is.
 """
 
 from __future__ import annotations
 
 
 class RamstreamError(Exception):
-    """Base of every error that ends in one sentence for the user: what is wrong, where, and what to
-    do.
+    """An error that ends in one sentence for the user says what is wrong, where, and what to do.
+
+    This is the base class of all of them.
     """
 
 
@@ -26,7 +28,7 @@ class DataError(RamstreamError):
 
 
 class ModelError(RamstreamError):
-    """The model cannot be loaded or cannot be streamed correctly."""
+    """It is not possible to load the model, or to stream it correctly."""
 
 
 class FitError(RamstreamError):
@@ -34,14 +36,17 @@ class FitError(RamstreamError):
 
 
 class GpuMemoryError(FitError):
-    """The GPU ran out of memory. `in_use` is how much was, in words; `account`, what took how much
-    and what the plan gives to which buffers; `first`, what to try before settings.
+    """The GPU ran out of memory.
+
+    `in_use` says in words how much memory was in use. `account` says what took how much, and which
+    buffers the plan gives how much to. `first` names what to try before any setting is changed.
     """
 
     def __init__(self, in_use: str = "", account: str = "", first: str = ""):
         self.in_use = in_use
+        amount = f" ({in_use})" if in_use else ""
         super().__init__(
-            f"The GPU ran out of memory{f' ({in_use})' if in_use else ''}{account}; {first}lower "
+            f"The GPU ran out of memory{amount}{account}; {first}lower "
             "train.micro_batch_size or data.max_seq_len, or set engine.save_level to boundary_host."
         )
 
@@ -55,23 +60,28 @@ class HostMemoryError(RamstreamError):
 
 
 class CheckpointError(RamstreamError):
-    """A checkpoint cannot be written, read or verified."""
+    """It is not possible to write, read or verify a checkpoint."""
 
 
 class DiskFullError(CheckpointError):
-    """The disk lacks the space for a checkpoint: `needed` bytes in `folder`, where `free` are;
-    `full` is the cause, as the beginning of a sentence.
+    """The disk lacks the space for a checkpoint.
+
+    The checkpoint needs `needed` bytes in `folder`, where `free` bytes are free. `full` names the
+    cause, as the beginning of a sentence.
     """
 
     def __init__(
         self, sentence: str, folder: str, needed: int, free: int, full: str = "The disk is full"
     ):
-        self.folder, self.needed, self.free, self.full = folder, needed, free, full
+        self.folder = folder
+        self.needed = needed
+        self.free = free
+        self.full = full
         super().__init__(sentence)
 
 
 class CacheError(RamstreamError):
-    """Sampling with a key-value cache did not work out; the same answer can be had without one."""
+    """Sampling with a key-value cache failed; the same answer can be computed without one."""
 
 
 class NonFiniteError(RamstreamError):
@@ -82,13 +92,20 @@ class RunError(RamstreamError):
     """A run folder does not exist, is in use by another process, or cannot do what was asked."""
 
 
-_MOST_SAID = 200
-"""Characters that another program's error takes of a sentence of ours."""
+_MOST_QUOTED = 200
+"""A sentence of ours quotes at most this many characters of another program's error."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another program says, to stand within a sentence: its first line without the
-    full stop, cut where it is long; the name of its class where it says nothing.
+    """Returns the first line of another program's error, to stand within a sentence.
+
+    The line loses its full stop and is cut where it is long. An error without words gives the name
+    of its class.
     """
-    text = "".join(str(error).strip().splitlines()[:1]).rstrip(". ") or type(error).__name__
-    return text if len(text) <= _MOST_SAID else f"{text[: _MOST_SAID - 3]}..."
+    lines = str(error).strip().splitlines()
+    text = lines[0].rstrip(". ") if lines else ""
+    if not text:
+        return type(error).__name__
+    if len(text) > _MOST_QUOTED:
+        return f"{text[: _MOST_QUOTED - 3]}..."
+    return text

@@ -1,5 +1,6 @@
-"""Files and folders: whether a disk has space, and how a file is written so that it is there after
-a power failure, whole or not at all. No torch.
+"""Files are written here so that after a power failure they are there whole or not at all.
+
+The free space of a disk is found here too. No torch is imported.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+_DIGEST_BYTES = 16
+
 
 def new_digest() -> Any:
-    """Of a file's content, piece by piece; its `hexdigest()` is what a manifest keeps."""
-    return hashlib.blake2b(digest_size=16)
+    """Returns a BLAKE2b hash that is fed a file's content piece by piece.
+
+    A manifest keeps its `hexdigest()`.
+    """
+    return hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
 
 def checksum_of(content: bytes) -> str:
-    """The same of content that is at hand."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    """Returns the same checksum for content that is at hand in one piece."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def body_checksum(body: dict[str, Any]) -> str:
-    """Checksum of a manifest without its own."""
+    """Returns the checksum of a manifest's `body`, which holds everything but that checksum."""
     return checksum_of(json.dumps(body, sort_keys=True).encode())
 
 
 def sync_folder(path: Path) -> None:
-    """Returns when the entries of a folder are on the disk: names that were made, renamed or
-    removed. Raises OSError, but not where the file system has no such call for folders: it then
-    does what it can by itself.
+    """Waits until the entries of a folder are on the disk: the names that were made, renamed or
+    removed.
+
+    Raises OSError, but not on a file system that cannot sync folders: such a system does by itself
+    what it can.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -45,8 +53,8 @@ def sync_folder(path: Path) -> None:
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
-    """Bytes that this user may still write at `path` or, where it does not exist, at its nearest
-    existing parent.
+    """Returns the bytes that this user may still write at `path` or, where it does not exist, at
+    its nearest existing parent.
     """
     place = Path(path).expanduser().absolute()
     while not place.exists():
@@ -55,18 +63,20 @@ def disk_free(path: str | os.PathLike[str]) -> int:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+"""These are the system's error numbers for a full disk and for a quota that is used up."""
 
 
 def is_full_in_words(error: OSError) -> str:
-    """The beginning of a sentence."""
+    """Returns the beginning of a sentence that says which error of FULL came."""
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
 
 
 def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file whose content is on the disk when this returns; its name is once the folder is
-    synced. Raises OSError.
+    """Writes a file whose content is on the disk when this returns.
+
+    The file's name is on the disk once its folder is synced (`sync_folder`). Raises OSError.
     """
-    with open(path, "wb") as file:
+    with path.open("wb") as file:
         file.write(content)
         if durable:
             file.flush()
@@ -74,13 +84,18 @@ def write_synced(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Write a file so that whoever reads it finds the old content or the new one, and after a power
-    failure the new one. `durable=False` is for what may be lost then: it waits for no disk. Raises
-    OSError; nothing is left beside the file.
+    """Writes a file so that every reader finds either the old content or the new one, and after a
+    power failure the new one.
+
+    `durable=False` does not wait for the disk; it is for content that may be lost in a power
+    failure. Raises OSError; nothing is left beside the file then.
     """
     partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
+    encoded = content.encode() if isinstance(content, str) else content
     try:
-        write_synced(partial, content.encode() if isinstance(content, str) else content, durable)
+        # The content must be on the disk before the name points to it: a rename that survived a
+        # power failure would otherwise leave an empty file.
+        write_synced(partial, encoded, durable)
         partial.replace(path)
         if durable:
             sync_folder(path.parent)
@@ -90,7 +105,7 @@ def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Bytes; 0 where there is no file."""
+    """Returns the size of a file in bytes, 0 where there is no file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

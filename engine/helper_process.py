@@ -1,8 +1,8 @@
-"""Another Python process that does one thing for this one, which has threads and may have a GPU.
+"""A `HelperProcess` is another Python process that does one thing for this one.
 
-It is a new process and never a fork, in a session of its own, so that Ctrl-C in a terminal reaches
-this process alone, which ends it. A helper whose owner is gone reads the end of its input; it
-should end then, however the owner ended.
+This process has threads and may use a GPU, so the helper is a new process and never a fork. It has
+a session of its own: Ctrl-C in a terminal reaches this process alone, which then ends its helper. A
+helper whose owner is gone reads the end of its input; it should end then, however the owner ended.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from engine.paths import PROGRAM_ROOT
 
 
 class HelperProcess:
-    """Runs `program`, a line of Python. `variables` are added to its environment; `quiet` throws
-    its error output away.
+    """A helper runs `program`, a line of Python.
 
-    Raises OSError where the system starts no process.
+    `variables` are added to its environment. `quiet` throws its error output away. Raises OSError
+    where the system starts no process.
     """
 
     def __init__(self, program: str, variables: Mapping[str, str], quiet: bool = False):
         path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
+            # -P keeps the working directory off the module path, where a user's file could stand
+            # in for a library.
             [sys.executable, "-P", "-c", program],
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -38,22 +40,27 @@ class HelperProcess:
             stderr=subprocess.DEVNULL if quiet else None,
             env=os.environ | variables | {"PYTHONPATH": path},
         )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input: IO[bytes] = self._process.stdin
+        self._output: IO[bytes] = self._process.stdout
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
     @property
-    def output(self) -> BinaryIO:
-        return self._process.stdout
+    def output(self) -> IO[bytes]:
+        return self._output
 
     def send(self, *contents: bytes) -> None:
-        """Raises OSError when it has ended."""
+        """Writes to the helper's input. Raises OSError when the helper has ended."""
         for content in contents:
-            self._process.stdin.write(content)
-        self._process.stdin.flush()
+            self._input.write(content)
+        self._input.flush()
 
     def next_line(self, patience: float) -> dict[str, Any] | None:
-        """What it says next, as a line of JSON; None where it says nothing for so many seconds,
-        empty when it has ended. Who calls this does not read `output`.
+        """Returns the next line of the helper's output, which must be JSON.
+
+        Returns None where the helper says nothing for `patience` seconds, and an empty dictionary
+        once it has ended. A caller of this method must not read `output` as well.
         """
         if self._reader is None:
             self._reader = threading.Thread(target=self._read, name="helper-process", daemon=True)
@@ -65,34 +72,36 @@ class HelperProcess:
         return json.loads(line) if line else {}
 
     def _read(self) -> None:
-        for line in self.output:
+        for line in self._output:
             self._lines.put(line)
-        self._lines.put(b"")
+        self._lines.put(b"")  # tells the reader of the queue that the helper has ended
 
     def wait(self) -> int:
-        """Its exit code, negative for a signal, once it has ended."""
+        """Waits for the helper to end; returns its exit code, which is negative for a signal."""
         return self._process.wait()
 
     def kill(self) -> None:
         self._process.kill()
 
     def close(self) -> None:
-        """End it, and give back what it took."""
+        """Ends the helper and frees its thread and its pipes."""
         self.kill()
         self.wait()
         if self._reader is not None:
             self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # what was sent to it may still be on its way
+        for pipe in (self._input, self._output):
+            # Closing flushes; bytes that were sent may find nobody to read them any more.
+            with contextlib.suppress(OSError):
                 pipe.close()
 
 
 def ending(code: int) -> str:
-    """SIGKILL; exit code 3."""
+    """Returns the words for an exit code: "SIGKILL" for -9, "exit code 3" for 3."""
     return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as "SIGTERM", or its number where it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -100,8 +109,9 @@ def signal_name(number: int) -> str:
 
 
 def take_output() -> BinaryIO:
-    """Within a helper: where its answers go. Whatever a library prints is no answer, and goes to
-    the error output.
+    """Returns the stream for a helper's answers; the helper itself calls this.
+
+    From then on, whatever a library prints goes to the error output, since it is no answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Where bundled files live, and how a user's source string becomes a path."""
+"""Bundled files are found here, and a user's source string becomes a path."""
 
 from __future__ import annotations
 
@@ -13,50 +13,62 @@ PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
 
 def cache_folder() -> Path:
-    """What can be made again, and takes time: in `RAMSTREAM_CACHE`, or in `ramstream` in the user's
-    cache folder.
+    """Returns the folder for what can be made again and takes time to make.
+
+    It is `RAMSTREAM_CACHE`, or else `ramstream` in the user's cache folder (`XDG_CACHE_HOME`, by
+    default ``~/.cache``).
     """
-    own, shared = os.environ.get("RAMSTREAM_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
+    own = os.environ.get("RAMSTREAM_CACHE")
     if own:
         return Path(own).expanduser()
-    return (Path(shared) if os.path.isabs(shared) else Path("~/.cache").expanduser()) / "ramstream"
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG specification says that a relative path is to be ignored.
+    if not shared.is_absolute():
+        shared = Path("~/.cache").expanduser()
+    return shared / "ramstream"
 
 
 def lasting_source(source: str) -> str:
-    """`source` as it can be found again from another working directory; bundled assets and hub ids
-    stay as they are.
+    """Returns `source` in a form that works from any working directory.
+
+    Bundled assets and hub ids stay as they are.
     """
     registry = registry_entry(source)
     if registry is not None:
-        return f"{lasting_source(str(registry[0]))}:{registry[1]}"
+        file, name = registry
+        return f"{lasting_source(str(file))}:{name}"
     path = resolve_source(source)
-    if path is None or (
-        not Path(source).expanduser().is_absolute() and path == PROGRAM_ROOT / source
-    ):
+    if path is None:
         return source
-    return str(path)
+    is_bundled = not Path(source).expanduser().is_absolute() and path == PROGRAM_ROOT / source
+    return source if is_bundled else str(path)
 
 
 def lasting_sources(source: Any) -> Any:
-    """`lasting_source` of a data set, or of each of a mix of `DataSource`s."""
+    """Returns `lasting_source` of a data set, or of each part of a mix of `DataSource`s."""
     if isinstance(source, str):
         return lasting_source(source)
     return [dataclasses.asdict(part) | {"source": lasting_source(part.source)} for part in source]
 
 
 def registry_entry(source: str) -> tuple[Path, str] | None:
-    """The registry file and the entry that `path/dataset_info.json:name` names, or None where there
-    is no such file.
+    """Returns the registry file and the entry that ``path/dataset_info.json:name`` names, or None
+    where there is no such file.
     """
     file, colon, name = source.rpartition(".json:")
-    path = resolve_source(f"{file}.json") if colon else None
-    return None if path is None or not path.is_file() else (path, name)
+    if not colon:
+        return None
+    path = resolve_source(f"{file}.json")
+    if path is None or not path.is_file():
+        return None
+    return path, name
 
 
 def resolve_source(source: str) -> Path | None:
-    """The existing local path that `source` names (from the working directory first, then beside
-    the program, for bundled assets), or None when it names none that can be looked at and so must
-    be a hub id.
+    """Returns the existing local path that `source` names.
+
+    The path is looked for from the working directory first, then beside the program, where bundled
+    assets are. Returns None for a name that is no path one can look at, which must be a hub id.
     """
     try:
         given = Path(source).expanduser()
@@ -71,12 +83,14 @@ def resolve_source(source: str) -> Path | None:
 
 
 def named_folder(text: str) -> Path:
-    """The folder that a person named, whether it is there or not. Raises RunError for what no
-    folder can be called, or what may not be looked at.
+    """Returns the folder that a person named, whether it exists or not.
+
+    Raises RunError for a text that cannot be the name of a folder, and for a path that this user
+    may not look at.
     """
     try:
         path = Path(text).expanduser().resolve()
-        path.exists()
+        path.exists()  # raises where the path may not be looked at
     except _NO_PATH as error:
         reason = error.strerror if isinstance(error, OSError) else "that is no path"
         raise RunError(
@@ -86,6 +100,6 @@ def named_folder(text: str) -> Path:
 
 
 _NO_PATH = (OSError, ValueError, RuntimeError)
-"""What pathlib raises for a name that is too long or may not be looked at, for a zero byte, and for
-the home of nobody.
+"""pathlib raises these: OSError for a name that is too long or may not be looked at, ValueError for
+a zero byte, and RuntimeError for the home of an unknown user.
 """

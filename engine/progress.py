@@ -1,4 +1,4 @@
-"""How far long work is, told to whoever asked for it."""
+"""Long work tells how far it is through a `Progress`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Called, from one thread at a time, with what is done, what there is in all (0 where nobody
-    knows) and what is being done. What it raises gives the work up.
+    """A `Progress` is called with what is done, the total (0 where nobody knows it), and words for
+    what is being done.
+
+    The calls come from one thread at a time. An exception that it raises ends the work.
     """
 
     def __call__(self, done: float, total: float, message: str = "", /) -> None: ...
 
 
 def untold(done: float, total: float, message: str = "") -> None:
-    """Progress that nobody follows."""
+    """Ignores the progress; it is for work that nobody follows."""
 
 
 def saying(progress: Progress, message: str) -> Progress:
-    """The same for work that does not say what it does."""
+    """Returns a `Progress` that passes `message` on in place of the work's own words."""
     return lambda done, total, _="": progress(done, total, message)

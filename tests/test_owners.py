@@ -239,7 +239,7 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/train/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"
     },
-    "engine/train/prepare.py": {
+    "engine/train/planning.py": {
         "_first_resident of the module is changed": "a cache: RAM of this process when it first prepared a run"
     },
 }

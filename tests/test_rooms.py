@@ -61,6 +61,7 @@ LATE = {
             "engine.runtime.open_backend",
             "engine.train.explain",
             "engine.train.prepare",
+            "engine.train.session",
             "engine.train.trainer",
         },
         "a run has its folder, and is shown, before torch is loaded",

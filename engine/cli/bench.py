@@ -1,5 +1,8 @@
-"""`launch.py bench`: ceilings of this machine, then the engine on a preset's shape against them,
-and against training of the same shape with all states on the device.
+"""The command `launch.py bench` measures this machine and the engine on it.
+
+- The ceilings of the machine are measured and kept, since plans are made with them.
+- A preset's model is trained with random weights on random tokens, streamed as a run would be.
+- Where they fit, the same model's states are then all kept on the device, and it is trained again.
 """
 
 from __future__ import annotations
@@ -8,9 +11,9 @@ import gc
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from engine.bench.bench_table import as_text, streamed_as_text
 from engine.bench.resident import (
@@ -50,15 +53,17 @@ from engine.runtime.open_backend import open_backend
 from engine.words import GIB
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
-"""For each figure."""
+"""Each ceiling is measured for so many seconds."""
 _RANDOM = ("data.source=random tokens", "model.init=random")
+"""These settings hold for a training without a preset."""
 LEAST_STEPS = 4
 HIDDEN = 0.05
-"""Exposed share of a step up to which compute is what bounds it."""
+"""Compute bounds a step up to this share of waiting."""
 RESIDENT_TOKENS = 65_536
-"""Of a micro-batch at most: more gains nothing."""
+"""A micro-batch has at most this many tokens where all states are on the device; more gain nothing.
+"""
 RESIDENT_SHARE = 0.95
-"""Of the free device memory, that states and the activations that are kept may take."""
+"""States and kept activations may take this share of the free device memory."""
 BOUNDS = {
     "h2d": "the bus to the device",
     "d2h": "the bus from the device",
@@ -67,59 +72,99 @@ BOUNDS = {
 }
 
 
-def bench(
-    preset: str | Path | None,
-    overrides: Sequence[str],
-    then: Sequence[str],
-    seconds: float,
-    compare: bool,
-    as_json: bool,
-    say: Callable[[str], None],
-) -> str:
-    """What the command line asks for, as text or JSON: without preset and overrides the ceilings
-    alone. then: further overrides, several in one string, each trained as well on the planes of the
-    same model. seconds: that each training runs, its first half to warm up. compare: also train
-    with all states on the device. `say` is told what is measured meanwhile. Raises RamstreamError
-    for bad input and for what does not fit.
+@dataclass(frozen=True)
+class Trainings:
+    """The command line names the trainings to measure; there are none without a preset and
+    overrides.
+
+    Each text of `then` holds further overrides; with them, the first training is measured once more
+    on the planes of the same model.
     """
-    configs = []
-    if preset is not None:
-        configs = [TrainConfig.load(preset, overrides)]
-    elif overrides:
-        configs = [TrainConfig().with_overrides([*_RANDOM, *overrides])]
-    for more in then:
-        if not configs:
-            raise ConfigError(
-                "--then", "there is no first training that it could change; give a preset or --set."
-            )
-        configs.append(configs[0].with_overrides(more.split()))
-        if (
-            configs[-1].model != configs[0].model
-            or configs[-1].engine.device != configs[0].engine.device
-        ):
-            raise ConfigError(
-                "--then", f"{more!r} changes the model or the device; measure that by itself."
-            )
+
+    preset: str | Path | None = None
+    overrides: Sequence[str] = ()
+    then: Sequence[str] = ()
+
+    def configs(self) -> list[TrainConfig]:
+        """Returns a configuration for each training. Raises ConfigError for bad input."""
+        configs = []
+        if self.preset is not None:
+            configs = [TrainConfig.load(self.preset, tuple(self.overrides))]
+        elif self.overrides:
+            configs = [TrainConfig().with_overrides([*_RANDOM, *self.overrides])]
+        for more in self.then:
+            if not configs:
+                raise ConfigError(
+                    "--then",
+                    "there is no first training that it could change; give a preset or --set.",
+                )
+            first = configs[0]
+            changed = first.with_overrides(more.split())
+            if changed.model != first.model or changed.engine.device != first.engine.device:
+                raise ConfigError(
+                    "--then", f"{more!r} changes the model or the device; measure that by itself."
+                )
+            configs.append(changed)
+        return configs
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Each training runs for `seconds`, its first half to warm up.
+
+    `say` is told what is measured meanwhile. With `compare`, the model is also trained with all
+    states on the device.
+    """
+
+    seconds: float
+    say: Callable[[str], None]
+    compare: bool = True
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A bench has everything that the trainings of one model share.
+
+    `free` is how many bytes of RAM were free before the planes were filled.
+    """
+
+    how: Measuring
+    planes: Planes
+    shape: ModelShape
+    ceilings: Ceilings
+    free: int
+
+    @property
+    def backend(self) -> Backend:
+        return self.planes.backend
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        return cast(Literal["cpu", "cuda"], self.backend.device.type)
+
+
+def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
+    """Returns the figures as text or JSON; without trainings, those of the machine alone.
+
+    Raises RamstreamError for bad input and for a training that does not fit.
+    """
+    configs = trainings.configs()
     for config in configs:
         _refuse_what_does_not_fit(config)
     backend = open_backend(configs[0].engine.device if configs else "auto")
     try:
-        result = measured(configs, backend, seconds, say, compare)
+        result = measured(configs, backend, how)
     finally:
         backend.close()
     return json.dumps(result, indent=2) if as_json else as_text(result)
 
 
-def measured(
-    configs: Sequence[TrainConfig],
-    backend: Backend,
-    seconds: float,
-    say: Callable[[str], None],
-    compare: bool = True,
-) -> dict[str, Any]:
-    """All figures as plain data: of the machine, and of one training for each configuration, all of
-    the same model.
+def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -> dict[str, Any]:
+    """Measures the machine and the trainings; returns all figures as plain data.
+
+    There is one training for each configuration. All configurations must have the same model.
     """
+    say = how.say
     machine = read_machine()
     ceilings = measure(
         backend, CEILING_SECONDS[backend.device.type], lambda what: say(f"Measuring {what}")
@@ -145,39 +190,29 @@ def measured(
         try:
             # Before the first training, which moves parts of the model to the device.
             shape = replace(shape_of(planes.model, model.source), packs=False)
+            shared = _Bench(how, planes, shape, ceilings, free)
             for config in configs:
-                result["trainings"].append(
-                    _training(config, planes, shape, ceilings, free, seconds, say, compare)
-                )
+                result["trainings"].append(_training(config, shared))
         finally:
             planes.close()
     return result
 
 
-def _training(
-    config: TrainConfig,
-    planes: Planes,
-    shape: ModelShape,
-    ceilings: Ceilings,
-    free: int,
-    seconds: float,
-    say: Callable[[str], None],
-    compare: bool,
-) -> dict[str, Any]:
-    streamed, chosen = _streamed(config, planes, shape, ceilings, free, seconds, say)
-    say(streamed_as_text(streamed))
-    resident = {"ways": [], "why_not": "not asked for"}
-    if compare:
-        resident = _resident(config, planes.backend, shape, chosen, seconds, say)
+def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
+    """Returns the figures of one training, streamed and with all states on the device."""
+    streamed, chosen = _streamed(config, bench)
+    bench.how.say(streamed_as_text(streamed))
+    resident: dict[str, Any] = {"ways": [], "why_not": "not asked for"}
+    if bench.how.compare:
+        resident = _resident(config, bench, chosen)
     ways = [way["seconds"] for way in resident["ways"]]
-    return {
-        "streamed": streamed,
-        "resident": resident | {"ratio": min(ways) / streamed["seconds"] if ways else None},
-    }
+    resident["ratio"] = min(ways) / streamed["seconds"] if ways else None
+    return {"streamed": streamed, "resident": resident}
 
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
-    report = estimate(config, replace(read_machine(), disk_path=""))  # nothing is written
+    # The disk is left out, since a bench writes nothing to it.
+    report = estimate(config, replace(read_machine(), disk_path=""))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
 
@@ -185,67 +220,52 @@ def _refuse_what_does_not_fit(config: TrainConfig) -> None:
 # ---------------------------------------------------------------------- streamed
 
 
-def _streamed(
-    config: TrainConfig,
-    planes: Planes,
-    shape: ModelShape,
-    ceilings: Ceilings,
-    free: int,
-    seconds: float,
-    say: Callable[[str], None],
-) -> tuple[dict[str, Any], Chosen]:
-    """free: bytes of RAM that there were before the planes."""
-    limit, backend = None, planes.backend
+def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chosen]:
+    """Trains as a run would; returns the figures and the choices of the plan."""
+    limit, backend, shape = None, bench.backend, bench.shape
     gc.collect()
     backend.reset_peak()  # what was measured or trained before has left memory behind
-    if backend.device.type == "cuda":
+    if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
     length, rows = config.data.max_seq_len, config.train.batch_size
-    target = Target(backend.device.type, limit, free, ceilings.rates())
-    chosen = choose(Job(shape, config, length), target)
+    rates = bench.ceilings.rates()
+    chosen = choose(Job(shape, config, length), Target(bench.device, limit, bench.free, rates))
     try:
         if limit is not None and config.engine.gpu_memory_gib is not None:
             backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
         sizes = [stop - start for start, stop in micro_batch_bounds(rows, chosen.micro_batch_size)]
         batches = random_rows(sizes, length, shape.vocab_size)
-        say(
+        bench.how.say(
             f"Training, streamed: {rows} rows of {length:,} tokens a step, in micro-batches of "
             f"{chosen.micro_batch_size}"
         )
         settings = RunSettings(
-            chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=seconds
+            chosen.choices, LEAST_STEPS, 1e-6, chosen.loss_chunk, seconds=bench.how.seconds
         )
-        run = run_steps(planes, batches, settings)
+        run = run_steps(bench.planes, batches, settings)
         rss = sample_host_memory()[0]
     finally:
         if limit is not None:
             backend.limit_memory(backend.memory()["total"])
-    return _as_figures(run, shape, chosen, ceilings, backend, rows, length, rss), chosen
+    return _as_figures(config, bench, chosen, run, rss), chosen
 
 
 def _as_figures(
-    run: RunFigures,
-    shape: ModelShape,
-    chosen: Chosen,
-    ceilings: Ceilings,
-    backend: Backend,
-    rows: int,
-    length: int,
-    rss: int,
+    config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures, rss: int
 ) -> dict[str, Any]:
+    """Returns the figures of a run; the second half of its steps counts."""
+    shape, ceilings = bench.shape, bench.ceilings
+    length, rows = config.data.max_seq_len, config.train.batch_size
     steady = run.steps[len(run.steps) // 2 :]
     took = statistics.fmean(step.seconds for step in steady)
     choices = chosen.choices
     flops = step_flops(shape, rows, length, len(shape.blocks) - choices.kept_blocks)
     exposed = _mean(steady, "exposed")
     share = sum(exposed.values()) / took
-    predicted = predicted_seconds(
-        shape,
-        choices,
-        ceilings.rates(),
-        MicroBatch(chosen.micro_batch_size, length),
-        backend.device.type,
-    )
+    longest_wait = max(exposed, key=lambda cause: exposed[cause])
+    micro_batch = MicroBatch(chosen.micro_batch_size, length)
+    predicted = predicted_seconds(shape, choices, ceilings.rates(), micro_batch, bench.device)
+    assert ceilings.sweep is not None  # only a measurement for plans leaves it out
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,
@@ -259,7 +279,7 @@ def _as_figures(
         "utilisation": flops["hardware"] / took / ceilings.matmul,
         "exposed": exposed,
         "exposed_share": share,
-        "bound": "compute" if share <= HIDDEN else BOUNDS[max(exposed, key=exposed.get)],
+        "bound": "compute" if share <= HIDDEN else BOUNDS[longest_wait],
         "busy": _mean(steady, "busy"),
         "by_kind": _mean(steady, "by_kind"),
         "overlap": _mean(steady, "overlap"),
@@ -281,51 +301,45 @@ def _as_figures(
 
 
 def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
-    first = getattr(steps[0], name)
-    return {
-        key: statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps) for key in first
-    }
+    """Returns the mean over steps of each value in their field `name`."""
+    means = {}
+    for key in getattr(steps[0], name):
+        means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
+    return means
 
 
 # ---------------------------------------------------------------------- all states on the device
 
 
-def _resident(
-    config: TrainConfig,
-    backend: Backend,
-    shape: ModelShape,
-    chosen: Chosen,
-    seconds: float,
-    say: Callable[[str], None],
-) -> dict[str, Any]:
-    """Both ways of training with all states on the device, where they fit, each with its largest
-    micro-batch.
+def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any]:
+    """Trains with all states on the device, with and without recompute, where that fits.
+
+    Each way takes the largest micro-batch that it can.
     """
+    backend, shape, say = bench.backend, bench.shape, bench.how.say
     rows, length = config.train.batch_size, config.data.max_seq_len
-    on_device = backend.device.type == "cuda"
+    on_device = bench.device == "cuda"
     gc.collect()
     backend.reset_peak()  # what was streamed before has left memory behind
     free = backend.memory()["free"] if on_device else sample_host_memory()[1]
     needed = resident_bytes(shape.parameter_count, shape.dtype)
     if needed > RESIDENT_SHARE * free:
-        return {
-            "ways": [],
-            "why_not": f"its states alone take {needed / GIB:,.1f} GiB of the {free / GIB:,.1f} GiB "
-            "that are free there",
-        }
+        why_not = (
+            f"its states alone take {needed / GIB:,.1f} GiB of the {free / GIB:,.1f} GiB "
+            "that are free there"
+        )
+        return {"ways": [], "why_not": why_not}
     batches = random_rows([rows], length, shape.vocab_size)
     compiled = chosen.choices.compiled
     found: list[ResidentFigures] = []
     why_not = ""
     for recompute in (True, False):
-        # On the CPU what is too large is not refused but ends the process: the planner's size fits.
-        sizes = (
-            _resident_sizes(
-                shape, rows, length, RESIDENT_SHARE * free - needed, recompute, compiled
-            )
-            if on_device
-            else [chosen.micro_batch_size]
-        )
+        # On the CPU, a size that is too large is not refused but ends the process. The planner's
+        # size fits.
+        sizes = [chosen.micro_batch_size]
+        if on_device:
+            left = RESIDENT_SHARE * free - needed
+            sizes = _resident_sizes(config, shape, left, recompute, compiled)
         say(f"Training, all states on the device, {'with' if recompute else 'without'} recompute")
         try:
             found.append(
@@ -334,7 +348,9 @@ def _resident(
                     config.model,
                     backend,
                     batches,
-                    ResidentSettings(recompute, sizes, chosen.loss_chunk, seconds, compiled),
+                    ResidentSettings(
+                        recompute, sizes, chosen.loss_chunk, bench.how.seconds, compiled
+                    ),
                 )
             )
         except FitError as error:
@@ -342,37 +358,43 @@ def _resident(
             continue
         say(f"{found[-1].seconds:,.2f} s a step, in micro-batches of {found[-1].micro_batch_size}")
     flops = step_flops(shape, rows, length, 0)
-    return {
-        "ways": [
-            asdict(way)
-            | {
-                "tflops": {
-                    name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")
-                }
-            }
-            for way in found
-        ],
-        "why_not": why_not,
-    }
+    ways = []
+    for way in found:
+        rates = {name: flops[name] / way.seconds / 1e12 for name in ("parameters", "model")}
+        ways.append(asdict(way) | {"tflops": rates})
+    return {"ways": ways, "why_not": why_not}
 
 
 def _resident_sizes(
-    shape: ModelShape, rows: int, length: int, free_bytes: float, recompute: bool, compiled: bool
+    config: TrainConfig, shape: ModelShape, left: float, recompute: bool, compiled: bool
 ) -> list[int]:
-    """Rows of a micro-batch, largest first: those whose activations alone are not too much for the
-    bytes that states leave.
+    """Returns the rows of a micro-batch to try, largest first.
+
+    Their activations alone must not take more than the `left` bytes that the states leave.
     """
+    rows, length = config.train.batch_size, config.data.max_seq_len
+    sizes = []
+    for size in _micro_batch_sizes(rows):
+        block = _block_bytes(shape, size, length, compiled)
+        # With recompute, a block keeps its input alone while others are computed.
+        other = block
+        if recompute:
+            other = size * length * shape.hidden_size * shape.item_bytes
+        kept = block + (len(shape.blocks) - 1) * other
+        if size * length <= RESIDENT_TOKENS and kept <= left:
+            sizes.append(size)
+    return sizes or [1]
 
-    def kept(size: int) -> float:
-        block = max(
-            (unit.compiled_activations if compiled else unit.activations).of(size, length)
-            for unit in shape.blocks
-        )
-        return block + (len(shape.blocks) - 1) * (
-            size * length * shape.hidden_size * shape.item_bytes if recompute else block
-        )
 
-    sizes = sorted({-(-rows // count) for count in range(1, rows + 1)}, reverse=True)
-    return [
-        size for size in sizes if size * length <= RESIDENT_TOKENS and kept(size) <= free_bytes
-    ] or [1]
+def _micro_batch_sizes(rows: int) -> list[int]:
+    """Returns the sizes that split a step's rows into equal micro-batches, largest first."""
+    return sorted({-(-rows // count) for count in range(1, rows + 1)}, reverse=True)
+
+
+def _block_bytes(shape: ModelShape, size: int, length: int, compiled: bool) -> float:
+    """Returns the bytes of the largest block's activations."""
+    if compiled:
+        activations = [unit.compiled_activations for unit in shape.blocks]
+    else:
+        activations = [unit.activations for unit in shape.blocks]
+    return max(each.of(size, length) for each in activations)

@@ -1,11 +1,14 @@
-"""`launch.py check`: the fit report of a preset or a model in the terminal, for this machine or
-another; what a machine can train, and the table of models and machines.
+"""The fit report of a preset or a model is printed here, by `launch.py check`.
+
+Without either it prints what a machine can train, and with ``--table`` the table of models and
+machines.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,69 +40,103 @@ from engine.words import counted, in_gib, in_hours, in_seconds
 TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
 
 
-def check(
-    preset: str | Path | None,
-    model: str | None,
-    overrides: Sequence[str],
-    runs_dir: str | Path,
-    *,
-    machine: str | None = None,
-    ram_gib: float | None = None,
-    gpu_gib: float | None = None,
-    disk_gib: float | None = None,
-    as_json: bool = False,
-) -> tuple[str, int]:
-    """What the command line asks for: (text, exit code), as `run_check`. `model` alone is checked
-    with the default settings, beside a preset it replaces the preset's; without either, the text
-    says what the machine can train. Raises RamstreamError for bad input.
+@dataclass(frozen=True)
+class CheckedJob:
+    """The command line names the job to check.
+
+    A `model` alone is checked with the default settings; beside a preset it replaces the preset's
+    model. `overrides` are settings such as ``train.steps=10``.
     """
-    asked = read_machine(runs_dir) if machine is None else named_machine(machine, ram_gib)
-    asked = with_figures(asked, ram_gib, gpu_gib, disk_gib)
-    config = _config(preset, model, overrides)
-    if preset is None and model is None:
-        return what_it_trains(config, asked, as_json), 0
-    if preset is not None:
+
+    preset: str | Path | None = None
+    model: str | None = None
+    overrides: Sequence[str] = ()
+
+    def config(self) -> TrainConfig:
+        """Returns the configuration of the job. Raises ConfigError for bad input."""
+        if self.preset is None:
+            config = TrainConfig.from_dict(
+                {
+                    "name": self.model or "check",
+                    "model": {"source": self.model or "any model"},
+                    "data": {"source": "any data set"},
+                }
+            )
+        else:
+            config = TrainConfig.load(self.preset)
+            if self.model is not None:
+                config = config.with_values({"model.source": self.model})
+        return config.with_overrides(tuple(self.overrides))
+
+
+@dataclass(frozen=True)
+class NamedMachine:
+    """The command line names the machine to check: a known one, or this one without a `name`.
+
+    Figures in GiB replace those of the machine.
+    """
+
+    name: str | None = None
+    ram_gib: float | None = None
+    gpu_gib: float | None = None
+    disk_gib: float | None = None
+
+    def machine(self, runs_dir: str | Path) -> Machine:
+        """Returns the machine. Raises RamstreamError for a name that is not known."""
+        if self.name is None:
+            found = read_machine(runs_dir)
+        else:
+            found = named_machine(self.name, self.ram_gib)
+        return with_figures(found, self.ram_gib, self.gpu_gib, self.disk_gib)
+
+
+def check(
+    job: CheckedJob, machine: NamedMachine, runs_dir: str | Path, as_json: bool = False
+) -> tuple[str, int]:
+    """Returns text and exit code of a check, as `run_check` does.
+
+    Without a preset and a model, the text says what the machine can train. Raises RamstreamError
+    for bad input.
+    """
+    chosen = machine.machine(runs_dir)
+    config = job.config()
+    if job.preset is None and job.model is None:
+        return what_it_trains(config, chosen, as_json), 0
+    if job.preset is not None:
         for part, _ in config.data.parts():
             refuse_missing_file(part.only_source)
-    return run_check(config, asked, as_json)
+    return run_check(config, chosen, as_json)
 
 
-def check_table(
-    preset: str | Path | None,
-    overrides: Sequence[str],
-    runs_dir: str | Path,
-    names: Sequence[str],
-    form: str,
-) -> str:
-    """Models x machines as `form` says: text, json or csv. names: of known machines beside this
-    one; by default a few in text, and all that are supported in the other forms. Raises
-    RamstreamError for bad input.
+def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], form: str) -> str:
+    """Returns the table of models and machines in a form: text, json or csv.
+
+    `names` are known machines that are shown beside this one; by default a few in text, and all
+    supported ones in the other forms. The job's model is not used. Raises RamstreamError for bad
+    input.
     """
-    config = _config(preset, None, overrides)
-    if not names:
-        names = SHOWN if form == "text" else [known.name for known in machines() if known.supported]
+    config = replace(job, model=None).config()
+    if not names and form == "text":
+        names = SHOWN
+    elif not names:
+        names = [known.name for known in machines() if known.supported]
     shown = columns([known_name(name) for name in names], read_machine(runs_dir))
     rows = table(config, shown)
     if form == "csv":
         return as_csv(rows, shown).rstrip("\n")
     if form == "json":
-        return json.dumps(
-            {
-                "machines": {column.name: column.machine.to_dict() for column in shown},
-                "models": as_dicts(rows, shown),
-            },
-            indent=2,
-        )
-    t = config.train
+        shown_machines = {column.name: column.machine.to_dict() for column in shown}
+        return json.dumps({"machines": shown_machines, "models": as_dicts(rows, shown)}, indent=2)
     return (
-        f"{as_text(rows, shown)}\n\n{t.batch_size} x {config.data.max_seq_len:,} tokens a step, "
-        f"{config.model.dtype}; known machines have their typical RAM, and speeds of machines that "
-        "were not measured come from the card's specification."
+        f"{as_text(rows, shown)}\n\n{config.train.batch_size} x "
+        f"{config.data.max_seq_len:,} tokens a step, {config.model.dtype}; known "
+        "machines have their typical RAM, and speeds of machines that were not "
+        "measured come from the card's specification."
     )
 
 
 def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
-    """The models of the catalog that fit `machine`, largest first."""
+    """Returns the models of the catalog that fit `machine`, largest first."""
     column = Column(HERE, machine)
     rows = [row for row in table(config, (column,)) if row.cells[0].verdict != Verdict.DOES_NOT_FIT]
     rows.sort(key=lambda row: -row.parameters)
@@ -120,46 +157,27 @@ def what_it_trains(config: TrainConfig, machine: Machine, as_json: bool) -> str:
         ]
     else:
         lines += ["No model of the catalog fits; the starter (presets/starter.yaml) does."]
-    return "\n".join([*lines, *(["", *machine.notes] if machine.notes else [])])
-
-
-def _config(preset: str | Path | None, model: str | None, overrides: Sequence[str]) -> TrainConfig:
-    config = (
-        TrainConfig.from_dict(
-            {
-                "name": model or "check",
-                "model": {"source": model or "any model"},
-                "data": {"source": "any data set"},
-            }
-        )
-        if preset is None
-        else TrainConfig.load(preset)
-    )
-    if preset is not None and model is not None:
-        config = config.with_values({"model.source": model})
-    return config.with_overrides(overrides)
+    return "\n".join([*lines, *_notes(machine)])
 
 
 def run_check(config: TrainConfig, machine: Machine, as_json: bool) -> tuple[str, int]:
-    """The report as text or JSON, and 1 when the job does not fit, else 0."""
+    """Returns the report as text or JSON, and the exit code: 1 when the job does not fit."""
     shape = shape_from_source(config.model)
     report = estimate(config, machine, shape)
-    text = (
-        json.dumps(report.to_dict() | {"machine": machine.to_dict()}, indent=2)
-        if as_json
-        else "\n".join([report_as_text(report, machine), *_offers(config, shape, report)])
-    )
+    if as_json:
+        text = json.dumps(report.to_dict() | {"machine": machine.to_dict()}, indent=2)
+    else:
+        text = "\n".join([report_as_text(report, machine), *_offers(config, shape, report)])
     return text, 1 if report.verdict == Verdict.DOES_NOT_FIT else 0
 
 
 def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[str]:
-    """Where memory is what fails: what machines would train this, the one with the least GPU memory
-    and the fastest.
+    """Returns lines on two machines that would train a job which lacks memory here.
+
+    They are the one with the least memory and the fastest one.
     """
-    if not any(
-        part is not None and part.verdict == Verdict.DOES_NOT_FIT
-        for part in (report.host, report.gpu)
-    ):
+    memories = [part for part in (report.host, report.gpu) if part is not None]
+    if not any(part.verdict == Verdict.DOES_NOT_FIT for part in memories):
         return []
     offers = machines_for(config, shape, timed=False)
     if not offers:
@@ -181,93 +199,100 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
 
 
 def report_as_text(report: FitReport, machine: Machine) -> str:
-    """The report for people: verdict first, then every item, the plan, and what would help."""
-    m, c, t = report.model, report.choices, report.time
-    active = (
-        ""
-        if m["active_parameters"] == m["parameters"]
-        else f" ({_billions(m['active_parameters'])} active)"
-    )
+    """Returns the report for people.
+
+    The verdict comes first, then what would help, every item, the plan, and the time.
+    """
+    model = report.model
+    active = ""
+    if model["active_parameters"] != model["parameters"]:
+        active = f" ({_billions(model['active_parameters'])} active)"
     lines = [
-        f"{m['source']}: {m['model_type']}, {_billions(m['parameters'])} parameters{active} in "
-        f"{m['blocks']} blocks, {m['dtype']}",
+        f"{model['source']}: {model['model_type']}, {_billions(model['parameters'])} "
+        f"parameters{active} in {model['blocks']} blocks, {model['dtype']}",
         report.headline,
     ]
     lines += [f"  - {reason}" for reason in report.reasons]
     if report.remedies:
         lines += ["", "What would help"]
         for remedy in report.remedies:
-            lines += [
-                f"  * {remedy.text}",
-                "      "
-                + " ".join(
-                    f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()
-                ),
-            ]
+            changes = [f"--set {name}={_yaml(value)}" for name, value in remedy.changes.items()]
+            lines += [f"  * {remedy.text}", "      " + " ".join(changes)]
     for name, title in TITLES:
         part = getattr(report, name)
         if part is not None:
             lines += ["", *_part_as_text(title, part)]
-    boundaries = "on the host" if c["host_boundaries"] else "on the device"
-    on_device = (
-        f"{c['resident_blocks']} of {m['blocks']} blocks stay on the device"
-        if c["resident_blocks"]
-        else "all blocks are streamed"
+    lines += ["", "Plan", *_plan_as_text(report.choices, model["blocks"])]
+    time = report.time
+    lines.append(
+        f"  {time['tokens_per_step']:,} tokens and {time['flops_per_step'] / 1e12:,.3g} TFLOP a "
+        f"step ({time['formula']})"
     )
-    lines += [
-        "",
-        "Plan",
-        f"  {c['device']}: {c['micro_batches']} x {c['micro_batch_size']} rows a step, "
-        f"{counted(c.get('rounds', 1), 'round')}, gradient sum {c['gradient_sum']}, slots "
-        f"{c['slots']}" + (f", {kernels_in_words(c)}" if c.get("compiled") is not None else ""),
-        f"  {on_device}, {c.get('kept_blocks', 0)} keep their activations, boundaries "
-        f"{boundaries}, logits of {c['loss_chunk']} positions at once",
-        *(
-            [f"  {_updates_in_words(c, m['blocks'] + 2)}"]
-            if c.get("device_homes") is not None
-            else []
-        ),
-        f"  {t['tokens_per_step']:,} tokens and {t['flops_per_step'] / 1e12:,.3g} TFLOP a step "
-        f"({t['formula']})",
+    lines += _time_in_words(time)
+    return "\n".join([*lines, *_notes(machine)])
+
+
+def _notes(machine: Machine) -> list[str]:
+    return ["", *machine.notes] if machine.notes else []
+
+
+def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
+    """Returns the choices of the plan in lines."""
+    boundaries = "on the host" if choices["host_boundaries"] else "on the device"
+    on_device = "all blocks are streamed"
+    if choices["resident_blocks"]:
+        on_device = f"{choices['resident_blocks']} of {blocks} blocks stay on the device"
+    rows = (
+        f"  {choices['device']}: {choices['micro_batches']} x {choices['micro_batch_size']} rows a "
+        f"step, {counted(choices.get('rounds', 1), 'round')}, gradient sum "
+        f"{choices['gradient_sum']}, slots {choices['slots']}"
+    )
+    if choices.get("compiled") is not None:
+        rows += f", {kernels_in_words(choices)}"
+    lines = [
+        rows,
+        f"  {on_device}, {choices.get('kept_blocks', 0)} keep their activations, boundaries "
+        f"{boundaries}, logits of {choices['loss_chunk']} positions at once",
     ]
-    lines += _time_in_words(t)
-    return "\n".join([*lines, *(["", *machine.notes] if machine.notes else [])])
+    if choices.get("device_homes") is not None:
+        # The embedding and the head are units as well.
+        lines.append(f"  {_updates_in_words(choices, blocks + 2)}")
+    return lines
 
 
-def _time_in_words(t: Mapping[str, Any]) -> list[str]:
-    seconds = t.get("step_seconds")
+def _time_in_words(time: Mapping[str, Any]) -> list[str]:
+    """Returns what a step and the run take, in lines; none where no rates are known."""
+    seconds = time.get("step_seconds")
     if not seconds:
         return []
-    rate = float(f"{t['tokens_per_step'] / seconds:.3g}")
-    how = "estimated from the card's specification" if t.get("estimated") else "predicted"
+    rate = float(f"{time['tokens_per_step'] / seconds:.3g}")
+    how = "estimated from the card's specification" if time.get("estimated") else "predicted"
     lines = [f"  about {in_seconds(seconds)} a step, {rate:,.0f} tokens/s, {how}"]
-    if t.get("run_seconds"):
-        cost = "" if t.get("cost") is None else f", which cost {t['cost']:,.2f}"
-        energy = (
-            ""
-            if t.get("energy_kwh") is None
-            else f", about {t['energy_kwh']:,.3g} kWh at {t['watts']:,.0f} W{cost}"
-        )
-        lines.append(f"  {counted(t['steps'], 'step')}: about {in_hours(t['run_seconds'])}{energy}")
+    if time.get("run_seconds"):
+        run = f"  {counted(time['steps'], 'step')}: about {in_hours(time['run_seconds'])}"
+        if time.get("energy_kwh") is not None:
+            run += f", about {time['energy_kwh']:,.3g} kWh at {time['watts']:,.0f} W"
+            if time.get("cost") is not None:
+                run += f", which cost {time['cost']:,.2f}"
+        lines.append(run)
     return lines
 
 
 def kernels_in_words(choices: Mapping[str, Any]) -> str:
+    """Says in words whether the blocks are compiled."""
     return "compiled kernels" if choices["compiled"] else "eager kernels"
 
 
 def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
-    """Where the optimizer runs; `units` are the blocks, the embedding and the head."""
+    """Returns where the optimizer runs; `units` are the blocks, the embedding and the head."""
     homes = len(choices["device_homes"])
     if not homes:
         return "all units are updated on the host"
     pieces = choices.get("update_buffers")
-    through = (
-        ", their states there in pieces, "
-        f"{buffers_in_words(pieces, choices.get('spare_buffers', 0))}"
-        if pieces
-        else ""
-    )
+    through = ""
+    if pieces:
+        buffers = buffers_in_words(pieces, choices.get("spare_buffers", 0))
+        through = f", their states there in pieces, {buffers}"
     return f"updated on the GPU: {homes} of {units} units{through}"
 
 
@@ -275,14 +300,12 @@ def _part_as_text(title: str, part: Part) -> list[str]:
     limit = "" if part.limit is None else f" of {in_gib(part.limit)} free"
     share = f", {100 * part.total / part.limit:.0f} %" if part.limit else ""
     width = max(len(item.name) for item in part.items)
-    return [
-        f"{title}: {in_gib(part.total)}{limit}{share}",
-        *(
-            f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}".rstrip()
-            for item in part.items
-            if item.bytes
-        ),
-    ]
+    lines = [f"{title}: {in_gib(part.total)}{limit}{share}"]
+    for item in part.items:
+        if item.bytes:
+            line = f"  {item.name:<{width}}  {in_gib(item.bytes):>10}  {item.note}"
+            lines.append(line.rstrip())
+    return lines
 
 
 def _billions(count: int) -> str:

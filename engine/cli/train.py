@@ -1,5 +1,6 @@
-"""Training in a terminal: a progress bar over the run's own record, and Ctrl-C as a request to stop
-and save.
+"""A run in a terminal shows a progress bar, which follows the run's own record.
+
+Ctrl-C asks the run to stop and save.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +27,7 @@ from engine.runs.events import (
     CheckpointWritten,
     DataPrepared,
     EvalFinished,
+    Event,
     ExactMatchMeasured,
     ExportWritten,
     FitReported,
@@ -37,24 +40,26 @@ from engine.runs.events import (
     StateChanged,
     StepFinished,
 )
+from engine.runs.field_types import Comparison
 from engine.runs.following import EVENTS_FILE, last_of_kind
 from engine.runs.listing import RunSummary, list_runs
 from engine.train.run import Run, resume_run, start_run
 from engine.words import counted, in_gib, in_seconds
 
 IN_BYTES = ("download", "load_model", "allocate", "checkpoint")
-"""Jobs whose progress is counted in bytes."""
+"""The progress of these jobs is counted in bytes."""
 BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
+"""A run that ends with one of these errors was given bad input."""
 
 
 def run_in_terminal(
     preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None
 ) -> int:
-    """Train `preset`, or go on with run `resume`; exit code 0 when finished or stopped, 2 when
-    model, data or settings cannot be used, 1 when the run failed otherwise.
+    """Trains `preset`, or goes on with run `resume`; returns the exit code.
 
-    The first Ctrl-C (or SIGTERM, or a terminal that closes) stops and saves; the second leaves now.
-    Raises ConfigError for bad input.
+    The code is 0 when the run finished or was stopped, 2 when model, data or settings cannot be
+    used, and 1 when the run failed otherwise. The first Ctrl-C (or SIGTERM, or a terminal that
+    closes) stops and saves; the second leaves at once. Raises ConfigError for bad input.
     """
     if resume is not None:
         if preset is not None or overrides:
@@ -69,11 +74,10 @@ def run_in_terminal(
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if (
-        signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
-    ):  # nohup leaves it ignored, and so it stays
+    # nohup starts a program with SIGHUP ignored, and so it must stay.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    previous = {s: signal.signal(s, screen.interrupt) for s in numbers}
+    previous = {number: signal.signal(number, screen.interrupt) for number in numbers}
     try:
         ended = run.execute()
     finally:
@@ -85,26 +89,26 @@ def run_in_terminal(
         return 2 if ended.error_type in BAD_INPUT else 1
     _say(ended.reason)
     if ended.state == "stopped":
-        _say(
-            f"Resume it with: python launch.py train --resume {run.id}"
-            + ("" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}")
-        )
+        folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
+        _say(f"Resume it with: python launch.py train --resume {run.id}{folder}")
     return 0
 
 
 def _say(text: str, file: TextIO | None = None) -> None:
-    """Print, also into a pipe or terminal that nobody reads any more: the run's end does not depend
-    on that.
+    """Prints a line, also where nobody reads the pipe or terminal any more.
+
+    The end of a run must not depend on that.
     """
     file = file or sys.stdout
     try:
         print(text, file=file, flush=True)
     except OSError:
+        # Later output goes nowhere, so that it cannot fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class _Screen:
-    """Shows a run's records as they come."""
+    """A `_Screen` shows the records of a run as they come."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -113,20 +117,22 @@ class _Screen:
         self._interrupts = 0
         _say(f"Run {run.id} in {run.folder.path}")
 
-    def interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler. A handler must not wait for locks, so it only queues the request."""
+    def interrupt(self, number: int, _: FrameType | None) -> None:
+        """Handles a signal. A handler must not wait for locks, so it only queues the request."""
         self._interrupts += 1
         if self._interrupts > 1:
             os._exit(128 + number)
         self._run.request("stop")
-        with contextlib.suppress(OSError):  # the terminal may be what is gone
+        # The terminal may be gone: its end may have sent the signal.
+        with contextlib.suppress(OSError):
             os.write(
                 2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n"
             )
 
     def show(self, record: Record) -> None:
+        """Shows one record; the recorder calls this."""
         event = record.event
-        if isinstance(event, StepFinished):
+        if isinstance(event, StepFinished) and self._bar is not None:
             self._bar.set_postfix_str(
                 f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s", refresh=False
             )
@@ -143,71 +149,77 @@ class _Screen:
                 unit="step",
                 dynamic_ncols=True,
             )
-        else:
-            self._tell(event)
-
-    def _tell(self, event: Any) -> None:
-        if isinstance(event, DataPrepared):
-            s = event.summary
-            self._write(
-                f"Data: {s['train_examples']:,} examples as {s['format']} in {s['train_rows']:,} "
-                f"rows, {s['train_tokens']:,} tokens, {s['percent_trained']} % of them trained; "
-                f"{s['eval_examples']:,} held out"
-            )
-            read = [f"{column} -> {meaning}" for column, meaning in s["columns"].items()]
-            read += [f"{column} is not used" for column in s["unused_columns"]]
-            self._write(f"Columns: {', '.join(read)}")
-            for warning in s["warnings"]:
-                self._write(f"Note: {warning}")
         elif isinstance(event, FitReported):
             for sentence in (event.report["headline"], *event.report["reasons"]):
                 self._write(sentence)
-        elif isinstance(event, PlanBuilt):
-            self._write(f"Plan: {plan_in_words(event.choices)}")
-        elif isinstance(event, ForecastChecked) and event.moment == "end":
-            self._write(f"Measured, of what was predicted: {forecast_in_words(event.quantities)}")
-        elif isinstance(event, EvalFinished):
-            self._write(f"Step {event.step}: evaluation loss {event.loss:.4f}")
-        elif isinstance(event, ExactMatchMeasured):
-            self._write(
-                f"Held-out exact match {event.moment} training: {event.correct} of {event.total} "
-                f"({100 * event.correct / event.total:.0f} %)"
-            )
-        elif isinstance(event, CheckpointWritten):
-            self._write(
-                f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in "
-                f"{event.seconds:.1f} s"
-            )
-        elif isinstance(event, ExportWritten):
-            self._write(f"Model written to {self._run.folder.path / event.path}")
-        elif (
-            isinstance(event, LogLine) and event.level != "error"
-        ):  # details of a fault; its sentence comes last
-            self._write(f"{event.level}: {event.text}")
-        elif isinstance(event, StateChanged) and event.reason and event.lacks_space_for != "found":
-            self._write(event.reason)
-        elif isinstance(event, JobProgressed) and event.total:
-            self._show_job(event)
+        elif isinstance(event, DataPrepared):
+            self._show_data(event.summary)
+        elif isinstance(event, JobProgressed):
+            if event.total:
+                self._show_job(event)
+        else:
+            line = self._line_of(event)
+            if line:
+                self._write(line)
+
+    def _show_data(self, summary: dict[str, Any]) -> None:
+        self._write(
+            f"Data: {summary['train_examples']:,} examples as {summary['format']} in "
+            f"{summary['train_rows']:,} rows, {summary['train_tokens']:,} tokens, "
+            f"{summary['percent_trained']} % of them trained; {summary['eval_examples']:,} held out"
+        )
+        read = [f"{column} -> {meaning}" for column, meaning in summary["columns"].items()]
+        read += [f"{column} is not used" for column in summary["unused_columns"]]
+        self._write(f"Columns: {', '.join(read)}")
+        for warning in summary["warnings"]:
+            self._write(f"Note: {warning}")
+
+    def _line_of(self, event: Event) -> str:
+        """Returns the line that shows an event, "" for one that is not shown."""
+        line = ""
+        match event:
+            case PlanBuilt():
+                line = f"Plan: {plan_in_words(event.choices)}"
+            case ForecastChecked(moment="end"):
+                line = f"Measured, of what was predicted: {forecast_in_words(event.quantities)}"
+            case EvalFinished():
+                line = f"Step {event.step}: evaluation loss {event.loss:.4f}"
+            case ExactMatchMeasured():
+                line = (
+                    f"Held-out exact match {event.moment} training: {event.correct} of "
+                    f"{event.total} ({100 * event.correct / event.total:.0f} %)"
+                )
+            case CheckpointWritten():
+                line = (
+                    f"Step {event.step}: checkpoint of {event.bytes / 1e9:.2f} GB saved in "
+                    f"{event.seconds:.1f} s"
+                )
+            case ExportWritten():
+                line = f"Model written to {self._run.folder.path / event.path}"
+            # Lines of level error are details of a fault; the sentence on it comes last.
+            case LogLine() if event.level != "error":
+                line = f"{event.level}: {event.text}"
+            case StateChanged() if event.lacks_space_for != "found":
+                line = event.reason
+        return line
 
     def _show_job(self, event: JobProgressed) -> None:
-        """A bar of its own for work that takes longer than a moment; it goes when the work is done."""
-        if self._job is None or self._job[0] != event.job:
+        """Shows a bar for work that takes longer than a moment; it goes when the work is done."""
+        if self._job is not None and self._job[0] == event.job:
+            bar = self._job[1]
+        else:
             self._close_job()
-            unit = "B" if event.job in IN_BYTES else ""
-            self._job = (
-                event.job,
-                tqdm(
-                    total=event.total,
-                    initial=event.done,
-                    desc=job_in_words(event),
-                    unit=unit,
-                    unit_scale=True,
-                    leave=False,
-                    delay=1.0,
-                    dynamic_ncols=True,
-                ),
+            bar = tqdm(
+                total=event.total,
+                initial=event.done,
+                desc=job_in_words(event),
+                unit="B" if event.job in IN_BYTES else "",
+                unit_scale=True,
+                leave=False,
+                delay=1.0,
+                dynamic_ncols=True,
             )
-        bar = self._job[1]
+            self._job = (event.job, bar)
         bar.set_description(job_in_words(event), refresh=False)
         bar.update(event.done - bar.n)
         if event.done >= event.total:
@@ -228,66 +240,63 @@ class _Screen:
 
 
 def job_in_words(event: JobProgressed) -> str:
-    """Load model; Download, 3 of 7 files; or what a job itself says of what it does."""
+    """Returns words for a job: "Load model", "Download, 3 of 7 files", or the job's own words."""
     name = event.job.replace("_", " ").capitalize()
-    return (
-        f"{name}, {event.message}"
-        if event.message and event.job in IN_BYTES
-        else event.message or name
-    )
+    if event.message and event.job in IN_BYTES:
+        return f"{name}, {event.message}"
+    return event.message or name
 
 
 def plan_in_words(choices: dict[str, Any]) -> str:
-    """The plan's choices in a line; what they do not name is left out."""
-    c = choices
-    parts = [
-        f"{counted(c['micro_batches'], 'micro-batch')} of {counted(c['micro_batch_size'], 'row')}",
-        counted(c["rounds"], "round") if "rounds" in c else "",
-        f"{counted(c['resident_blocks'], 'block')} resident",
-        f"{counted(c['kept_blocks'], 'block')} with activations kept" if "kept_blocks" in c else "",
-        f"boundaries on the {'host' if c['host_boundaries'] else 'device'}",
-        kernels_in_words(c) if c.get("compiled") is not None else "",
-        f"{counted(len(c['device_homes']), 'unit')} updated on the GPU"
-        if c.get("device_homes")
-        else "",
-        f"{in_seconds(c['predicted_seconds'])} a step predicted"
-        if c.get("predicted_seconds")
-        else "",
-    ]
-    return ", ".join(part for part in parts if part)
+    """Returns the choices of a plan in one line; what they do not name is left out."""
+    rows = counted(choices["micro_batch_size"], "row")
+    parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
+    if "rounds" in choices:
+        parts.append(counted(choices["rounds"], "round"))
+    parts.append(f"{counted(choices['resident_blocks'], 'block')} resident")
+    if "kept_blocks" in choices:
+        parts.append(f"{counted(choices['kept_blocks'], 'block')} with activations kept")
+    parts.append(f"boundaries on the {'host' if choices['host_boundaries'] else 'device'}")
+    if choices.get("compiled") is not None:
+        parts.append(kernels_in_words(choices))
+    if choices.get("device_homes"):
+        parts.append(f"{counted(len(choices['device_homes']), 'unit')} updated on the GPU")
+    if choices.get("predicted_seconds"):
+        parts.append(f"{in_seconds(choices['predicted_seconds'])} a step predicted")
+    return ", ".join(parts)
 
 
-def forecast_in_words(quantities: dict[str, dict[str, float | None]]) -> str:
-    """What was measured of a run, and what was predicted of it, in a line."""
+def forecast_in_words(quantities: Mapping[str, Comparison]) -> str:
+    """Returns one line that compares what was measured of a run with what was predicted."""
     parts = []
     for name, pair in quantities.items():
         words = in_seconds if name.endswith("_seconds") else in_gib
-        if pair["measured"] is not None:
-            of = (
-                f" of {words(pair['predicted'])} ({100 * pair['error']:+.1f} %)"
-                if pair["error"] is not None
-                else ""
-            )
-            parts.append(f"{QUANTITIES.get(name, name)} {words(pair['measured'])}{of}")
+        measured, predicted, error = pair["measured"], pair["predicted"], pair["error"]
+        if measured is None:
+            continue
+        part = f"{QUANTITIES.get(name, name)} {words(measured)}"
+        if error is not None and predicted is not None:
+            part += f" of {words(predicted)} ({100 * error:+.1f} %)"
+        parts.append(part)
     return ", ".join(parts)
 
 
 def runs_as_text(runs_dir: Path, as_json: bool) -> str:
-    """All runs, newest first: a table, or JSON, which also has what was predicted and measured of
-    each run.
+    """Returns a table of all runs, newest first, or JSON.
+
+    The JSON also has what was predicted and measured of each run.
     """
     runs = list_runs(runs_dir)
     if as_json:
-        return json.dumps(
-            [asdict(run) | {"forecast": _forecast(run)} for run in runs], indent=2, default=str
-        )
+        told = [asdict(run) | {"forecast": _forecast(run)} for run in runs]
+        return json.dumps(told, indent=2, default=str)
     if not runs:
         return f"There are no runs in {runs_dir} yet."
     rows = [("run", "state", "step", "loss", "started", "name")]
     for run in runs:
-        started = (
-            datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M") if run.created else ""
-        )
+        started = ""
+        if run.created:
+            started = datetime.fromtimestamp(run.created).strftime("%Y-%m-%d %H:%M")
         rows.append(
             (
                 run.id,
@@ -298,14 +307,19 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
                 run.name,
             )
         )
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def _forecast(run: RunSummary) -> dict[str, Any]:
-    """Empty for a run whose record has none, or cannot be read: `reason` says that."""
+    """Returns the comparison of a run, {} where its record has none or cannot be read.
+
+    The run's `reason` says that it cannot be read.
+    """
     try:
         return forecast_of(Path(run.path))
     except RunError:
@@ -313,9 +327,12 @@ def _forecast(run: RunSummary) -> dict[str, Any]:
 
 
 def forecast_of(folder: Path) -> dict[str, Any]:
-    """The latest comparison in a run folder's record: ``{quantity: {predicted, measured, error}}``;
-    empty where there is none, as in records of older versions. Raises RunError when the record
-    cannot be read.
+    """Returns the latest comparison in a run folder's record.
+
+    It has the form ``{quantity: {predicted, measured, error}}`` and is empty where there is none,
+    as in records of older versions. Raises RunError when the record cannot be read.
     """
     record = last_of_kind(folder / EVENTS_FILE, ForecastChecked.kind)
-    return record.event.quantities if record is not None else {}
+    if record is None or not isinstance(record.event, ForecastChecked):
+        return {}
+    return dict(record.event.quantities)

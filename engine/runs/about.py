@@ -1,5 +1,6 @@
-"""What a person calls a run and has noted about it: ``about.json`` in the run folder. It changes no
-id and no setting.
+"""A person's name for a run and notes on it are kept in ``about.json`` in the run folder.
+
+They change no id and no setting.
 """
 
 from __future__ import annotations
@@ -19,30 +20,35 @@ NOTE_LIMIT = 4000
 
 @dataclass(frozen=True)
 class About:
-    """Empty texts where nothing was written: the run is then called as its configuration says."""
+    """A person gave a run this name and this note.
+
+    A text is empty where nothing was written: the run is then called as its configuration says.
+    """
 
     name: str = ""
     note: str = ""
 
 
 def read_about(path: Path) -> About:
-    """Of the run folder `path`. A file that is missing or damaged says nothing: it is no reason not
-    to show a run.
+    """Reads what a person wrote about the run in folder `path`.
+
+    A file that is missing or damaged counts as empty: it is no reason not to show a run.
     """
     try:
         values = json.loads((path / ABOUT_FILE).read_text(encoding="utf-8"))
         name, note = values["name"], values["note"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return About()
-    return About(name, note) if isinstance(name, str) and isinstance(note, str) else About()
+    if not isinstance(name, str) or not isinstance(note, str):
+        return About()
+    return About(name, note)
 
 
 def write_about(folder: RunFolder, name: str, note: str) -> About:
-    """Keep both, without the white space around them, and return what is kept. An empty name takes
-    the configuration's back.
+    """Writes both texts, without the white space around them, and returns what is kept.
 
-    Raises RunError for a name of several lines, for texts that are too long, and when the file
-    cannot be written.
+    With an empty name, the run has the configuration's name again. Raises RunError for a name of
+    several lines, for texts that are too long, and when the file cannot be written.
     """
     about = About(name.strip(), note.strip())
     if not about.name.isprintable():

@@ -1,4 +1,7 @@
-"""Commands to a run: written to a small file in its folder, read between its steps. No torch."""
+"""Commands to a run are written to a small file in its folder and read between its steps.
+
+No torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import json
 import os
 import time
 import uuid
+from pathlib import Path
+from typing import Any
 
 from engine.config.changes import CHANGE, Change
 from engine.errors import RunError
@@ -16,86 +21,101 @@ from engine.runs.folder import RunFolder
 COMMANDS = ("stop", "discard", "pause", "resume", "save")
 
 
-# ---------------------------------------------------------------------- control file
+# ---------------------------------------------------------------------- sending
 
 
 def send_command(folder: RunFolder, command: str | Change) -> None:
-    """Ask the process that runs it to stop, discard, pause, resume or save, or for a change, at its
-    next step boundary.
+    """Asks the process that executes a run to stop, discard, pause, resume or save, or to change
+    settings, at its next step boundary.
 
-    Raises RunError for another word, when the run is not going on, as nobody would obey, and when
-    the file cannot be written.
+    Raises RunError for another word, for a run that no process executes, since nobody would obey,
+    and when the file cannot be written.
     """
-    values = {"values": dict(command.values)} if isinstance(command, Change) else {}
-    command = CHANGE if values else command
-    if command not in (*COMMANDS, CHANGE):
-        raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
+    request: dict[str, Any] = {"command": command, "time": time.time(), "id": uuid.uuid4().hex}
+    if isinstance(command, Change):
+        request["command"] = CHANGE
+        request["values"] = dict(command.values)
+    name = request["command"]
+    if name not in (*COMMANDS, CHANGE):
+        raise RunError(f"{name!r} is not a command; a run takes {', '.join(COMMANDS)}.")
     if not folder.is_running():
-        raise RunError(f"Run {folder.id} is not running, so it cannot {command}.")
-    line = (
-        json.dumps(
-            {"command": command, "time": time.time(), "id": uuid.uuid4().hex, **values}
-        ).encode()
-        + b"\n"
-    )
+        raise RunError(f"Run {folder.id} is not running, so it cannot {name}.")
     try:
-        descriptor = os.open(
-            folder.control_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-        )
-        try:
-            size = os.fstat(descriptor).st_size
-            if (
-                size and os.pread(descriptor, 1, size - 1) != b"\n"
-            ):  # a full disk took half of the request before
-                line = b"\n" + line
-            if os.write(descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        finally:
-            os.close(descriptor)
+        _append_line(folder.control_path, json.dumps(request).encode() + b"\n")
     except OSError as error:
         raise RunError(
-            f"The request to {command} cannot be written to {folder.control_path} "
+            f"The request to {name} cannot be written to {folder.control_path} "
             f"({error.strerror}); free some disk space, then ask again."
         ) from None
 
 
+def _append_line(path: Path, line: bytes) -> None:
+    """Appends a line in one write, so that lines of several processes never mix. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        # A full disk may have taken only half of the request before; a line break ends that half.
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------------- reading
+
+
 class CommandReader:
-    """Reads the commands sent since the run's lock was taken; those sent to an earlier process are
-    not obeyed.
+    """A `CommandReader` reads the commands that were sent since the run's lock was taken.
+
+    Commands to an earlier process are not obeyed.
     """
 
     def __init__(self, folder: RunFolder):
-        """`folder` is the object that holds the lock."""
+        """`folder` must be the very object that holds the run's lock."""
         if folder.control_start is None:
             raise RuntimeError("commands are read by the process that holds the run's lock.")
         self._path = folder.control_path
         self._offset = folder.control_start
 
     def read_new(self) -> list[str | Change]:
-        """Commands since the last call, in order. Lines that are no command are passed over, and a
-        file that cannot be read holds none: requests are no reason to end a run.
+        """Returns the commands since the last call, in order.
+
+        Lines that are no command are passed over, and a file that cannot be read counts as empty:
+        requests are no reason to end a run.
         """
+        commands: list[str | Change] = []
+        for line in self._new_lines():
+            command = _command_of(line)
+            if command is not None:
+                commands.append(command)
+        return commands
+
+    def _new_lines(self) -> list[bytes]:
+        """Returns the lines that were completed since the last call."""
         try:
             size = file_size(self._path)
-            self._offset = min(self._offset, size)  # somebody emptied the file
+            self._offset = min(self._offset, size)  # somebody may have emptied the file
             if size == self._offset:
                 return []
-            with open(self._path, "rb") as file:
+            with self._path.open("rb") as file:
                 file.seek(self._offset)
                 added = file.read()
         except OSError:
             return []
         whole = added.rfind(b"\n") + 1
         self._offset += whole
-        commands = []
-        for line in added[:whole].splitlines():
-            try:
-                asked = json.loads(line)
-                command = asked["command"]
-                if command == CHANGE:
-                    commands.append(Change.from_dict(asked.get("values")))
-            except (ValueError, KeyError, TypeError, RecursionError, RunError):
-                continue
-            if command in COMMANDS:
-                commands.append(command)
-        return commands
+        return added[:whole].splitlines()
+
+
+def _command_of(line: bytes) -> str | Change | None:
+    """Returns the command that a line asks for, None where it asks for none."""
+    try:
+        request = json.loads(line)
+        command = request["command"]
+        if command == CHANGE:
+            return Change.from_dict(request.get("values"))
+    except (ValueError, KeyError, TypeError, RecursionError, RunError):
+        return None
+    return command if command in COMMANDS else None

@@ -1,65 +1,33 @@
-"""Everything a run records, as immutable events; one JSON line each in ``runs/<id>/events.jsonl``.
+"""The record of a run, ``runs/<id>/events.jsonl``, consists of the events that are defined here.
 
-Every line carries `kind`, `run_id`, `seq` (counts on across resumes) and `time` (Unix seconds); the
-rest are the event's own fields. The types of the fields are what a reader checks a line by, since
-what is read is computed with and drawn unseen. A field that an older file lacks takes its default;
-a kind that this version does not know is kept as `Unknown`, so that a newer file still opens.
+- Each event is one JSON line and never changes.
+- A line carries `kind`, `run_id`, `seq` (which counts on across resumes) and `time` (Unix seconds).
+  The rest are the event's own fields.
+- A reader checks each line against the types of the fields, since the values are computed with and
+  drawn without anybody looking at them first.
+- A field that an older file lacks takes its default. A kind that this version does not know is kept
+  as `Unknown`, so that a newer file still opens.
+
+When a line is written, and what a torn line means, stands in `engine.runs.recorder`.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from typing import Annotated, Any, ClassVar, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct, ValidationError, convert, field
 
-# ---------------------------------------------------------------------- what a field may hold
-
-_LARGEST_WHOLE = 1 << 53
-"""What a page still holds exactly, and sums of which fit into 64 bits."""
-_LARGEST = sys.float_info.max
-
-Whole = Annotated[int, Meta(ge=-_LARGEST_WHOLE, le=_LARGEST_WHOLE)]
-# The bounds of a float refuse NaN and the infinities, which Python's parser of JSON takes.
-Number = (
-    Annotated[int, Meta(ge=-1 << 63, le=(1 << 63) - 1)]
-    | Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
+from engine.runs.field_types import (
+    LARGEST,
+    LARGEST_WHOLE,
+    Answer,
+    Comparison,
+    Number,
+    Span,
+    Wait,
+    Whole,
 )
-"""A whole number stays one, so that a line that is written again reads as before."""
-
-
-class Span(TypedDict):
-    """One op of a step, in seconds from the step's first op."""
-
-    unit: str
-    op: str
-    lane: str
-    micro_batch: NotRequired[Any]
-    start: Number
-    end: Number
-
-
-class Wait(TypedDict):
-    """A part of a step in which COMPUTE waited, and for what: h2d, d2h, optimizer or other."""
-
-    start: Number
-    end: Number
-    cause: NotRequired[str]
-
-
-class Answer(TypedDict):
-    prompt: str
-    answer: str
-
-
-class Comparison(TypedDict, total=False):
-    """None for what is not known."""
-
-    predicted: Number | None
-    measured: Number | None
-    error: Number | None
-
 
 # ---------------------------------------------------------------------- the events
 
@@ -69,8 +37,11 @@ def _kind_of(class_name: str) -> str:
 
 
 class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
-    """Base: `kind` is the class name in snake case. An event holds JSON values, which form no
-    circle, so it is kept from the collector of circles: a long record has hundreds of thousands.
+    """An event is one thing that happened in a run; this is the base class of all kinds.
+
+    `kind` is the class name in snake case. `gc=False` keeps events from Python's garbage collector,
+    which would go through all of them again and again: a long record has hundreds of thousands. It
+    is safe, since an event holds JSON values, which form no reference cycle.
     """
 
     kind: ClassVar[str] = "event"
@@ -79,7 +50,7 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
         cls.kind = _kind_of(cls.__name__)
 
     def fields(self) -> dict[str, Any]:
-        """By the name under which each is recorded."""
+        """Returns the values by the names under which they are recorded."""
         return {
             recorded: getattr(self, name)
             for name, recorded in zip(self.__struct_fields__, self.__struct_encode_fields__)
@@ -98,13 +69,13 @@ RunState = Literal[
     "failed",
     "discarded",
 ]
-"""`interrupted` is not recorded: it is what a reader concludes when the process that wrote an
-unfinished run is gone.
+"""A run is in one of these states. `interrupted` is not recorded: a reader concludes it when the
+process that wrote an unfinished run is gone.
 """
 
 
-class RunStarted(Event):
-    """Everything is prepared and the first step is next; again in each resume."""
+class RunStarted(Event, frozen=True):
+    """Everything is prepared and the first step is next. Each resume writes this event again."""
 
     name: str = ""
     pid: Whole = 0
@@ -117,24 +88,26 @@ class RunStarted(Event):
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: Number = 0.0
-    """What large matrix products reach on this device, as it was measured before the run; 0 where
-    it was not.
+    """Large matrix products reach this rate on the device, as measured before the run. It is 0
+    where nothing was measured.
     """
 
 
-class StateChanged(Event):
+class StateChanged(Event, frozen=True):
+    """The run entered `state`; `reason` is a sentence for the person, or empty."""
+
     state: RunState = "preparing"
     reason: str = ""
     lacks_space_for: str = field(name="room", default="")
-    """What a paused run cannot write before there is space on the disk: its `record`, a
-    `checkpoint`, or the checkpoint with which it would `stop`. Then it goes on by itself; `found`
-    where it does so, back in the state from before.
+    """A paused run waits for disk space to write this: its `record`, a `checkpoint`, or the
+    checkpoint with which it is to `stop`. The run goes on by itself once there is space; the event
+    that brings back the state from before then says `found`. The record calls the field `room`.
     """
 
 
-class JobProgressed(Event):
-    """Long work other than steps: `job` is download, load_model, tokenise, allocate, dry_run,
-    checkpoint, export, evaluate, sample or prompts.
+class JobProgressed(Event, frozen=True):
+    """Long work other than steps got on. `job` is download, load_model, tokenise, allocate,
+    dry_run, checkpoint, export, evaluate, sample or prompts.
     """
 
     job: str = ""
@@ -143,52 +116,59 @@ class JobProgressed(Event):
     message: str = ""
 
 
-class DataPrepared(Event):
-    """`summary` is what `engine.data` found: format, columns, rows, tokens, trained tokens, cut and
-    skipped rows.
+class DataPrepared(Event, frozen=True):
+    """The data set is ready. `summary` says what `engine.data` found: format, columns, rows,
+    tokens, trained tokens, cut and skipped rows.
     """
 
     summary: dict[str, Any] = {}
 
 
-class FitReported(Event):
+class FitReported(Event, frozen=True):
+    """The fit of the run was judged; `report` is `FitReport.to_dict()`."""
+
     report: dict[str, Any] = {}
 
 
-class PlanBuilt(Event):
-    """`choices`: micro-batches, rounds, slots, residency, save level, where gradients are summed;
-    `grid`: the plan.
+class PlanBuilt(Event, frozen=True):
+    """The plan of a step was built.
+
+    `choices` holds micro-batches, rounds, slots, residency, save level and where gradients are
+    summed. `grid` is the plan as text.
     """
 
     choices: dict[str, Any] = {}
     grid: str = ""
 
     def __post_init__(self) -> None:
-        seconds = self.choices.get(
-            "predicted_seconds"
-        )  # which is drawn; of the others, each is shown as it is
-        if seconds is not None and not (
-            type(seconds) in (int, float) and -_LARGEST <= seconds <= _LARGEST
-        ):
+        # This choice is drawn, so it must be a number. The others are shown as they are.
+        seconds = self.choices.get("predicted_seconds")
+        if seconds is None:
+            return
+        if type(seconds) not in (int, float) or not -LARGEST <= seconds <= LARGEST:
             raise TypeError("choices.predicted_seconds is no number")
 
 
-class PlanSimulated(Event):
-    """How a step of this session's plan should go by the rates of this machine, once it is in its
-    stride: a span for each op, in the order and the form of a `StepTimeline`. Not recorded where no
-    rates are known.
+class PlanSimulated(Event, frozen=True):
+    """A step of this session's plan was simulated in its steady state, with the rates of this
+    machine.
+
+    There is a span for each op, in the order and the form of a `StepTimeline`. The event is not
+    recorded where no rates are known.
     """
 
     seconds: Number = 0.0
-    """From the moment a step is applied to the moment the next one is."""
+    """A step takes this long, from the moment the step before it is applied to the moment that it
+    is applied itself.
+    """
     spans: list[Span] = []
 
 
-class ForecastChecked(Event):
-    """What the fit report predicted beside what was measured, for the session under way.
+class ForecastChecked(Event, frozen=True):
+    """The predictions of the fit report were compared with what was measured in this session.
 
-    `moment`: dry_run (before the first step, whose seconds are then those of a step without
-    updates), running (first known of real steps) or end. `quantities`: by name, as
+    `moment` is dry_run (before the first step; the seconds are those of a step without updates),
+    running (once real steps are known) or end. `quantities` holds the comparisons by name, as
     `engine.train.forecast` names and compares them.
     """
 
@@ -197,49 +177,53 @@ class ForecastChecked(Event):
     quantities: dict[str, Comparison] = {}
 
 
-class StepFinished(Event):
-    """One optimizer step, emitted when the step is applied: its last update is on the host."""
+class StepFinished(Event, frozen=True):
+    """An optimizer step was applied: its last update is on the host."""
 
     step: Whole = 0
     loss: Number = 0.0
     grad_norm: Number = 0.0
     learning_rate: Number = 0.0
     tokens: Whole = 0
-    """Tokens of the step, padding not counted."""
+    """The step read this many tokens, padding not counted."""
     loss_tokens: Whole = 0
-    """Of these, the tokens that carry loss."""
+    """This many of the tokens carry loss."""
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     tflops: Number = 0.0
-    """Model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12; recompute and padding
-    not counted.
+    """The rate is model FLOPs (6 x parameters used per token x tokens) / seconds / 1e12. Recompute
+    and padding are not counted.
     """
     exposed: dict[str, Number] = {}
-    """Seconds that the COMPUTE lane waited, by cause: h2d, d2h, optimizer, other."""
+    """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other."""
     data_seconds: Number = 0.0
-    """Of these (other), the seconds in which the step's rows were put together."""
+    """In so many seconds of the cause `other`, the step's rows were put together."""
 
 
-class StepTimeline(Event):
-    """What each op of one step took, for the steps of which that is recorded."""
+class StepTimeline(Event, frozen=True):
+    """The ops of a step took these times. Only some steps record them."""
 
     step: Whole = 0
     spans: list[Span] = []
     waits: list[Wait] = []
-    """Empty in older records."""
+    """The list is empty in older records."""
 
 
-class UnitNorms(Event):
-    """Gradient norm of each unit in one step, before clipping, in the order of `RunStarted.units`."""
+class UnitNorms(Event, frozen=True):
+    """The gradients of the units had these norms in one step, before clipping.
+
+    They stand in the order of `RunStarted.units`.
+    """
 
     step: Whole = 0
     norms: list[Number] = []
 
 
-class MemorySampled(Event):
-    """Bytes. `gpu_driver` is what the driver reports for the whole card, `host_total` what all
-    processes of this session may use together, `power` the card's in watts; 0 where it is not
-    known.
+class MemorySampled(Event, frozen=True):
+    """Memory was looked at after `step`; the figures are in bytes.
+
+    `gpu_driver` is what the driver reports for the whole card. `host_total` is what all processes
+    of this session may use together. `power` is the card's, in watts, 0 where it is not known.
     """
 
     step: Whole = 0
@@ -254,16 +238,18 @@ class MemorySampled(Event):
     power: Number = 0.0
 
 
-class EvalFinished(Event):
+class EvalFinished(Event, frozen=True):
+    """The held-out rows were evaluated after `step`; `loss` is their mean per token with loss."""
+
     step: Whole = 0
     loss: Number = 0.0
     loss_tokens: Whole = 0
     seconds: Number = 0.0
 
 
-class ExactMatchMeasured(Event):
-    """Greedy answers to held-out prompts against the expected ones; `moment` is before or after
-    training.
+class ExactMatchMeasured(Event, frozen=True):
+    """Greedy answers to held-out prompts were compared with the expected ones, before or after
+    training (`moment`).
     """
 
     step: Whole = 0
@@ -271,44 +257,48 @@ class ExactMatchMeasured(Event):
     correct: Whole = 0
     total: Whole = 0
     samples: list[dict[str, str]] = []
-    """The first few, ``{prompt, expected, answer}``."""
+    """The first few answers are kept, each as ``{prompt, expected, answer}``."""
 
 
-class PromptsAnswered(Event):
-    """Greedy answers to the prompts of `output.sample_prompts`, after `step` steps; 0 is before the
-    first.
+class PromptsAnswered(Event, frozen=True):
+    """The prompts of `output.sample_prompts` were answered greedily after `step` steps; 0 is before
+    the first.
     """
 
     step: Whole = 0
     answers: list[Answer] = []
-    """In the order of the setting."""
+    """The answers stand in the order of the setting."""
 
 
-class CheckpointWritten(Event):
+class CheckpointWritten(Event, frozen=True):
+    """A checkpoint of `step` is on the disk, in `path` within the run folder."""
+
     step: Whole = 0
     path: str = ""
     bytes: Whole = 0
     seconds: Number = 0.0
 
 
-class ExportWritten(Event):
+class ExportWritten(Event, frozen=True):
+    """The model after `step` was written as a Hugging Face folder, `path` within the run folder."""
+
     step: Whole = 0
     path: str = ""
     bytes: Whole = 0
 
 
-class ControlReceived(Event):
-    """A request from a person: stop, discard, pause, resume, save or change; `values` of a change,
-    by dotted name.
+class ControlReceived(Event, frozen=True):
+    """A person asked for stop, discard, pause, resume, save or change; `values` are those of a
+    change, by dotted name.
     """
 
     command: str = ""
     values: dict[str, Any] = {}
 
 
-class SettingsChanged(Event):
-    """A person's change holds from optimizer step `step` on; `values` by dotted name, `total_steps`
-    of the run now.
+class SettingsChanged(Event, frozen=True):
+    """A person's change holds from optimizer step `step` on. `values` are given by dotted name; the
+    run now has `total_steps`.
     """
 
     step: Whole = 0
@@ -316,18 +306,21 @@ class SettingsChanged(Event):
     total_steps: Whole = 0
 
 
-class LogLine(Event):
+class LogLine(Event, frozen=True):
+    """The run says something to the person; `level` is info, warning or error."""
+
     level: str = "info"
     text: str = ""
 
 
-class LineDamaged(LogLine):
-    """What a reader puts in the place of a line that is no record."""
+class LineDamaged(LogLine, frozen=True):
+    """A reader puts this event in the place of a line that is no record."""
 
 
-class RunEnded(Event):
-    """Last line of a run: `state` is finished, stopped, failed or discarded; `reason` is one
-    sentence.
+class RunEnded(Event, frozen=True):
+    """The run is over; no line follows but those of a resume.
+
+    `state` is finished, stopped, failed or discarded; `reason` is one sentence.
     """
 
     state: RunState = "finished"
@@ -335,8 +328,8 @@ class RunEnded(Event):
     error_type: str = ""
 
 
-class Unknown(Event):
-    """A line of a kind that this version does not know."""
+class Unknown(Event, frozen=True):
+    """A line has a kind that this version does not know."""
 
     original_kind: str = ""
     values: dict[str, Any] = {}
@@ -368,26 +361,28 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunEnded,
     )
 }
-"""What a line can be, by its kind."""
+"""A line is one of these events, by its kind."""
 
 
 # ---------------------------------------------------------------------- an event as a line
 
 _LATEST = 10**11
-"""Unix seconds, some thousand years from now: what no calendar shows is a damaged number."""
+"""Unix seconds must be below this, some thousand years from now: a time that no calendar shows is a
+damaged number.
+"""
 
 
 class Envelope(Struct, frozen=True, gc=False):
-    """What every line begins with."""
+    """Every line begins with these values."""
 
     kind: str
     run_id: str
-    seq: Annotated[int, Meta(ge=0, le=_LARGEST_WHOLE)]
+    seq: Annotated[int, Meta(ge=0, le=LARGEST_WHOLE)]
     time: Annotated[int, Meta(ge=0, lt=_LATEST)] | Annotated[float, Meta(ge=0, lt=_LATEST)]
 
 
 class Record(Struct, frozen=True, gc=False):
-    """An event with its envelope."""
+    """A record is an event with its envelope: one line of the file."""
 
     run_id: str
     seq: int
@@ -395,15 +390,19 @@ class Record(Struct, frozen=True, gc=False):
     event: Event
 
     def to_json(self) -> dict[str, Any]:
-        """The dictionary that becomes one line."""
-        kind, values = self.event.kind, self.event.fields()
+        """Returns the dictionary that becomes one line."""
         if isinstance(self.event, Unknown):
             kind, values = self.event.original_kind, self.event.values
+        else:
+            kind, values = self.event.kind, self.event.fields()
         return {"kind": kind, "run_id": self.run_id, "seq": self.seq, "time": self.time, **values}
 
     @classmethod
     def from_json(cls, line: Any) -> Record:
-        """Raises TypeError where the envelope or a field is not what it must be."""
+        """Returns the record of a line's JSON values.
+
+        Raises TypeError where the envelope or a field is not what it must be.
+        """
         try:
             envelope = convert(line, Envelope)
             event_type = EVENT_TYPES.get(envelope.kind)

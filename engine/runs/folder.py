@@ -1,9 +1,10 @@
-"""Run folders: ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and
+"""A run has a folder ``<runs>/<id>/`` with ``config.yaml``, ``events.jsonl``, ``checkpoints/`` and
 ``export/``.
 
-A run belongs to the process that holds its lock, which the kernel releases when that process dies:
-a run that is not over and whose lock nobody holds is `interrupted`. Other processes ask for things
-through the control file.
+- A run belongs to the process that holds the lock of its folder.
+- The kernel releases the lock when that process dies, however it dies. A run that is not over and
+  whose lock nobody holds is therefore `interrupted`.
+- Other processes send their requests through the control file (`engine.runs.control`).
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ CONFIG_FILE = "config.yaml"
 CONTROL_FILE = "control.jsonl"
 LOCK_FILE = "lock"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_LOCK_TRIES, _LOCK_WAIT_SECONDS = 10, 0.02
-_LOOK_SECONDS, _LOOKS_SECONDS = 0.001, 20.0
+_LOCK_TRIES = 10
+"""An owner of the lock is asked for it so often before the run counts as in use."""
+_LOCK_WAIT_SECONDS = 0.02
+_LOOK_SECONDS = 0.001
+"""A process that only looks whether the lock is free holds it about as long."""
+_LOOKS_SECONDS = 20.0
+"""Processes that only look are waited for at most this long."""
 
 
 class RunFolder:
-    """One run's folder. Usable wherever a path is."""
+    """A `RunFolder` is the folder of one run. It can be used wherever a path can."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -46,8 +52,8 @@ class RunFolder:
         self.export_path = path / "export"
         self.control_path = path / CONTROL_FILE
         self.control_start: int | None = None
-        """While this object holds the lock: size of the control file when it took it. What stood
-        there before was meant for an earlier process.
+        """While this object holds the lock, this is the size that the control file had when the
+        lock was taken. What stands before that was meant for an earlier process.
         """
 
     def __fspath__(self) -> str:
@@ -55,12 +61,13 @@ class RunFolder:
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The configuration as run. Raises ConfigError when the file does not load."""
+        """Returns the run's configuration. Raises ConfigError when the file does not load."""
         return TrainConfig.load(self.path / CONFIG_FILE)
 
     def save_config(self, config: TrainConfig) -> None:
-        """`config` is the run's from now on: a resume goes on with it. Raises RunError where it
-        cannot be written.
+        """Makes `config` the run's configuration: a resume goes on with it.
+
+        Raises RunError where it cannot be written.
         """
         try:
             config.save(self.path / CONFIG_FILE)
@@ -73,13 +80,14 @@ class RunFolder:
             self.read_config_again()
 
     def read_config_again(self) -> None:
-        """Another process may have written it."""
+        """Forgets the configuration that was read, since another process may have written it."""
         self.__dict__.pop("config", None)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the run for as long as the context lasts. Raises RunError when another process, or
-        another part of this one, owns it.
+        """Owns the run for as long as the context lasts.
+
+        Raises RunError when another process, or another part of this one, owns it.
         """
         try:
             descriptor = os.open(
@@ -93,9 +101,9 @@ class RunFolder:
         _held.add(descriptor)
         try:
             self._take(descriptor)
-            with contextlib.suppress(
-                OSError
-            ):  # who holds it is said by the lock; its number is for a sentence alone
+            # The lock itself says whether the run is in use. The number of the process serves one
+            # sentence alone, so it may fail to be written.
+            with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             self.control_start = file_size(self.control_path)
@@ -109,10 +117,12 @@ class RunFolder:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        # is_running shares the lock for an instant to learn whether it is free, and many may look
-        # at once: who only looks is waited for. A refusal of a share, too, is by an owner.
-        patience, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
-        while tries and time.monotonic() < patience:
+        """Takes the lock for this process alone. Raises RunError where another owns it."""
+        # is_running takes a shared lock for an instant to learn whether the lock is free, and many
+        # processes may look at once. So a refusal of the exclusive lock does not mean much: a
+        # process that only looks is waited for. A refusal of a shared lock, too, means an owner.
+        deadline, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
+        while tries and time.monotonic() < deadline:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
@@ -131,8 +141,10 @@ class RunFolder:
         )
 
     def is_running(self) -> bool:
-        """Whether any process, this one included, holds the lock; also where that cannot be found
-        out, since what is taken for free may be deleted or run a second time.
+        """Returns whether any process, this one included, holds the lock.
+
+        Returns True where that cannot be found out, since a run that counts as free may be deleted
+        or executed a second time.
         """
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -150,12 +162,15 @@ class RunFolder:
 
 
 _held: set[int] = set()
-"""Descriptors of the locks that this process holds."""
+"""This process holds the locks of these file descriptors."""
 
 
 @functools.cache
 def _let_go_in_children() -> None:
-    """From the first lock on: a forked child would keep the lock alive after its parent is killed."""
+    """Makes forked children close the locks, from the first lock on.
+
+    A child would otherwise keep the lock alive after its parent is killed.
+    """
     os.register_at_fork(after_in_child=_close_held)
 
 
@@ -166,36 +181,35 @@ def _close_held() -> None:
 
 
 def shown_state(recorded: str, running: bool) -> str:
-    """The state to show: `interrupted` for a run that is not over and that no process holds. Ask
-    `is_running` before reading the record, or a run that ends in between is taken for an
-    interrupted one.
+    """Returns the state to show: `interrupted` for a run that is not over and that no process
+    holds.
+
+    Ask `is_running` before reading the record: a run that ends in between would otherwise be taken
+    for an interrupted one.
     """
-    return recorded if running or recorded in OVER_STATES else "interrupted"
+    if running or recorded in OVER_STATES:
+        return recorded
+    return "interrupted"
 
 
 # ---------------------------------------------------------------------- creating, opening, deleting
 
 
 def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFolder:
-    """A new folder with its configuration written. The id sorts by time (UTC) and names the run."""
+    """Makes a new folder and writes the configuration into it.
+
+    The run's id sorts by time (UTC) and contains the name. Raises RunError where no folder can be
+    made.
+    """
     runs = Path(runs_dir)
     stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{_slug(config.name)}"
     made: Path | None = None
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        path, count = runs / stem, 1
-        while True:
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                count += 1
-                path = runs / f"{stem}-{count}"
-        made = path
-        config.save(path / CONFIG_FILE)
-        sync_folder(
-            runs
-        )  # or a power failure leaves a record of checkpoints in a folder that has no name
+        made = _new_folder(runs, stem)
+        config.save(made / CONFIG_FILE)
+        # Without this sync, a power failure may leave checkpoints in a folder that has no name.
+        sync_folder(runs)
     except OSError as error:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
@@ -203,11 +217,26 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
         raise RunError(
             f"A run folder cannot be made in {runs} ({error.strerror}); {do} another folder."
         ) from None
-    return RunFolder(path)
+    return RunFolder(made)
+
+
+def _new_folder(runs: Path, stem: str) -> Path:
+    """Makes the first of ``stem``, ``stem-2``, ``stem-3`` and so on that does not exist yet."""
+    path, count = runs / stem, 1
+    while True:
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            count += 1
+            path = runs / f"{stem}-{count}"
 
 
 def lasting_config(config: TrainConfig) -> TrainConfig:
-    """The same with local sources as whole paths, so that it can be run from any working directory."""
+    """Returns the same configuration with local sources as whole paths.
+
+    It can then be executed from any working directory.
+    """
     return config.with_values(
         {
             "model.source": lasting_source(config.model.source),
@@ -217,7 +246,10 @@ def lasting_config(config: TrainConfig) -> TrainConfig:
 
 
 def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
-    """Raises RunError when there is no such run, or when the id is not a plain folder name."""
+    """Returns the folder of a run.
+
+    Raises RunError when there is no such run, or when the id is not a plain folder name.
+    """
     path = Path(runs_dir) / _checked(run_id)
     if not path.is_dir():
         raise RunError(
@@ -227,10 +259,11 @@ def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
 
 
 def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
-    """Delete the folder with everything in it. Raises RunError while the run is going on."""
+    """Deletes the folder with everything in it. Raises RunError while the run is going on."""
     folder = open_run(runs_dir, run_id)
     grave = folder.path.with_name(f".deleted-{run_id}-{uuid.uuid4().hex[:8]}")
     try:
+        # The new name takes the run off the list in one step, however long deleting takes.
         with folder.lock():
             folder.path.rename(grave)
         if grave.is_symlink():
@@ -241,9 +274,8 @@ def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
         raise RunError(
             f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}."
         ) from None
-    for leftover in folder.path.parent.glob(
-        ".deleted-*"
-    ):  # of an earlier deletion that was killed half-way
+    # An earlier deletion may have been killed half-way.
+    for leftover in folder.path.parent.glob(".deleted-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

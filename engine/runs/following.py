@@ -1,5 +1,6 @@
-"""Reading a record: from its start, from where a reader stopped, or from its end. A record may grow
-meanwhile. No torch.
+"""A record is read from its start, from where a reader stopped, or from its end.
+
+It may grow meanwhile. No torch is imported.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ EVENTS_FILE = "events.jsonl"
 
 
 class _LineReader:
-    """Lines of one file, from the first on, as records. A line that a failing disk or an editor
-    damaged costs what it said and not the run: a warning takes its place, with the time before it
-    (0.0 where there is none).
+    """A `_LineReader` turns the lines of one file into records, from the first line on.
+
+    A line that a failing disk or an editor damaged costs its own content and not the run: a warning
+    takes its place, with the time of the record before it (0.0 where there is none).
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -33,29 +35,29 @@ class _LineReader:
         self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
 
     def record(self, line: bytes) -> Record:
-        """Of the next line."""
+        """Returns the record of the next line."""
         self._lines += 1
         try:
             self._before = parse_line(line)
         except ValueError:
-            before, text = (
-                self._before,
+            warning = LineDamaged(
+                "warning",
                 f"Line {self._lines} of {self._name} is damaged: what it recorded is not shown.",
             )
-            self._before = Record(
-                before.run_id, before.seq + 1, before.time, LineDamaged("warning", text)
-            )
+            before = self._before
+            self._before = Record(before.run_id, before.seq + 1, before.time, warning)
         return self._before
 
 
 def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records of a file, in order; none when there is no such file yet. A torn last line is
-    left out, and a warning stands for a line that is not a record. Raises RunError when the file
-    cannot be read.
+    """Yields the records of a file, in order; none when there is no such file yet.
+
+    A torn last line is left out, and a warning stands for a line that is not a record. Raises
+    RunError when the file cannot be read.
     """
     reader = _LineReader(path)
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             for line in file:
                 if not line.endswith(b"\n"):
                     return
@@ -63,37 +65,47 @@ def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"The record {path} cannot be read ({error.strerror}).") from None
+        raise _unreadable(path, error) from None
 
 
 def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
-    """The latest whole record of `kind` in a file that `RunRecorder` wrote, None where there is
-    none: lines of other kinds are not parsed. Raises RunError when the file cannot be read.
+    """Returns the latest whole record of `kind` in a file that `RunRecorder` wrote, None where
+    there is none.
+
+    The file is searched from its end, and lines of other kinds are not parsed. Raises RunError when
+    the file cannot be read.
     """
-    start = b'{"kind":"' + kind.encode("ascii") + b'"'
     try:
-        with open(path, "rb") as file:
+        with Path(path).open("rb") as file:
             if not os.fstat(file.fileno()).st_size:
-                return None
+                return None  # an empty file cannot be mapped
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                end = len(content)
-                while (begin := content.rfind(start, 0, end)) >= 0:
-                    stop = content.find(b"\n", begin)
-                    # Within a line, the same bytes are text that somebody wrote.
-                    if stop > 0 and (begin == 0 or content[begin - 1 : begin] == b"\n"):
-                        with contextlib.suppress(ValueError):
-                            return parse_line(content[begin:stop])
-                    end = begin
+                return _last_in(content, b'{"kind":"' + kind.encode("ascii") + b'"')
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RunError(f"The record {path} cannot be read ({error.strerror}).") from None
+        raise _unreadable(path, error) from None
+
+
+def _last_in(content: mmap.mmap, start: bytes) -> Record | None:
+    """Returns the last whole record whose line begins with `start`."""
+    end = len(content)
+    while (begin := content.rfind(start, 0, end)) >= 0:
+        stop = content.find(b"\n", begin)
+        # The same bytes within a line are text that somebody wrote.
+        begins_line = begin == 0 or content[begin - 1 : begin] == b"\n"
+        if stop > 0 and begins_line:
+            with contextlib.suppress(ValueError):
+                return parse_line(content[begin:stop])
+        end = begin
     return None
 
 
 class Follower:
-    """Reads what has been added to a record since the last call, while another process or thread
-    writes it. The records are those of `replay`.
+    """A `Follower` reads what was added to a record since its last call, while another process or
+    thread writes it.
+
+    The records are those of `replay`.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -102,19 +114,22 @@ class Follower:
         self._reader = _LineReader(path)
 
     def read_new(self) -> list[Record]:
-        """The lines completed since the last call; empty when there are none, or no file yet.
-        Raises RunError when the file cannot be read; where that happens midway, what was read first
-        is handed out, and the next call raises.
+        """Returns the records of the lines completed since the last call; none when there is no
+        file yet.
+
+        Raises RunError when the file cannot be read. Where that happens midway, the records that
+        were read first are returned, and the next call raises.
         """
         return list(self.new_records())
 
     def new_records(self) -> Iterator[Record]:
-        """As `read_new`, one by one: who lets go of each before the next never holds a long record
-        whole.
+        """Yields the records of `read_new` one by one.
+
+        A caller who lets go of each record before the next never holds a long record whole.
         """
         begin = self._offset
         try:
-            with open(self.path, "rb") as file:
+            with self.path.open("rb") as file:
                 file.seek(begin)
                 for line in file:
                     if not line.endswith(b"\n"):
@@ -125,23 +140,26 @@ class Follower:
             return
         except OSError as error:
             if self._offset == begin:
-                raise RunError(
-                    f"The record {self.path} cannot be read ({error.strerror})."
-                ) from None
+                raise _unreadable(self.path, error) from None
 
 
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
-    """Apply what has been added to a record. One that cannot be applied, by a fault of the program,
-    costs this record and not those after it: the log says which. Raises RunError when the file
-    cannot be read.
+    """Applies what was added to a record to its snapshot.
+
+    A record that cannot be applied, by a fault of the program, costs itself and not those after it:
+    the log says which one it was. Raises RunError when the file cannot be read.
     """
     for record in follower.new_records():
         try:
             snapshot.apply(record)
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever the fault is, the rest of the run is shown
             traceback.print_exc()
             text = (
                 f"Record {record.seq:,} ({record.event.kind}) cannot be shown: it is damaged, or "
                 "of another version."
             )
             snapshot.apply(replace(record, event=LineDamaged("warning", text)))
+
+
+def _unreadable(path: str | os.PathLike[str], error: OSError) -> RunError:
+    return RunError(f"The record {os.fspath(path)} cannot be read ({error.strerror}).")

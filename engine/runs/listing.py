@@ -1,6 +1,4 @@
-"""The list of runs: what a line of it says is read from the two ends of a record, however long the
-record is.
-"""
+"""The list of runs reads only the two ends of each record, however long the record is."""
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError, RunError
@@ -23,17 +22,20 @@ from engine.runs.recorder import SESSION_FILE
 
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
-"""Bytes of a line; those that a summary reads are far shorter."""
+"""A longer line, in bytes, is damage; the lines that a summary reads are far shorter."""
 _END_LIMIT = 1 << 22
-"""Bytes of either end of a record that a summary reads at most; it nearly always stops far earlier.
+"""A summary reads at most so many bytes of either end of a record; it nearly always stops far
+earlier.
 """
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line of the list of runs. `name` and `note` are a person's, the configuration's name
-    where there is none; `created` is Unix seconds; `seconds` the time at work; a run that cannot be
-    read has the state `unreadable` and says in `reason` why.
+    """A summary is one line of the list of runs.
+
+    `name` and `note` are a person's; without a person's name, the configuration's stands there.
+    `created` is in Unix seconds. `seconds` is the time that the run was at work. A run that cannot
+    be read has the state `unreadable` and says in `reason` why.
     """
 
     id: str
@@ -52,8 +54,9 @@ class RunSummary:
 
 
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
-    """Newest first; none when there is no such folder. Reads the two ends of each record, however
-    long it is.
+    """Returns the summaries of all runs, newest first; none when there is no such folder.
+
+    Raises RunError when the folder cannot be read.
     """
     try:
         folders = [
@@ -65,13 +68,12 @@ def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
         return []
     except OSError as error:
         raise RunError(f"The runs folder {runs_dir} cannot be read ({error.strerror}).") from None
-    return sorted(
-        filter(None, map(summarise, folders)), key=lambda run: (run.created, run.id), reverse=True
-    )
+    runs = filter(None, map(summarise, folders))
+    return sorted(runs, key=lambda run: (run.created, run.id), reverse=True)
 
 
 def summarise(folder: RunFolder) -> RunSummary | None:
-    """None when the folder is deleted meanwhile."""
+    """Returns the summary of a run, None when its folder is deleted meanwhile."""
     try:
         return _summary(folder)
     except OSError as error:
@@ -84,77 +86,92 @@ def summarise(folder: RunFolder) -> RunSummary | None:
         return None
     about = read_about(folder.path)
     return RunSummary(
-        folder.id,
-        about.name or folder.id,
-        "unreadable",
-        0,
-        0,
-        None,
-        created,
-        0.0,
-        "",
-        "",
-        str(folder.path),
-        reason,
-        about.note,
+        id=folder.id,
+        name=about.name or folder.id,
+        state="unreadable",
+        step=0,
+        total_steps=0,
+        loss=None,
+        created=created,
+        seconds=0.0,
+        model="",
+        data="",
+        path=str(folder.path),
+        reason=reason,
+        note=about.note,
     )
 
 
 def _summary(folder: RunFolder) -> RunSummary:
+    """Returns the summary of a run. Raises OSError or RamstreamError where it cannot be read."""
     running = folder.is_running()
     stat = (folder.path / CONFIG_FILE).stat()
-    name, model, data, steps = _told(folder.path / CONFIG_FILE, stat.st_mtime_ns)
+    name, model, data, steps = _configured(folder.path / CONFIG_FILE, stat.st_mtime_ns)
     ends = _RecordEnds()
     created, total_steps = stat.st_mtime, 0
     if file_size(folder.events_path):
-        with open(folder.events_path, "rb") as file:
+        with folder.events_path.open("rb") as file:
             for line in _lines_backwards(file):
                 if ends.add(line):
                     break
             first, started = _head(file)
-        created = first.time if first is not None else created
+        if first is not None:
+            created = first.time
         total_steps = (ends.started or started).total_steps
         if total_steps and steps is not None:
-            total_steps = steps  # as a change of the run has left it
-    session_time, seconds = created, 0.0
-    try:
-        session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
-        session_time, seconds = float(session["time"]), float(session["earlier_seconds"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
-        pass
-    seconds += max(0.0, (ends.last_time or created) - session_time)
+            # A change of the run while it goes on is in the configuration, not in `RunStarted`.
+            total_steps = steps
+    session_time, earlier_seconds = _session(folder, created)
+    seconds = earlier_seconds + max(0.0, (ends.last_time or created) - session_time)
     # Without a state near the end, the last thing that happened there was a step.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
     return RunSummary(
-        folder.id,
-        about.name or name,
-        shown_state(state, running),
-        ends.step or 0,
-        total_steps,
-        ends.loss,
-        created,
-        seconds,
-        model,
-        data,
-        str(folder.path),
-        ends.reason,
-        about.note,
+        id=folder.id,
+        name=about.name or name,
+        state=shown_state(state, running),
+        step=ends.step or 0,
+        total_steps=total_steps,
+        loss=ends.loss,
+        created=created,
+        seconds=seconds,
+        model=model,
+        data=data,
+        path=str(folder.path),
+        reason=ends.reason,
+        note=about.note,
     )
 
 
+def _session(folder: RunFolder, created: float) -> tuple[float, float]:
+    """Returns when the latest session began (Unix seconds), and the length of those before it.
+
+    Only a resumed run has a file that says so; for other runs the session began when the run was
+    `created`.
+    """
+    try:
+        session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
+        session_time = float(session["time"])
+        earlier_seconds = float(session["earlier_seconds"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
+        return created, 0.0
+    return session_time, earlier_seconds
+
+
 @functools.lru_cache(maxsize=4096)
-def _told(path: Path, mtime_ns: int) -> tuple[str, str, str, int | None]:
-    """Name, model, data and steps of a configuration; `mtime_ns` makes a changed file a new
-    question.
+def _configured(path: Path, _mtime_ns: int) -> tuple[str, str, str, int | None]:
+    """Returns name, model, data and steps of a configuration.
+
+    The time of the file's last change belongs to the cache's key, so that a changed file is read
+    again.
     """
     config = TrainConfig.load(path)
     return config.name, config.model.source, config.data.title, config.train.steps
 
 
-def _head(file) -> tuple[Record | None, RunStarted]:
-    """The first record, None while there is no whole one, and the first `RunStarted`, empty where
-    none is near.
+def _head(file: BinaryIO) -> tuple[Record | None, RunStarted]:
+    """Returns the first record, None while there is no whole one, and the first `RunStarted`, an
+    empty one where none is near the start.
     """
     file.seek(0)
     first: Record | None = None
@@ -162,12 +179,14 @@ def _head(file) -> tuple[Record | None, RunStarted]:
         with contextlib.suppress(ValueError):
             first = first or parse_line(line)
             if line_kind(line) == RunStarted.kind:
-                return first, parse_line(line).event
+                event = parse_line(line).event
+                if isinstance(event, RunStarted):
+                    return first, event
     return first, RunStarted()
 
 
 class _RecordEnds:
-    """What a summary needs from the end of a record, gathered from its last line backwards."""
+    """A `_RecordEnds` gathers what a summary needs from a record's end, from its last line back."""
 
     def __init__(self) -> None:
         self.state: str | None = None
@@ -179,49 +198,54 @@ class _RecordEnds:
         self._ceiling: int | None = None
 
     def add(self, line: bytes) -> bool:
-        """Take the line before those taken so far; True once nothing further back matters."""
-        wanted = line_kind(line) in (
-            StateChanged.kind,
-            RunEnded.kind,
-            RunStarted.kind,
-            StepFinished.kind,
-        )
+        """Takes the line before those taken so far; returns True once no earlier line matters."""
+        wanted = line_kind(line) in _TELLING
         if self.last_time is None or wanted:
             with contextlib.suppress(ValueError):
                 record = parse_line(line)
                 self.last_time = self.last_time or record.time
                 self._apply(record.event)
-        return (
-            self.state is not None
-            and self.step is not None
-            and (self.loss is not None or self.step == 0)
-        )
+        if self.state is None or self.step is None:
+            return False
+        return self.loss is not None or self.step == 0
 
     def _apply(self, event: Event) -> None:
-        if isinstance(event, (StateChanged, RunEnded)) and self.state is None:
-            self.state, self.reason = event.state, event.reason
+        # The lines come backwards, so the first value that is found is the latest.
+        if isinstance(event, (StateChanged, RunEnded)):
+            if self.state is None:
+                self.state = event.state
+                self.reason = event.reason
         elif isinstance(event, RunStarted):
             self.state = self.state or "preparing"
             self.started = self.started or event
             resumed = event.resumed_step or 0
             # A resume of an older step takes back the steps after it, which stand before this line.
             self._ceiling = resumed if self._ceiling is None else min(self._ceiling, resumed)
-            self.step = resumed if self.step is None else self.step
+            if self.step is None:
+                self.step = resumed
         elif isinstance(event, StepFinished) and self.loss is None:
-            if self._ceiling is None or event.step <= self._ceiling:
+            is_valid = self._ceiling is None or event.step <= self._ceiling
+            if is_valid:
                 self.loss = event.loss
-                self.step = event.step if self.step is None else self.step
+                if self.step is None:
+                    self.step = event.step
 
 
-def _lines_backwards(file) -> Iterator[bytes]:
-    """Whole lines from the last one back, as far as `_END_LIMIT` bytes from the end. One that is
-    longer, which is damage, is passed over, and its bytes do not count.
+_TELLING = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
+"""A summary reads lines of these kinds."""
+
+
+def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
+    """Yields whole lines from the last one back, as far as `_END_LIMIT` bytes from the end.
+
+    A line of `_LONGEST` bytes or more, which is damage, is passed over, and its bytes do not count.
     """
-    position, left = file.seek(0, os.SEEK_END), _END_LIMIT
-    rest, passed_over = (
-        b"",
-        True,
-    )  # what follows the last line break is nothing, or a line that is being written
+    position = file.seek(0, os.SEEK_END)
+    left = _END_LIMIT
+    # `rest` is the end of a line whose beginning is not read yet. What follows the last line break
+    # is nothing, or a line that is being written, so it is passed over.
+    rest = b""
+    passed_over = True
     while position > 0 and left > 0:
         begin = max(0, position - _TAIL_BYTES)
         file.seek(begin)
@@ -230,14 +254,17 @@ def _lines_backwards(file) -> Iterator[bytes]:
         if not passed_over:
             rest = last + rest
             left -= len(last)
-        if not pieces:
+        if not pieces:  # no line begins in this block
             if len(rest) >= _LONGEST:
-                left, rest, passed_over = left + len(rest), b"", True
+                left += len(rest)
+                rest = b""
+                passed_over = True
             continue
         if not passed_over:
             yield rest
         left -= sum(map(len, pieces))
-        rest, passed_over = pieces[0], False
+        rest = pieces[0]
+        passed_over = False
         yield from reversed(pieces[1:])
     if position == 0 and rest and not passed_over:
         yield rest

@@ -1,46 +1,60 @@
-"""`RunRecorder`, the one writer of a run's ``events.jsonl``. Its readers are in
+"""A `RunRecorder` is the one writer of a run's ``events.jsonl``. Its readers are in
 `engine.runs.following`.
+
+- One event becomes one line. The line is encoded, read back as a reader would read it, and only
+  then written; so no line is written that a reader would take for damage.
+- After that, the event is applied to the snapshot and told to the subscribers. They get the record
+  that was read back, which is exactly what a reader of the file gets.
+- The file is opened for appending, and a line is whole or gone: where only part of it could be
+  written, that part is cut off again.
+- The file is synced to the disk (fsync) after the lines that a resume relies on: a checkpoint was
+  written, the run is over. The other lines reach the disk when the system writes them; a power
+  failure may cost the latest of them, but a killed process costs none.
+- A torn last line means that a process was killed, or the power failed, while it wrote. The next
+  recorder moves the torn part to ``events.torn`` before it appends, so that every line of the
+  record is whole. A last line that only lacks its line break is kept and gets one. Readers leave a
+  last line without a line break out.
+- On a full disk, a run that asked for it waits for space, and the record says so: `Reserve` holds
+  the space for that line and for the run's last line.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from engine.errors import RunError
 from engine.files import FULL, write_whole
 from engine.runs.events import CheckpointWritten, Event, LogLine, Record, RunEnded, StateChanged
 from engine.runs.following import EVENTS_FILE, replay
-from engine.runs.lines import parse_line
+from engine.runs.lines import encode_line, parse_line
 from engine.runs.reserve import LOOK_SECONDS, RECORD_BYTES, Reserve, has_disk_space, wait_in_words
 from engine.runs.snapshot import RunSnapshot
 
 TORN_FILE = "events.torn"
-"""What a killed process left of its last line is moved here, so that every line of the record is
-whole.
-"""
+"""A torn last line is moved into this file."""
 SESSION_FILE = "session.json"
-"""Of a resumed run: the Unix `time` at which the latest session began, and `earlier_seconds`, the
-length of those before it. Lists of runs read it instead of the whole record.
+"""A resumed run has this file. It tells the Unix `time` at which the latest session began, and
+`earlier_seconds`, the length of the sessions before it. Lists of runs read it instead of the whole
+record.
 """
 _SCAN_BYTES = 1 << 16
 
 
 class RunRecorder:
-    """Appends events to ``<folder>/events.jsonl`` and keeps the snapshot that they add up to.
+    """A `RunRecorder` appends events to ``<folder>/events.jsonl`` and keeps the snapshot that they
+    add up to.
 
-    Opening an existing record goes on where it ended: `seq` counts on, a torn last line is moved to
-    ``events.torn``. At most one recorder may be open for a folder; the run's lock sees to that.
-    Raises RunError when the file cannot be read or written.
+    An existing record is continued where it ended: `seq` counts on. At most one recorder may be
+    open for a folder; the run's lock sees to that. Raises RunError when the file cannot be read or
+    written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], run_id: str):
@@ -50,7 +64,7 @@ class RunRecorder:
         self._endings: Callable[[], int] | None = None
         self._after_wait: Callable[[], None] | None = None
         self.gave_up = False
-        """Whether such a wait was ended by a request."""
+        """This is True once a request has ended a wait for disk space."""
         self._lack: _Lack | None = None
         self._reserve = Reserve(self.path.parent)
         self._lock = threading.Lock()
@@ -84,28 +98,27 @@ class RunRecorder:
             raise
 
     def wait_for_disk_space(self, endings: Callable[[], int] | None) -> None:
-        """From now on, where the disk has no space for a line, wait for some, until one more
-        request to end the run comes: `endings` says how many there were so far. For None, do not
-        wait but raise, as at first.
+        """Makes `emit` wait, from now on, where the disk has no space for a line.
+
+        The wait also ends when one more request to end the run comes: `endings` returns how many
+        there were so far. With None, `emit` does not wait but raises, as it does at first.
         """
         self._endings = endings
 
     def call_after_wait(self, listener: Callable[[], None] | None) -> None:
-        """After a wait for space, each thread that waited calls `listener`; none for None, as at
-        first.
-        """
+        """Makes each thread that waited for space call `listener` afterwards; None ends that."""
         self._after_wait = listener
 
     def emit(self, event: Event) -> Record:
-        """Write one event as one line, apply it to the snapshot, then call the subscribers. Any
-        thread may call.
+        """Writes one event as one line, applies it to the snapshot, then calls the subscribers.
 
-        A NaN or infinite number raises ValueError, a value without a JSON form or of another type
-        than its field's TypeError: both are faults of the program, since a run must end by name
-        before it records such a number. A disk that cannot take the line raises RunError; the file
-        then still ends with the line before. After `wait_for_disk_space`, where space is what the
-        disk lacks, this returns once there is some: the record tells that the run is paused
-        meanwhile.
+        Any thread may call. Raises ValueError for a number that is NaN or infinite, and TypeError
+        for a value that has no JSON form or not its field's type. Both are faults of the program: a
+        run must end with an error that names the cause before it records such a number.
+
+        Raises RunError where the disk cannot take the line; the file then still ends with the line
+        before. After `wait_for_disk_space`, where the disk lacks space, this method instead returns
+        once there is some. The record tells that the run is paused meanwhile.
         """
         looks, asked = 0, 0
         while True:
@@ -120,21 +133,24 @@ class RunRecorder:
                         raise self._unwritable(error) from None
             self._deliver()
             time.sleep(LOOK_SECONDS)
-            # What was asked for by now was meant for a run that trains: it stays for the one that
-            # goes on.
-            asked = self._asked() if not looks else asked
+            # Requests to end that came before this first look were meant for a run that trains.
+            # They are kept for the time when it goes on, and do not end the wait.
+            if looks == 0:
+                asked = self._asked()
             looks += 1
-        after_wait = self._after_wait  # which another thread may set to None
+        after_wait = self._after_wait  # read once, since another thread may set it to None
         if looks and after_wait is not None:
             after_wait()
         self._deliver()
         return record
 
     def _take(self, event: Event) -> Record:
-        """Write `event`, after a wait with what ends it before. Raises OSError where there is no
-        space.
+        """Writes `event`; after a wait for space, the lines that end the wait come before it.
+
+        Raises OSError where there is no space.
         """
-        lack, before = self._lack, []
+        lack = self._lack
+        before: list[Event] = []
         if isinstance(event, RunEnded):
             self._reserve.give_all()
         elif lack is not None:
@@ -145,21 +161,24 @@ class RunRecorder:
                 "There is room on the disk again: the run waited "
                 f"{time.monotonic() - lack.since:,.0f} s for it."
             )
-            before = [*([lack.state] if lack.is_told else []), LogLine("info", waited)]
+            if lack.is_told:
+                before.append(lack.state)
+            before.append(LogLine("info", waited))
         record = self._append(*before, event)
         self._lack = None
+        # A resume relies on these lines, so they must outlive a power failure.
         if isinstance(event, (CheckpointWritten, RunEnded)):
             self._sync()
         return record
 
     def _append(self, *events: Event) -> Record:
-        """Write these lines or none; the record of the last."""
+        """Writes all of these lines or none; returns the record of the last."""
         lines = [
-            _encode(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
+            encode_line(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
             for place, event in enumerate(events, 1)
         ]
-        # Read back, so that whoever listens live sees exactly what a reader of the file sees;
-        # before they are written, so that no line is which readers would take for damage.
+        # The lines are read back so that a live listener gets exactly what a reader of the file
+        # gets, and before they are written, so that no damaged line is written.
         records = [_read_back(line, event) for line, event in zip(lines, events)]
         self._write(b"".join(lines))
         for record in records:
@@ -168,22 +187,26 @@ class RunRecorder:
         return records[-1]
 
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
-        """Whether the thread that could not write `event` is to wait for space, which is told once;
-        `asked` counts the requests to end the run as of the first of its `looks`.
+        """Returns whether the thread that could not write `event` must wait for space.
+
+        The record is told once that the run waits. `asked` is the number of requests to end the run
+        at the first of the `looks` that the thread took.
         """
-        if error.errno not in FULL or isinstance(event, RunEnded) or self._endings is None:
+        can_wait = error.errno in FULL and not isinstance(event, RunEnded)
+        if not can_wait or self._endings is None:
             return False
-        self.gave_up = self.gave_up or (looks > 0 and self._asked() > asked)
+        if looks > 0 and self._asked() > asked:
+            self.gave_up = True
         if self.gave_up:
             return False
         if self._lack is None:
-            s = self.snapshot
-            self._lack = _Lack(error, StateChanged(s.state, s.reason, s.lacks_space_for or "found"))
+            now = self.snapshot
+            back_to = StateChanged(now.state, now.reason, now.lacks_space_for or "found")
+            self._lack = _Lack(error, back_to)
         if not self._lack.is_told:
             self._reserve.give_half()
-            with contextlib.suppress(
-                OSError
-            ):  # somebody else was faster: it is tried again at each look
+            # Another program may have taken the space that was just freed. Each look tries again.
+            with contextlib.suppress(OSError):
                 self._append(
                     StateChanged("paused", wait_in_words(error, self.path.parent), "record")
                 )
@@ -191,60 +214,66 @@ class RunRecorder:
         return True
 
     def _asked(self) -> int:
-        endings = self._endings  # which another thread may set to None
+        endings = self._endings  # read once, since another thread may set it to None
         return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:
-        """Call `listener` with every record from now on, in the order of `seq`, one at a time, on
-        an emitting thread.
+        """Calls `listener` with every record from now on, one at a time, in the order of `seq`.
 
-        It must return quickly and may emit. One that raises an Exception is dropped, which the
-        record notes: a broken terminal or screen does not end a run.
+        The calls come from emitting threads. A listener must return quickly, and it may emit. A
+        listener that raises an Exception is dropped, which the record notes: a broken terminal or
+        screen does not end a run.
         """
         with self._lock:
             self._subscribers.append(listener)
 
     def close(self) -> None:
-        """Sync the file to the disk and close it."""
+        """Syncs the file to the disk and closes it."""
         with self._lock:
             if self._descriptor is not None:
                 descriptor, self._descriptor = self._descriptor, None
-                with contextlib.suppress(OSError):  # what matters was synced when it was written
+                # The lines that matter were synced when they were written.
+                with contextlib.suppress(OSError):
                     os.fsync(descriptor)
                 os.close(descriptor)
                 self._reserve.give_all()
 
     def _write(self, line: bytes) -> None:
+        """Writes whole lines or nothing."""
+        assert self._descriptor is not None
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except BaseException:
-            # What got through of this line alone: the file may have grown by what others did to it.
+            # Only the bytes that got through are cut off. The size is asked for now, since others
+            # may have appended to the file as well.
             size = os.fstat(self._descriptor).st_size
             os.ftruncate(self._descriptor, size - (len(line) - len(rest)))
             raise
 
     def _sync(self) -> None:
+        assert self._descriptor is not None
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> RunError:
-        do = (
-            "mend that"
-            if error.errno not in FULL
-            else f"free at least {RECORD_BYTES >> 20} MiB of that disk"
-        )
+        do = "mend that"
+        if error.errno in FULL:
+            do = f"free at least {RECORD_BYTES >> 20} MiB of that disk"
         return RunError(
             f"The record {self.path} cannot be written ({error.strerror}); {do} and resume the run."
         )
 
     def _deliver(self) -> None:
-        # Whichever thread finds nobody delivering does so for all, and goes on until nothing is
-        # left: records reach the subscribers in order, and neither a slow subscriber nor one that
-        # emits holds up the file.
+        """Tells the subscribers of all records that they have not been told of.
+
+        The first thread that comes delivers for all threads until nothing is left, and the others
+        return at once. So records reach the subscribers in order, and the file's lock is free while
+        a slow subscriber, or one that emits, is called.
+        """
         while True:
             with self._lock:
                 if self._delivering or not self._undelivered:
@@ -254,26 +283,27 @@ class RunRecorder:
                 listeners = tuple(self._subscribers)
             try:
                 for listener in listeners:
-                    try:
-                        listener(record)
-                    except Exception as error:
-                        with self._lock:
-                            self._subscribers.remove(listener)
-                        self.emit(
-                            LogLine(
-                                "warning",
-                                f"A listener of this record failed and was dropped: {error!r}.",
-                            )
-                        )
+                    self._call(listener, record)
             finally:
                 with self._lock:
                     self._delivering = False
 
+    def _call(self, listener: Callable[[Record], None], record: Record) -> None:
+        try:
+            listener(record)
+        except Exception as error:  # noqa: BLE001  no fault of a listener ends a run
+            with self._lock:
+                self._subscribers.remove(listener)
+            warning = f"A listener of this record failed and was dropped: {error!r}."
+            self.emit(LogLine("warning", warning))
+
 
 @dataclass
 class _Lack:
-    """Of space for the record: the error that told it, the state to go back to, whether the record
-    says so yet.
+    """A `_Lack` begins when the disk has no space for the record, as `error` told.
+
+    `state` is the state to go back to. `is_told` says whether the record says yet that the run
+    waits. `since` is on the clock of `time.monotonic`.
     """
 
     error: OSError
@@ -285,20 +315,6 @@ class _Lack:
         self.is_told = True
 
 
-def _encode(record: Record) -> bytes:
-    values = record.to_json()
-    try:
-        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"
-    except ValueError:
-        for name, number in _numbers(values, values["kind"]):
-            if not math.isfinite(number):
-                raise ValueError(
-                    f"{name} is {number}: a number that is not finite must end the run by name "
-                    "before it is recorded."
-                ) from None
-        raise
-
-
 def _read_back(line: bytes, event: Event) -> Record:
     try:
         return parse_line(line)
@@ -306,20 +322,8 @@ def _read_back(line: bytes, event: Event) -> Record:
         raise TypeError(f"{event.kind} is {error}") from None
 
 
-def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    if isinstance(value, float):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _numbers(item, f"{name}.{key}")
-            yield from _numbers(key, f"{name}: a key")
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _numbers(item, f"{name}[{index}]")
-
-
 def _repair_end(path: Path, descriptor: int) -> None:
-    """Make the file end with a whole line. Everything before the torn line stays as it is."""
+    """Makes the file end with a whole line. Everything before the torn line stays as it is."""
     size = start = os.fstat(descriptor).st_size
     pieces: list[bytes] = []
     while start > 0 and not (pieces and b"\n" in pieces[-1]):
@@ -330,10 +334,11 @@ def _repair_end(path: Path, descriptor: int) -> None:
     if not torn:
         return
     try:
-        parse_line(torn)
+        parse_line(torn)  # only the line break may be missing
     except ValueError:
-        with open(path.with_name(TORN_FILE), "ab") as aside:
+        with path.with_name(TORN_FILE).open("ab") as aside:
             aside.write(torn + b"\n")
+            # The copy must be on the disk before the original is cut off.
             aside.flush()
             os.fsync(aside.fileno())
         os.ftruncate(descriptor, size - len(torn))

@@ -1,5 +1,6 @@
-"""Space on the disk for a run's record: what an open record holds back for the lines that tell of a
-full disk, and how much it asks for. Standard library alone.
+"""An open record holds back some disk space for the lines that tell of a full disk.
+
+No library but the standard one is imported.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from pathlib import Path
 from engine.files import is_full_in_words
 
 RECORD_BYTES = 16 << 20
-"""What the record of some hours takes, which is asked for when a disk is full."""
+"""A run whose disk is full asks for this space, which the record of some hours takes."""
 LOOK_SECONDS = 0.5
-"""Between two looks of a record that waits for space."""
+"""A record that waits for space looks for it after so many seconds, again and again."""
 RESERVE_FILE = "events.reserve"
 _RESERVE_BYTES = 1 << 16
 
 
 class Reserve:
-    """Disk space beside a record, as the file ``events.reserve``. On a full disk half of it is
-    given to the line that says so (and to what is asked of the run then, in its control file), and
-    the rest to the last line of the run.
+    """A `Reserve` holds disk space beside a record, as the file ``events.reserve``.
+
+    On a full disk, half of it is freed for the line that says so, and for the requests that are
+    then written to the run's control file. The rest is freed for the last line of the run.
     """
 
     def __init__(self, folder: Path):
         self._path = folder / RESERVE_FILE
 
     def hold(self) -> None:
-        """Hold the whole of it back. Raises OSError where the disk has less."""
+        """Takes the whole reserve. Raises OSError where the disk has less space."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
@@ -37,7 +39,7 @@ class Reserve:
             os.close(descriptor)
 
     def give_half(self) -> None:
-        with contextlib.suppress(OSError):  # somebody deleted it
+        with contextlib.suppress(OSError):  # somebody may have deleted the file
             os.truncate(self._path, _RESERVE_BYTES // 2)
 
     def give_all(self) -> None:
@@ -46,12 +48,12 @@ class Reserve:
 
 
 def has_disk_space(folder: Path) -> bool:
-    """Whether the disk has space for a record again; a quota does not show here."""
+    """Tells whether the disk has space for a record again. A quota does not show here."""
     return shutil.disk_usage(folder).free >= RECORD_BYTES
 
 
 def wait_in_words(error: OSError, folder: Path) -> str:
-    """Why a run waits, and what ends that, in one sentence."""
+    """Returns one sentence that says why a run waits and what ends that."""
     return (
         f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at "
         f"least {RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, "

@@ -1,11 +1,20 @@
-"""`RunSnapshot`: what a run's records add up to, as plain data that the screens draw.
+"""A `RunSnapshot` is what a run's records add up to, as plain data that the screens draw.
 
-A pure fold: the same records give the same snapshot, whether they arrive live, from a file or from
-another process's file as it grows. Each record is applied in constant time (amortised), so a run of
-any length can be followed.
+The records are folded one after the other, by `RunSnapshot.apply`:
 
-The thread that applies is the one that reads: a table cannot grow while an array made from one of
-its columns is alive.
+- Each kind of event has one method that changes the snapshot (`_FOLDS`). A kind that this version
+  does not know only counts as a line.
+- The fold is pure: the same records give the same snapshot, whether they arrive live, from a file,
+  or from another process's file as it grows.
+- Each record is applied in amortised constant time, and what is kept is bounded or small: tables
+  are thinned out (`engine.runs.event_tables`), the log and the answers keep their latest entries.
+  So a run of any length can be followed.
+- A session begins with the state `preparing` or, where that line is missing, with `RunStarted`. A
+  resume from an earlier step takes back the rows, answers and checkpoints of later steps.
+- A step number that cannot be true (`engine.runs.step_order`) is not shown, and the log says so.
+
+The thread that applies must be the one that reads: a table cannot grow while an array that shares
+the memory of one of its columns is alive.
 """
 
 from __future__ import annotations
@@ -13,10 +22,18 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from engine.runs.event_tables import EvalTable, EventTable, MemoryTable, NormTable, StepTable
+from engine.runs.event_tables import (
+    EvalTable,
+    EventTable,
+    MemoryTable,
+    NormTable,
+    StepEvent,
+    StepTable,
+)
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
@@ -37,6 +54,7 @@ from engine.runs.events import (
     Record,
     RunEnded,
     RunStarted,
+    RunState,
     SettingsChanged,
     StateChanged,
     StepFinished,
@@ -46,20 +64,23 @@ from engine.runs.events import (
 from engine.runs.step_order import StepOrder
 
 OVER_STATES = ("finished", "stopped", "failed", "discarded")
-"""The states that a run ends in."""
+"""A run ends in one of these states."""
 
 LOG_LINES = 500
 DAMAGED_TOLD = 20
-"""Damaged lines that the log names; of further ones there is only the number."""
+"""The log names so many damaged lines; further ones are only counted."""
 PROMPT_ANSWERS = 200
-"""Evaluations whose answers to the sample prompts are kept: the latest."""
+"""The answers to the sample prompts of so many evaluations are kept, the latest ones."""
 RECENT_STEPS = 20
+"""The time that is left is worked out from so many of the latest steps."""
+
+E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten)
 
 
 @dataclass(frozen=True)
 class Job:
-    """Long work that is going on: `started` and `time` are the Unix times of its first and latest
-    record.
+    """A job is long work that goes on; `started` and `time` are the Unix times of its first and
+    its latest record.
     """
 
     job: str
@@ -72,6 +93,8 @@ class Job:
 
 @dataclass(frozen=True)
 class LogEntry:
+    """The run said `text` at the Unix time `time`."""
+
     time: float
     level: str
     text: str
@@ -79,7 +102,7 @@ class LogEntry:
 
 @dataclass
 class RunSnapshot:
-    """Everything that a screen shows of one run. Times are Unix seconds."""
+    """A snapshot holds everything that a screen shows of one run. Times are Unix seconds."""
 
     run_id: str = ""
     name: str = ""
@@ -91,37 +114,33 @@ class RunSnapshot:
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: float = 0.0
-    """What large matrix products reach on this device; 0 where it was not measured."""
+    """Large matrix products reach this rate on the device; it is 0 where nothing was measured."""
     resumed_step: int | None = None
-    """The step that the latest session continued from; None when it began at the start."""
+    """The latest session continued from this step; it is None for one that began at the start."""
     sessions: int = 0
-    """How often the run was started: 1, and one more for each resume."""
+    """The run was started so many times: once, and once more for each resume."""
     is_started: bool = False
-    """Whether the latest session has described itself by `RunStarted`, which it does once
-    everything is prepared.
-    """
+    """This is True once the latest session has recorded `RunStarted`: everything is prepared."""
 
-    state: str = "preparing"
+    state: RunState = "preparing"
     reason: str = ""
     lacks_space_for: str = ""
-    """What a paused run waits to write until there is space on the disk, as `StateChanged` calls
-    it.
-    """
+    """A paused run waits for disk space to write this; the words are those of `StateChanged`."""
     started_time: float | None = None
     session_time: float | None = None
-    """When the latest session began: its change to `preparing`, or its `RunStarted` where that
-    comes first.
+    """The latest session began then: with its change to `preparing`, or with its `RunStarted` where
+    that comes first.
     """
     last_time: float | None = None
-    """Time of the latest record."""
+    """The latest record has this time."""
     earlier_seconds: float = 0.0
-    """Length of the sessions before the latest one."""
+    """The sessions before the latest one took this long together."""
     last_seq: int = 0
 
     steps: StepTable = field(default_factory=StepTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
-    """Watt hours that the card took so far."""
+    """The card took so many watt hours so far."""
     norms: NormTable = field(default_factory=NormTable)
     evals: EvalTable = field(default_factory=EvalTable)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
@@ -130,28 +149,30 @@ class RunSnapshot:
     exports: list[ExportWritten] = field(default_factory=list)
     job: Job | None = None
     timeline: StepTimeline | None = None
-    """The latest one."""
+    """This is the latest timeline."""
     timeline_steps: list[int] = field(default_factory=list)
-    """The steps that have one in the record."""
+    """These steps have a timeline in the record."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     forecast: ForecastChecked | None = None
-    """The latest one: a resume from an earlier step makes what was measured no less true."""
+    """This is the latest comparison. A resume from an earlier step does not take it back, since
+    what was measured remains true.
+    """
     plan_choices: dict[str, Any] = field(default_factory=dict)
     plan_grid: str = ""
     simulated: PlanSimulated | None = None
-    """Of the latest session's plan; None where no rates were known."""
+    """The latest session's plan was simulated so; it is None where no rates were known."""
     lines: int = 0
-    """Lines of the record so far, damaged ones included."""
+    """The record has so many lines so far, damaged ones included."""
     damaged_lines: int = 0
-    """Of these, those that could not be read or whose step cannot be true."""
+    """So many of the lines could not be read, or name a step that cannot be true."""
     order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     requests_taken: int = 0
-    """What people asked of the run and it has taken up."""
+    """The run has taken up so many requests of people."""
     changes: list[SettingsChanged] = field(default_factory=list)
 
-    # ------------------------------------------------------------------ what follows from it
+    # ------------------------------------------------------------------ values that follow
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +180,7 @@ class RunSnapshot:
 
     @property
     def step(self) -> int:
-        """Steps that are applied."""
+        """Returns the number of steps that are applied."""
         resumed, steps = self.resumed_step or 0, self.steps.step
         return max(resumed, steps[-1]) if steps else resumed
 
@@ -169,42 +190,41 @@ class RunSnapshot:
 
     @property
     def progress(self) -> float:
-        """0 to 1."""
+        """Returns the share of the steps that are applied, from 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
 
     @property
     def seconds(self) -> float:
-        """Time that the run was at work, the time between sessions excluded."""
+        """Returns the time that the run was at work, without the time between sessions."""
         if self.session_time is None or self.last_time is None:
             return self.earlier_seconds
         return self.earlier_seconds + max(0.0, self.last_time - self.session_time)
 
     @property
     def seconds_left(self) -> float | None:
-        """From the median of the latest steps; None while that is unknown and once the run is over."""
+        """Returns the time that the remaining steps take at the median pace of the latest ones.
+
+        Returns None while no step is known, and once the run is over.
+        """
         if self.is_over or not self.steps.seconds or not self.total_steps:
             return None
-        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * max(
-            0, self.total_steps - self.step
-        )
+        left = max(0, self.total_steps - self.step)
+        return statistics.median(self.steps.seconds[-RECENT_STEPS:]) * left
 
     # ------------------------------------------------------------------ the fold
 
     def apply(self, record: Record) -> None:
-        """Add the next record of the run. A kind that this version does not know changes only the
-        envelope fields.
-        """
+        """Adds the next record of the run."""
         if self.started_time is None:
             self.started_time = record.time or None
         self.lines += 1
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
-        self.run_id, self.last_seq, self.last_time = (
-            record.run_id,
-            record.seq,
-            record.time or self.last_time,
-        )
+        # These come last: a fold may still need the time of the record before.
+        self.run_id = record.run_id
+        self.last_seq = record.seq
+        self.last_time = record.time or self.last_time
 
     def _begin_session(self, time: float) -> None:
         self.earlier_seconds = self.seconds
@@ -216,23 +236,32 @@ class RunSnapshot:
         if self.session_time is None or self.is_started or self.is_over:
             self._begin_session(time)
         self.is_started = True
-        self.name, self.device, self.device_name = event.name, event.device, event.device_name
-        self.total_steps, self.parameters, self.units = (
-            event.total_steps,
-            event.parameters,
-            event.units,
-        )
-        self.program_version, self.flops_formula = event.program_version, event.flops_formula
-        self.ceiling_tflops, self.resumed_step = event.ceiling_tflops, event.resumed_step
-        self.state, self.reason, self.lacks_space_for, self.job = "preparing", "", "", None
+        self.name = event.name
+        self.device = event.device
+        self.device_name = event.device_name
+        self.total_steps = event.total_steps
+        self.parameters = event.parameters
+        self.units = event.units
+        self.program_version = event.program_version
+        self.flops_formula = event.flops_formula
+        self.ceiling_tflops = event.ceiling_tflops
+        self.resumed_step = event.resumed_step
+        self.state = "preparing"
+        self.reason = ""
+        self.lacks_space_for = ""
+        self.job = None
         self._drop_after(event.resumed_step or 0)
         self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
-        for table in (self.steps, self.memory, self.evals, self.norms):
+        """Takes back what belongs to steps after `step`."""
+        tables: tuple[EventTable, ...] = (self.steps, self.memory, self.evals, self.norms)
+        for table in tables:
             table.drop_after(step)
-        for events in (self.exact_matches, self.prompt_answers, self.checkpoints, self.exports):
-            events[:] = [event for event in events if event.step <= step]
+        self.exact_matches = _up_to(step, self.exact_matches)
+        self.prompt_answers = _up_to(step, self.prompt_answers)
+        self.checkpoints = _up_to(step, self.checkpoints)
+        self.exports = _up_to(step, self.exports)
         del self.timeline_steps[bisect.bisect_right(self.timeline_steps, step) :]
         if self.timeline is not None and self.timeline.step > step:
             self.timeline = None
@@ -240,53 +269,58 @@ class RunSnapshot:
     def _state_changed(self, time: float, event: StateChanged) -> None:
         if event.state == "preparing" and event.lacks_space_for != "found":
             self._begin_session(time)
-        self.state, self.reason, self.job = event.state, event.reason, None
-        self.lacks_space_for = event.lacks_space_for if event.lacks_space_for != "found" else ""
+        self.state = event.state
+        self.reason = event.reason
+        self.job = None
+        self.lacks_space_for = "" if event.lacks_space_for == "found" else event.lacks_space_for
 
     def _job_progressed(self, time: float, event: JobProgressed) -> None:
         if event.total > 0 and event.done >= event.total:
             self.job = None
             return
-        started = self.job.started if self.job is not None and self.job.job == event.job else time
+        goes_on = self.job is not None and self.job.job == event.job
+        started = self.job.started if self.job is not None and goes_on else time
         self.job = Job(event.job, event.done, event.total, event.message, started, time)
 
     def _end_job(self, job: str) -> None:
-        """Its result is there, whether or not its progress reached the end."""
+        """Ends a job whose result is there, whether or not its progress reached the end."""
         if self.job is not None and self.job.job == job:
             self.job = None
 
-    def _data_prepared(self, time: float, event: DataPrepared) -> None:
+    def _data_prepared(self, _: float, event: DataPrepared) -> None:
         self.data = event.summary
         self._end_job("tokenise")
 
-    def _fit_reported(self, time: float, event: FitReported) -> None:
+    def _fit_reported(self, _: float, event: FitReported) -> None:
         self.fit = event.report
 
-    def _forecast_checked(self, time: float, event: ForecastChecked) -> None:
+    def _forecast_checked(self, _: float, event: ForecastChecked) -> None:
         self.forecast = event
 
-    def _plan_built(self, time: float, event: PlanBuilt) -> None:
-        self.plan_choices, self.plan_grid, self.simulated = event.choices, event.grid, None
+    def _plan_built(self, _: float, event: PlanBuilt) -> None:
+        self.plan_choices = event.choices
+        self.plan_grid = event.grid
+        self.simulated = None
 
-    def _plan_simulated(self, time: float, event: PlanSimulated) -> None:
+    def _plan_simulated(self, _: float, event: PlanSimulated) -> None:
         self.simulated = event
 
     def _step_finished(self, time: float, event: StepFinished) -> None:
         if not self.order.takes(event.step, self.lines):
             self._impossible(time, event)
             return
+        # A step that comes again was done again by a resume whose first line is missing.
         if event.step <= self.step:
             self._drop_after(event.step - 1)
         self.steps.append(time, event)
 
     def _step_timeline(self, time: float, event: StepTimeline) -> None:
-        if self.order.may_belong(event.step) and not (
-            self.timeline_steps and event.step < self.timeline_steps[-1]
-        ):
-            self.timeline_steps.append(event.step)
-            self.timeline = event
-        else:
+        goes_back = self.timeline_steps and event.step < self.timeline_steps[-1]
+        if goes_back or not self.order.may_belong(event.step):
             self._impossible(time, event)
+            return
+        self.timeline_steps.append(event.step)
+        self.timeline = event
 
     def _memory_sampled(self, time: float, event: MemorySampled) -> None:
         if self._fits(self.memory, time, event):
@@ -302,27 +336,27 @@ class RunSnapshot:
             self.evals.append(time, event)
         self._end_job("evaluate")
 
-    def _exact_match_measured(self, time: float, event: ExactMatchMeasured) -> None:
+    def _exact_match_measured(self, _: float, event: ExactMatchMeasured) -> None:
         self.exact_matches.append(event)
         self._end_job("sample")
 
-    def _prompts_answered(self, time: float, event: PromptsAnswered) -> None:
+    def _prompts_answered(self, _: float, event: PromptsAnswered) -> None:
         self.prompt_answers.append(event)
         del self.prompt_answers[:-PROMPT_ANSWERS]
         self._end_job("prompts")
 
-    def _checkpoint_written(self, time: float, event: CheckpointWritten) -> None:
+    def _checkpoint_written(self, _: float, event: CheckpointWritten) -> None:
         self.checkpoints.append(event)
         self._end_job("checkpoint")
 
-    def _export_written(self, time: float, event: ExportWritten) -> None:
+    def _export_written(self, _: float, event: ExportWritten) -> None:
         self.exports.append(event)
         self._end_job("export")
 
-    def _control_received(self, time: float, event: ControlReceived) -> None:
+    def _control_received(self, _: float, __: ControlReceived) -> None:
         self.requests_taken += 1
 
-    def _settings_changed(self, time: float, event: SettingsChanged) -> None:
+    def _settings_changed(self, _: float, event: SettingsChanged) -> None:
         self.total_steps = event.total_steps or self.total_steps
         self.changes.append(event)
 
@@ -330,36 +364,40 @@ class RunSnapshot:
         self.log.append(LogEntry(time, event.level, event.text))
 
     def _line_damaged(self, time: float, event: LogLine) -> None:
+        """Counts a damaged line, and notes the first few in the log."""
         self.damaged_lines += 1
         if self.damaged_lines <= DAMAGED_TOLD:
             self._log_line(time, event)
 
-    def _fits(self, table: EventTable, time: float, event: Event) -> bool:
-        """Whether a row's step can be true; tables never go back."""
-        fits = self.order.may_belong(event.step) and not (
-            table.step and event.step < table.step[-1]
-        )
-        if not fits:
+    def _fits(self, table: EventTable, time: float, event: StepEvent) -> bool:
+        """Tells whether a row's step can be true, and whether it is not before the last row's."""
+        goes_back = table.step and event.step < table.step[-1]
+        if goes_back or not self.order.may_belong(event.step):
             self._impossible(time, event)
-        return fits
+            return False
+        return True
 
-    def _impossible(self, time: float, event: Event) -> None:
+    def _impossible(self, time: float, event: StepEvent | StepTimeline) -> None:
+        """Counts a line whose step cannot be true as damaged."""
         text = (
             f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not "
             "shown."
         )
         self._line_damaged(time, LogLine("warning", text))
 
-    def _run_ended(self, time: float, event: RunEnded) -> None:
-        self.state, self.reason, self.lacks_space_for, self.job = (
-            event.state,
-            event.reason,
-            "",
-            None,
-        )
+    def _run_ended(self, _: float, event: RunEnded) -> None:
+        self.state = event.state
+        self.reason = event.reason
+        self.lacks_space_for = ""
+        self.job = None
 
 
-_FOLDS = {
+def _up_to(step: int, events: list[E]) -> list[E]:
+    """Returns the events of steps up to `step`."""
+    return [event for event in events if event.step <= step]
+
+
+_FOLDS: dict[type[Event], Callable[[RunSnapshot, float, Any], None]] = {
     RunStarted: RunSnapshot._run_started,
     StateChanged: RunSnapshot._state_changed,
     JobProgressed: RunSnapshot._job_progressed,
@@ -383,3 +421,4 @@ _FOLDS = {
     LineDamaged: RunSnapshot._line_damaged,
     RunEnded: RunSnapshot._run_ended,
 }
+"""These methods fold the events, by kind. Each takes the record's time and the event."""

@@ -1,5 +1,7 @@
-"""Timelines of a record by step, read one at a time. A long record is hundreds of MB, nearly all of
-them spans: it is looked through once, line by line, without parsing them. No torch.
+"""A `TimelineIndex` finds the timelines of a record by step and reads them one at a time.
+
+A long record has hundreds of MB, nearly all of them spans. So the record is looked through once,
+line by line, and the spans are not parsed. No torch is imported.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from engine.errors import RunError
-from engine.runs.events import PlanSimulated, RunStarted, StepTimeline
+from engine.runs.events import Event, PlanSimulated, RunStarted, StepTimeline
 from engine.runs.lines import line_kind, parse_line
 
+E = TypeVar("E", bound=Event)
+
 _HEAD_BYTES = 600
+"""The step of a timeline stands within so many bytes of its line."""
 _KEPT_EVENTS = 4
 _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spans": ?\[')
 
 
 class TimelineIndex:
-    """The steps of one record that have a timeline. Each call looks at what was added since the
-    last; any thread may call.
+    """A `TimelineIndex` knows which steps of one record have a timeline, and where it stands.
+
+    Each call first looks at what was added to the record since the last call. Any thread may call.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -31,22 +38,27 @@ class TimelineIndex:
         self._forget()
 
     def _forget(self) -> None:
+        """Begins anew: no byte is looked at, and nothing is found.
+
+        `_found` holds, by step, the offset of its timeline and the offset of the simulation of its
+        session's plan. `_plan` is the offset of the latest such simulation.
+        """
         self._offset = 0
         self._plan: int | None = None
         self._found: dict[int, tuple[int, int | None]] = {}
-        self._kept: OrderedDict[int, StepTimeline | PlanSimulated] = OrderedDict()
+        self._kept: OrderedDict[int, Event] = OrderedDict()
 
     def steps(self) -> list[int]:
-        """In ascending order. Raises RunError when the record cannot be read."""
+        """Returns the steps in ascending order. Raises RunError for an unreadable record."""
         with self._lock:
             self._look()
             return sorted(self._found)
 
     def read(self, step: int | None = None) -> tuple[StepTimeline, PlanSimulated | None]:
-        """The timeline of `step`, the latest for None, with the simulation of its session's plan
-        where one was recorded.
+        """Returns the timeline of `step`, the latest one for None, and the simulation of its
+        session's plan where one was recorded.
 
-        Raises RunError for a step that has none and for a record that cannot be read.
+        Raises RunError for a step without a timeline and for a record that cannot be read.
         """
         with self._lock:
             self._look()
@@ -62,25 +74,27 @@ class TimelineIndex:
                     f"{nearest(sorted(self._found), wanted):,}."
                 )
             place, plan = self._found[wanted]
-        timeline = self._event(place, wanted)
-        return timeline, None if plan is None else self._event(plan, wanted)
+        timeline = self._event(place, StepTimeline, wanted)
+        if plan is None:
+            return timeline, None
+        return timeline, self._event(plan, PlanSimulated, wanted)
 
-    def _event(self, offset: int, step: int) -> StepTimeline | PlanSimulated:
-        """What stands at `offset`; the last few are kept, since who zooms into a step asks for it
-        many times.
+    def _event(self, offset: int, kind: type[E], step: int) -> E:
+        """Returns the event that stands at `offset`.
+
+        The last few events are kept: a person who zooms into a step asks for it many times.
         """
         kept = self._kept
         event = kept.get(offset)
         if event is None:
             try:
-                with open(self._path, "rb") as file:
+                with self._path.open("rb") as file:
                     file.seek(offset)
                     event = parse_line(file.readline()).event
             except (OSError, ValueError):
-                raise RunError(
-                    f"The timeline of step {step:,} is damaged in the record and cannot be shown; "
-                    "choose another step."
-                ) from None
+                raise _damaged(step) from None
+        if not isinstance(event, kind):
+            raise _damaged(step)
         with self._lock:
             kept[offset] = event
             kept.move_to_end(offset)
@@ -89,11 +103,11 @@ class TimelineIndex:
         return event
 
     def _look(self) -> None:
+        """Notes the lines that were added to the record; the caller holds the lock."""
         try:
-            with open(self._path, "rb") as file:
-                if (
-                    os.fstat(file.fileno()).st_size < self._offset
-                ):  # another record has taken its place
+            with self._path.open("rb") as file:
+                # A shorter file means that another record has taken the place of this one.
+                if os.fstat(file.fileno()).st_size < self._offset:
                     self._forget()
                 file.seek(self._offset)
                 for line in file:
@@ -120,7 +134,7 @@ class TimelineIndex:
                 self._drop_after(line)
 
     def _drop_after(self, line: bytes) -> None:
-        """A session that goes on from an earlier step takes those after it out of the story."""
+        """Forgets the steps after the one that a new session goes on from."""
         try:
             event = parse_line(line).event
         except ValueError:
@@ -131,5 +145,12 @@ class TimelineIndex:
 
 
 def nearest(steps: Sequence[int], wanted: int) -> int:
-    """The one of `steps` that is next to `wanted`, the earlier of two."""
+    """Returns the step of `steps` that is nearest to `wanted`, the earlier of two."""
     return min(steps, key=lambda step: (abs(step - wanted), step))
+
+
+def _damaged(step: int) -> RunError:
+    return RunError(
+        f"The timeline of step {step:,} is damaged in the record and cannot be shown; "
+        "choose another step."
+    )

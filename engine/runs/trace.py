@@ -1,12 +1,13 @@
-"""A step's timeline as a file for ui.perfetto.dev and chrome://tracing: the trace event format, one
-row a lane. No torch.
+"""A step's timeline is written here as a file for ui.perfetto.dev and chrome://tracing.
+
+The file is in the Trace Event Format of Chromium, with one row for each lane. No torch is imported.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.errors import RunError
 from engine.files import write_whole
 from engine.plan.ops import Lane
 from engine.runs.events import PlanSimulated, StepTimeline
+from engine.runs.field_types import Span, Wait
 from engine.runs.folder import open_run
 from engine.runs.timeline_index import TimelineIndex
 
@@ -27,19 +29,22 @@ ROWS = (
     Lane.STATES_OUT,
     Lane.HOST,
 )
-"""From top to bottom; a row is a thread of the trace, numbered from 1."""
+"""The rows stand in this order from top to bottom; a row is a thread of the trace, counted from 1.
+"""
 MEASURED, PREDICTED = 1, 2
-"""Processes of the trace."""
+"""The trace has these two processes."""
 
 
 def trace_of(
     run_id: str, timeline: StepTimeline, simulated: PlanSimulated | None = None
 ) -> dict[str, Any]:
-    """The trace as JSON values: complete events ("X") in microseconds from the earliest of them, a
-    thread a lane; what was measured and what was predicted are two processes. `simulated`: of the
-    plan that the step ran.
+    """Returns the trace as JSON values.
+
+    Its events are complete events ("X"), in microseconds from the earliest of them. Each lane is a
+    thread; what was measured and what was predicted are two processes. `simulated` is the
+    simulation of the plan that the step ran.
     """
-    starts = [record["start"] for record in [*timeline.spans, *timeline.waits]]
+    starts = [part["start"] for part in [*timeline.spans, *timeline.waits]]
     begin = min(starts, default=0.0)
     events = [
         *_names(MEASURED, f"Step {timeline.step}, measured", timeline),
@@ -60,16 +65,18 @@ def trace_of(
 
 
 def trace_name(run_id: str, step: int) -> str:
-    """What the file is called."""
+    """Returns the name of the file."""
     return f"{run_id}-step-{step}.trace.json"
 
 
 def write_trace(
     runs_dir: str | os.PathLike[str], run_id: str, step: int | None, target: Path | None
 ) -> Path:
-    """Write the trace of `step` (None: the latest that has a timeline) to `target` (None: a file of
-    its own name in the current folder) and return where it is. Raises RunError for what is not
-    there and for a file that cannot be written.
+    """Writes the trace of a step and returns the path of the file.
+
+    Without `step` it is the latest step that has a timeline; without `target`, the file is made in
+    the current folder under the name of `trace_name`. Raises RunError for a run or a timeline that
+    does not exist, and for a file that cannot be written.
     """
     timeline, simulated = TimelineIndex(open_run(runs_dir, run_id).events_path).read(step)
     path = target or Path(trace_name(run_id, timeline.step))
@@ -83,66 +90,61 @@ def write_trace(
     return path
 
 
-def _names(process: int, name: str, timeline: StepTimeline) -> Iterable[dict[str, Any]]:
-    def metadata(kind: str, thread: int, **args: Any) -> dict[str, Any]:
-        return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": args}
-
-    yield metadata("process_name", 0, name=name)
-    yield metadata("process_sort_index", 0, sort_index=process)
-    rows = {_row(span["lane"]) for span in timeline.spans} | (
-        {_row("COMPUTE waits")} if timeline.waits else set()
-    )
+def _names(process: int, name: str, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
+    """Yields the events that name a process and its rows, and put them in order."""
+    yield _metadata(process, "process_name", 0, {"name": name})
+    yield _metadata(process, "process_sort_index", 0, {"sort_index": process})
     lanes = {_row(span["lane"]): span["lane"] for span in timeline.spans}
+    rows = set(lanes)
+    if timeline.waits:
+        rows.add(_row("COMPUTE waits"))
     for row in sorted(rows):
-        yield metadata("thread_name", row, name=ROWS[row - 1] if row <= len(ROWS) else lanes[row])
-        yield metadata("thread_sort_index", row, sort_index=row)
+        title = ROWS[row - 1] if row <= len(ROWS) else lanes[row]
+        yield _metadata(process, "thread_name", row, {"name": title})
+        yield _metadata(process, "thread_sort_index", row, {"sort_index": row})
+
+
+def _metadata(process: int, kind: str, thread: int, values: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": values}
 
 
 def _row(lane: str) -> int:
-    """Of a lane; those of another version of the program share one below the others."""
+    """Returns the row of a lane. Lanes of another version of the program share the lowest row."""
     return ROWS.index(lane) + 1 if lane in ROWS else len(ROWS) + 1
 
 
-def _complete(process: int, span: dict[str, Any], begin: float) -> dict[str, Any]:
+def _complete(process: int, span: Span, begin: float) -> dict[str, Any]:
+    """Returns the event of an op."""
     batch = span.get("micro_batch")
-    name = f"{span['op']} {span['unit']}" + ("" if batch is None else f" [{batch}]")
-    return _event(
-        process,
-        _row(span["lane"]),
-        name,
-        span["op"],
-        span,
-        begin,
-        {"unit": span["unit"], "op": span["op"]}
-        | ({} if batch is None else {"micro_batch": batch}),
-    )
-
-
-def _waited(wait: dict[str, Any], begin: float) -> dict[str, Any]:
-    cause = wait.get("cause", "other")
-    return _event(
-        MEASURED, _row("COMPUTE waits"), f"waits: {cause}", "wait", wait, begin, {"cause": cause}
-    )
-
-
-def _event(
-    process: int,
-    row: int,
-    name: str,
-    category: str,
-    record: dict[str, Any],
-    begin: float,
-    args: dict[str, Any],
-) -> dict[str, Any]:
+    name = f"{span['op']} {span['unit']}"
+    values = {"unit": span["unit"], "op": span["op"]}
+    if batch is not None:
+        name += f" [{batch}]"
+        values["micro_batch"] = batch
     return {
         "ph": "X",
         "pid": process,
-        "tid": row,
+        "tid": _row(span["lane"]),
         "name": name,
-        "cat": category,
-        "ts": _microseconds(record["start"] - begin),
-        "dur": _microseconds(record["end"] - record["start"]),
-        "args": args,
+        "cat": span["op"],
+        "ts": _microseconds(span["start"] - begin),
+        "dur": _microseconds(span["end"] - span["start"]),
+        "args": values,
+    }
+
+
+def _waited(wait: Wait, begin: float) -> dict[str, Any]:
+    """Returns the event of a wait of COMPUTE."""
+    cause = wait.get("cause", "other")
+    return {
+        "ph": "X",
+        "pid": MEASURED,
+        "tid": _row("COMPUTE waits"),
+        "name": f"waits: {cause}",
+        "cat": "wait",
+        "ts": _microseconds(wait["start"] - begin),
+        "dur": _microseconds(wait["end"] - wait["start"]),
+        "args": {"cause": cause},
     }
 
 

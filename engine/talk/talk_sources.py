@@ -1,8 +1,9 @@
-"""Weights that can be talked to: their size, and whether all of them fit in memory at once."""
+"""Weights that can be talked to have a size here; all of them may fit in memory at once or not."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.config.data_settings import DataConfig
 from engine.config.settings import ModelConfig, TrainConfig
@@ -19,13 +20,15 @@ from engine.talk.conversation import Source
 from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB
-"""Of RAM and of GPU memory that is left to everything else, such as the caches of the answers."""
+"""So much RAM and GPU memory is left to everything else, such as the caches of the answers."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Bytes: `host` of the weight planes, `loading` more while they are read, `device` of the
-    buffers that an answer needs.
+    """Weights take these bytes.
+
+    `host` is that of the weight planes, `loading` what is needed in addition while they are read,
+    and `device` that of the buffers that an answer needs.
     """
 
     host: int
@@ -34,26 +37,31 @@ class Size:
 
 
 def size_of_source(source: Source) -> Size:
-    """Raises ModelError where the model cannot be built."""
-    return size_of(
-        build_model(load_config(source.config.model.source), source.config.model),
-        source.kind != "checkpoint" and source.config.model.init == "pretrained",
-    )
+    """Returns the size of a source. Raises ModelError where the model cannot be built."""
+    model = build_model(load_config(source.config.model.source), source.config.model)
+    is_read = source.kind != "checkpoint" and source.config.model.init == "pretrained"
+    return size_of(model, is_read)
 
 
 def size_of(model: StreamedModel, is_read: bool) -> Size:
-    """`is_read`: from a Hugging Face folder, which takes a copy on the way."""
+    """Returns the size of a model.
+
+    Weights that are read (`is_read`) from a Hugging Face folder are copied on the way.
+    """
     planes = [layout.plane_bytes(model.dtype) for layout in model.layouts]
-    host = sum(size for plane in planes for name, size in plane.items() if name in WEIGHT_PLANES)
+    host = 0
+    for plane in planes:
+        host += sum(size for name, size in plane.items() if name in WEIGHT_PLANES)
     high = [plane["weight_high"] for plane in planes]
-    return Size(
-        host, sum(high) if is_read else 0, high[0] + high[-1] + 2 * max(high[1:-1], default=0)
-    )
+    # The embedding and the head have a buffer each; the blocks take turns in two.
+    device = high[0] + high[-1] + 2 * max(high[1:-1], default=0)
+    return Size(host, sum(high) if is_read else 0, device)
 
 
 def folder_of(folder: str, label: str = "") -> Source:
-    """A Hugging Face folder on this machine, such as an export, called by its own name without a
-    `label`. Raises ModelError where there is none.
+    """Returns a Hugging Face folder on this machine, such as an export, as a source.
+
+    Without a `label`, it has the folder's name. Raises ModelError where there is no folder.
     """
     path = resolve_source(folder.strip()) if folder.strip() else None
     if path is None or not path.is_dir():
@@ -61,11 +69,10 @@ def folder_of(folder: str, label: str = "") -> Source:
             f"{folder.strip() or 'Nothing'} is not a folder on this machine; give a folder that "
             "was exported."
         )
-    dtype = (
-        "float32"
-        if str(getattr(load_config(str(path)), "dtype", "")).endswith("float32")
-        else "bfloat16"
-    )
+    stored = str(getattr(load_config(str(path)), "dtype", ""))
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    if stored.endswith("float32"):
+        dtype = "float32"
     config = TrainConfig(
         name=path.name,
         model=ModelConfig(source=str(path), dtype=dtype),
@@ -77,34 +84,25 @@ def folder_of(folder: str, label: str = "") -> Source:
 # ---------------------------------------------------------------------- what fits
 
 TOGETHER, IN_TURN = "together", "in_turn"
-ADVICE, _NO_BASE = (
-    "close other programs or stop a run that is paused",
-    ", or talk to the tuned model alone",
-)
+ADVICE = "close other programs or stop a run that is paused"
+_NO_BASE = ", or talk to the tuned model alone"
 
 
 def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = None) -> str:
-    """TOGETHER where the weights of all sources can be in memory at once, else IN_TURN. `free`:
-    bytes of RAM and of GPU memory (None where none is used) that are free; measured if not given.
-    Raises FitError with one sentence where one of them does not fit at all.
+    """Decides how sources fit: TOGETHER where all can be in memory at once, else IN_TURN.
+
+    `free` are the free bytes of RAM and of GPU memory (None where no GPU is used); they are
+    measured where they are not given. Raises FitError where a source does not fit at all.
     """
-    host, device = free or _free_memory(
-        any(source.config.engine.device != "cpu" for source in sources)
-    )
+    if free is None:
+        free = _free_memory(any(source.config.engine.device != "cpu" for source in sources))
+    host, device = free
     sizes = []
     for source in sources:
         size = size_of_source(source)
         sizes.append(size)
-        if size.host + size.loading + MARGIN_BYTES > host:
-            raise FitError(
-                f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and "
-                f"{in_gib(host)} is free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}."
-            )
-        if device is not None and size.device + MARGIN_BYTES > device:
-            raise FitError(
-                f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and "
-                f"{in_gib(device)} is free; {ADVICE}{_NO_BASE if source.kind == 'base' else ''}."
-            )
+        _refuse_what_does_not_fit(source, size, host, device)
+    # Sources are loaded one after the other: the peak is while the last large one is read.
     held = peak = 0
     for size in sizes:
         peak = max(peak, held + size.host + size.loading)
@@ -113,6 +111,21 @@ def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = No
     if device is not None:
         fits = fits and sum(size.device for size in sizes) + MARGIN_BYTES <= device
     return TOGETHER if fits else IN_TURN
+
+
+def _refuse_what_does_not_fit(source: Source, size: Size, host: int, device: int | None) -> None:
+    """Raises FitError where a source alone takes more than there is."""
+    advice = ADVICE + _NO_BASE if source.kind == "base" else ADVICE
+    if size.host + size.loading + MARGIN_BYTES > host:
+        raise FitError(
+            f"{source.label} needs {in_gib(size.host + size.loading)} of RAM to answer and "
+            f"{in_gib(host)} is free; {advice}."
+        )
+    if device is not None and size.device + MARGIN_BYTES > device:
+        raise FitError(
+            f"{source.label} needs {in_gib(size.device)} of GPU memory to answer and "
+            f"{in_gib(device)} is free; {advice}."
+        )
 
 
 def _free_memory(on_device: bool) -> tuple[int, int | None]:

@@ -1,5 +1,7 @@
-"""Talking to weights: a model's as a run began, a checkpoint's, an exported folder's, or those of a
-paused run, which are neither copied nor disturbed.
+"""A talker is weights in memory that answer a conversation.
+
+They are a model's as a run began, a checkpoint's, an exported folder's, or those of a paused run,
+which are neither copied nor disturbed.
 """
 
 from __future__ import annotations
@@ -23,13 +25,12 @@ from engine.talk.talk_sources import ADVICE
 from engine.talk.voice import Voice
 from engine.train.paused_calls import PausedCalls
 
-# ---------------------------------------------------------------------- talkers
-
 
 @dataclass
 class Talker:
-    """Weights in memory that answer, one conversation at a time. `call` runs every piece of work on
-    the model.
+    """A `Talker` is weights in memory that answer, one conversation at a time.
+
+    `call` runs every piece of work on the model, on the thread that owns it.
     """
 
     label: str
@@ -37,13 +38,15 @@ class Talker:
     call: Callable[[Callable[[], Any]], Any]
     sampler: Callable[[], Sampler]
     held_bytes: int = 0
-    """Of RAM, by the weights that it has loaded."""
+    """The loaded weights take this many bytes of RAM."""
     _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
-        """Token ids of the next answer as they are drawn; closing the iterator ends it and frees
-        its cache. Raises DataError for a conversation that cannot be asked, FitError where memory
-        runs out, and RunError once a paused run goes on.
+        """Yields the token ids of the next answer as they are drawn.
+
+        Closing the iterator ends the answer and frees its cache. Raises DataError for a
+        conversation that cannot be asked, FitError where memory runs out, and RunError once a
+        paused run goes on.
         """
         ids = self.voice.prompt(messages)
         tokens = self.sampler().stream(
@@ -58,21 +61,24 @@ class Talker:
                     return
                 yield token
         except GpuMemoryError as error:
+            in_use = f" ({error.in_use})" if error.in_use else ""
             raise FitError(
-                f"The GPU ran out of memory{f' ({error.in_use})' if error.in_use else ''} while "
+                f"The GPU ran out of memory{in_use} while "
                 f"{self.label} answered; begin a new chat, or unload and close other programs."
             ) from error
         finally:
             tokens.close()
 
     def close(self) -> None:
-        """Give the memory back; nothing may be answering."""
+        """Frees the memory; no answer may be under way."""
         self._owned.close()
 
 
 def load(source: Source, progress: Progress = untold) -> Talker:
-    """Bring weights into memory, from the hub where they are not in its cache yet. What `progress`
-    raises gives up. Raises RamstreamError for what cannot be loaded.
+    """Loads weights into memory; those that the hub's cache lacks are downloaded first.
+
+    An exception that `progress` raises ends the loading. Raises RamstreamError for weights that
+    cannot be loaded.
     """
     with contextlib.ExitStack() as owned:
         if source.kind == "checkpoint":
@@ -102,7 +108,7 @@ def load(source: Source, progress: Progress = untold) -> Talker:
 
 @contextlib.contextmanager
 def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
-    """A model as a run would begin with it."""
+    """Opens a model as a run would begin with it."""
     config = source.config
     if config.model.init == "pretrained":
         progress = _downloaded(source, progress)
@@ -117,26 +123,33 @@ def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
 
 
 def _downloaded(source: Source, progress: Progress) -> Progress:
-    """Bring weights into the hub's cache; how the loading that follows is told. What is there when
-    it begins is not counted, so that the time left is that of what comes.
+    """Downloads weights into the hub's cache; returns the `Progress` of the loading that follows.
+
+    Files that are there at the start are not counted, so that the time left is that of the others.
     """
-    first: list[float] = []
+    model = source.config.model.source
+    before: float | None = None
 
     def downloading(done: float, total: float, _: str = "") -> None:
-        first.extend([] if first else [done])
-        progress(done - first[0], total - first[0], f"Downloading {source.config.model.source}")
+        nonlocal before
+        if before is None:
+            before = done
+        progress(done - before, total - before, f"Downloading {model}")
 
-    fetch(source.config.model.source, True, downloading, lambda: progress(0, 0))
-    return saying(progress, f"Loading the weights: {source.label}") if first else progress
+    fetch(model, True, downloading, lambda: progress(0, 0))
+    if before is None:
+        return progress
+    return saying(progress, f"Loading the weights: {source.label}")
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:
-    """The weights of a run that is paused in this process, as they are: each token is computed by
-    the run's own thread. Raises RunError where it is not paused.
+    """Returns a talker with the weights of a run that is paused in this process, as they are.
+
+    The run's own thread computes each token. Raises RunError where the run is not paused.
     """
     voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer)))
-    # The sampler is asked for anew each time: whoever held it would hold the planes of a run that
-    # is over.
+    # The sampler is asked for anew each time: a talker that held it would hold the planes of a run
+    # that is over.
     return Talker(
         label,
         voice,

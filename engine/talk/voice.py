@@ -1,4 +1,7 @@
-"""How a model is spoken to: by its tokenizer's own chat template where there is one."""
+"""A `Voice` turns a conversation into the tokens that a model is asked with.
+
+It uses the tokenizer's own chat template where there is one.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from engine.runtime.generate import end_tokens, longest_row
 from engine.talk.conversation import Message
 
 _PROBE = "R7x9Q"
-"""A text that no template holds."""
+"""No chat template contains this text."""
 
 
 class Voice:
-    """How a model is spoken to: its tokenizer, its chat template, its ends."""
+    """A `Voice` has a model's tokenizer, its chat template and the tokens that end an answer."""
 
     def __init__(self, config: TrainConfig, hf_config: Any, tokenizer: Any):
         self.tokenizer = tokenizer
@@ -31,7 +34,10 @@ class Voice:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Voice:
-        """Without any weights. Raises ModelError where there is no usable tokenizer."""
+        """Returns the voice of a model without its weights.
+
+        Raises ModelError where there is no usable tokenizer.
+        """
         return cls(config, load_config(config.model.source), load_tokenizer(config.model.source))
 
     @property
@@ -40,31 +46,30 @@ class Voice:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether the chat template writes a system message."""
+        """Tells whether the chat template writes a system message."""
         if not self.has_template:
             return False
         with contextlib.suppress(DataError):
-            return _PROBE in self._written(
-                [{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}]
-            )
+            system = {"role": "system", "content": _PROBE}
+            return _PROBE in self._written([system, {"role": "user", "content": "a"}])
         return False
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Token ids of a conversation up to where the next answer is due. Without a chat template,
-        all that was written so far is one text, which goes on. Raises DataError where the template
-        refuses the messages, and where they are longer than the model's rows.
+        """Returns the token ids of a conversation up to where the next answer is due.
+
+        Without a chat template, all messages but the system's are one text, which the model
+        continues. Raises DataError where the template refuses the messages, and where they are
+        longer than the model's rows.
         """
         if self.has_template:
             text = self._written(messages)
-            ids = (
-                self._control.encode(text)[0]
-                if self._control.stands_in(text)
-                else self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            )
+            if self._control.stands_in(text):
+                ids = self._control.encode(text)[0]
+            else:
+                ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         else:
-            ids = self._encoder.question(
-                "".join(message["content"] for message in messages if message["role"] != "system")
-            )
+            said = [message["content"] for message in messages if message["role"] != "system"]
+            ids = self._encoder.question("".join(said))
         if self.longest is not None and len(ids) >= self.longest:
             raise DataError(
                 f"The conversation has {len(ids):,} tokens and this model takes {self.longest:,} "
@@ -73,6 +78,7 @@ class Voice:
         return ids
 
     def _written(self, messages: list[Message]) -> str:
+        """Returns the conversation as the chat template writes it."""
         try:
             stood_in = [
                 self._control.stand_in(message, message["role"] == "assistant")
@@ -86,12 +92,12 @@ class Voice:
                 "The message holds private-use characters that stand for special tokens here; "
                 "leave them out."
             ) from None
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # a template may raise any exception
             raise DataError(
                 f"The model's chat template refuses this conversation ({str(error).rstrip('.')}); "
                 "begin a new chat or change the system message."
             ) from error
 
     def text(self, ids: list[int]) -> str:
-        """An answer so far; a character that is not whole yet is left out."""
+        """Returns the text of an answer so far; a character that is not whole yet is left out."""
         return self.tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")

@@ -1,6 +1,4 @@
-"""Space on the disk for a checkpoint: what a run says while it waits for some, and when it is worth
-trying again.
-"""
+"""A run that lacks disk space for a checkpoint looks for it here, and says why it waits."""
 
 from __future__ import annotations
 
@@ -11,14 +9,15 @@ from engine.files import disk_free
 from engine.words import in_gib
 
 LOOK_SECONDS = 2.0
+"""A waiting run looks at the disk this often."""
 AGAIN_SECONDS = 30.0
-"""Between two tries where the disk seems to have the space and did not take it: under a quota, or
-where others write too.
+"""A run waits this long before it tries again on a disk that seems to have the space and did not
+take the checkpoint: under a quota, or where others write, too.
 """
 
 
 class DiskSpaceWatch:
-    """Looks, from now on, for the space that `lacks` asks for."""
+    """A `DiskSpaceWatch` looks, from when it is made, for the space that `lacks` asks for."""
 
     def __init__(self, lacks: DiskFullError):
         self._lacks = lacks
@@ -27,16 +26,16 @@ class DiskSpaceWatch:
 
     @property
     def seconds(self) -> float:
-        """Since it began to look."""
+        """Returns the seconds since the watch began to look."""
         return time.monotonic() - self._began
 
     @property
     def is_new(self) -> bool:
-        """Whether nobody can have read yet that it looks."""
+        """Tells whether the wait is so new that nobody can have read of it yet."""
         return self.seconds < LOOK_SECONDS
 
     def found(self) -> bool:
-        """Whether writing is worth another try; cheap enough to be asked all the time."""
+        """Tells whether another try is worth it. It is cheap enough to be asked all the time."""
         if self._seemed_enough:
             return self.seconds >= AGAIN_SECONDS
         if time.monotonic() - self._looked < LOOK_SECONDS:
@@ -46,16 +45,13 @@ class DiskSpaceWatch:
 
 
 def wait_in_words(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
-    """Why a run waits, and what ends that, in one sentence."""
+    """Returns one sentence that says why a run waits and what ends that."""
     what = f"the checkpoint of step {step:,} needs {in_gib(lacks.needed)} in {lacks.folder}"
-    free = (
-        "which did not take it"
-        if lacks.free >= lacks.needed
-        else f"and {in_gib(lacks.free)} are free"
-    )
-    then = (
-        "the run is saved and stops by itself, or stop it again to end it without saving"
-        if is_stopping
-        else "the run goes on by itself"
-    )
+    if lacks.free >= lacks.needed:
+        free = "which did not take it"
+    else:
+        free = f"and {in_gib(lacks.free)} are free"
+    then = "the run goes on by itself"
+    if is_stopping:
+        then = "the run is saved and stops by itself, or stop it again to end it without saving"
     return f"{lacks.full}: {what} {free}; free some disk space and {then}."

@@ -1,4 +1,4 @@
-"""What an error of the device or of the system means for a run, in one sentence."""
+"""An error of the device or of the system is explained in one sentence for the person."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HOST_WORDS = ("can't allocate memory", "not enough memory")
 
 
 def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamError | None:
-    """The error that a person should read in place of `error`; None for one that is a fault of the
+    """Returns the error that a person should read in place of `error`, None for a fault of the
     program.
 
-    gpu_items: what the plan gives to which buffers on the device, for an error of its memory.
+    `gpu_items` are the buffers that the plan has on the device, for an error of its memory.
     """
     if _is_of_gpu_memory(error):
         return _gpu_memory_error(error, tuple(gpu_items))
@@ -38,13 +38,14 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
             f"{what} cannot be read or written ({error.strerror or error}); put that right and "
             "resume the run."
         )
-    text = " ".join(str(error).split())
     if _is_of_host_memory(error):
         note = getattr(error, _NOTE, None)
+        account = f": {note.host}" if note is not None else ""
         return HostMemoryError(
-            f"The host ran out of memory{f': {note.host}' if note is not None else ''}; choose a "
+            f"The host ran out of memory{account}; choose a "
             "smaller model or batch, or free some memory."
         )
+    text = " ".join(str(error).split())
     if isinstance(error, RuntimeError) and any(word in text for word in _DEVICE_WORDS):
         # The first line says what happened; torch adds advice on debugging.
         return DeviceError(
@@ -56,8 +57,10 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """What took how much memory when an error of it came. `host`: in words; `others_before`: bytes
-    of other programs on the GPU when the plan was made.
+    """A `MemoryNote` says what took how much memory when an error of memory came.
+
+    `host` says it in words. `others_before` is how many bytes other programs had on the GPU when
+    the plan was made.
     """
 
     host: str
@@ -66,31 +69,39 @@ class MemoryNote:
 
 
 def note_memory(error: BaseException, take: Callable[[], MemoryNote]) -> None:
-    """Keep with an error of memory, for `explained`, what took it: to be called while it is still
-    held. Other errors are left alone, and so are those of a device that no longer answers.
+    """Keeps a note of what took the memory with an error of memory, for `explained`.
+
+    It must be called while the memory is still held. Other errors are left alone, and so are those
+    of a device that no longer answers.
     """
-    if not hasattr(error, _NOTE) and (_is_of_gpu_memory(error) or _is_of_host_memory(error)):
+    if hasattr(error, _NOTE):
+        return
+    if _is_of_gpu_memory(error) or _is_of_host_memory(error):
         with contextlib.suppress(Exception):
             setattr(error, _NOTE, take())
 
 
 _NOTE = "memory_note"
+"""The note is kept in this attribute of the error."""
+_NAMED_ITEMS = 4
 
 
 def _is_of_gpu_memory(error: BaseException) -> bool:
-    import torch
+    import torch  # loaded by now, since an error of its memory came, or soon needed anyway
 
     return isinstance(error, (GpuMemoryError, torch.OutOfMemoryError))
 
 
 def _is_of_host_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(w in str(error) for w in _HOST_WORDS)
-    )
+    if isinstance(error, MemoryError):
+        return True
+    # torch reports a failed allocation on the host as a RuntimeError.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _HOST_WORDS)
 
 
 def _gpu_memory_error(error: Exception, items: tuple[Item, ...]) -> GpuMemoryError:
-    in_use, note = getattr(error, "in_use", ""), getattr(error, _NOTE, None)
+    in_use = getattr(error, "in_use", "")
+    note: MemoryNote | None = getattr(error, _NOTE, None)
     if note is None or not note.gpu.total:
         return GpuMemoryError(in_use, _planned(items))
     shares = gpu_shares(items, note.gpu, note.others_before)
@@ -103,14 +114,17 @@ def _gpu_memory_error(error: Exception, items: tuple[Item, ...]) -> GpuMemoryErr
 
 
 def _planned(items: Iterable[Item]) -> str:
+    """Returns what the plan takes and its largest items, as a clause that goes on a sentence."""
     largest = sorted(items, key=lambda item: -item.bytes)
     if not largest:
         return ""
-    named = ", ".join(
-        f"{item.name} {in_gib(item.bytes)}{f' ({item.note})' if item.note else ''}"
-        for item in largest[:4]
-    )
-    rest = sum(item.bytes for item in largest[4:])
-    return f", where the plan takes {in_gib(sum(item.bytes for item in largest))}: {named}" + (
-        f" and {in_gib(rest)} for the rest" if rest else ""
-    )
+    total = sum(item.bytes for item in largest)
+    rest = sum(item.bytes for item in largest[_NAMED_ITEMS:])
+    named = ", ".join(_in_words(item) for item in largest[:_NAMED_ITEMS])
+    clause = f", where the plan takes {in_gib(total)}: {named}"
+    return f"{clause} and {in_gib(rest)} for the rest" if rest else clause
+
+
+def _in_words(item: Item) -> str:
+    note = f" ({item.note})" if item.note else ""
+    return f"{item.name} {in_gib(item.bytes)}{note}"

@@ -1,8 +1,8 @@
-"""Predicted against measured: what the fit report said of a run beside what the run came to. No
-torch here.
+"""A `Forecast` compares what the fit report predicted of a run with what was measured.
 
-The report's items are summed by their kinds, so that items may come and go: a margin is space that
-is set aside and not taken, the loading peak is there while weights are read and not afterwards.
+The report's items are summed by their kinds, since items come and go: a margin is space that is set
+aside and not taken, and the loading peak is there only while weights are read. No torch is
+imported.
 """
 
 from __future__ import annotations
@@ -10,27 +10,30 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from engine.fit.predicted import compared
 from engine.fit.sizes import CUDA_CONTEXT_BYTES
 from engine.runs.events import ForecastChecked
+from engine.runs.field_types import Comparison
 from engine.train.memory_watch import PeakMemory
 
 FIRST_STEPS = 2
-"""Steps of a session that the median leaves out: they compile, and touch memory for the first time.
+"""The median leaves out so many first steps of a session: they compile, and touch memory for the
+first time.
 """
 KNOWN_STEPS = FIRST_STEPS + 3
-"""Steps after which the measured values are first recorded."""
+"""The measured values are first recorded after so many steps."""
 MEDIAN_STEPS = 1000
-"""The latest steps, of which the median is taken."""
+"""The median is taken of so many of the latest steps."""
 
 
 class Forecast:
-    """Gathers what one session of a run comes to. Make it when training begins: host memory is
-    measured from then on.
+    """A `Forecast` gathers the measured figures of one session of a run.
 
-    predicted: by `predictions`. loading_peak: bytes, None where nothing was loaded or measured.
-    gpu: the backend's `memory`, None on the CPU. Any thread may call, one at a time.
+    It must be made when training begins, since host memory is measured from then on. `predicted`
+    comes from `predictions`. `loading_peak` is in bytes, None where nothing was loaded or measured.
+    `gpu` is the backend's `memory`, None on the CPU. Any thread may call, one at a time.
     """
 
     def __init__(
@@ -42,17 +45,18 @@ class Forecast:
         self._predicted = dict(predicted)
         if loading_peak is None:  # nothing to compare it with
             self._predicted.pop("loading_peak_bytes", None)
-        self._measured: dict[str, float] = (
-            {} if loading_peak is None else {"loading_peak_bytes": loading_peak}
-        )
+        self._measured: dict[str, float] = {}
+        if loading_peak is not None:
+            self._measured["loading_peak_bytes"] = loading_peak
         self._gpu = gpu
         self._host = PeakMemory()
         self._steps = 0
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
-        """A step is applied, `seconds` after the one before; True when enough are for a first
-        comparison.
+        """Notes a step that was applied `seconds` after the one before.
+
+        Returns True when there are just enough steps for a first comparison.
         """
         self._steps += 1
         if self._steps > FIRST_STEPS:
@@ -60,18 +64,20 @@ class Forecast:
         return self._steps == KNOWN_STEPS
 
     def checkpoint(self, nbytes: int) -> None:
-        """A checkpoint is written."""
+        """Notes the size of a checkpoint that was written."""
         self._measured["checkpoint_bytes"] = nbytes
 
     def event(self, step: int, moment: str, seconds: float | None = None) -> ForecastChecked:
-        """The comparison as it stands. seconds: of a step, while no median is known."""
+        """Returns the comparison as it stands; `seconds` are a step's, while there is no median."""
         measured = self._measured | {"host_bytes": self._host.read()}
         if self._seconds:
             seconds = statistics.median(self._seconds)
         if seconds is not None:
             measured["step_seconds"] = seconds
         if self._gpu is not None:
-            # Gaps are part of what is predicted. The allocator does not count the context; the
-            # driver counts all programs on the card.
+            # The prediction includes the allocator's gaps, so the reserved bytes are compared. The
+            # CUDA context is added, since the allocator does not count it; the driver's figure
+            # would count all programs on the card.
             measured["gpu_peak_bytes"] = self._gpu()["peak_reserved"] + CUDA_CONTEXT_BYTES
-        return ForecastChecked(step, moment, compared(self._predicted, measured))
+        quantities = cast(dict[str, Comparison], compared(self._predicted, measured))
+        return ForecastChecked(step, moment, quantities)

@@ -1,5 +1,6 @@
-"""What a run's memory is given to, measured on this machine: for the sentence with which a run ends
-that has too little.
+"""A `MemoryAccount` says what takes the memory of a run, as measured on this machine.
+
+A run that has too little memory ends with a sentence made from it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine.runtime.backend import Backend
 from engine.train.explain import MemoryNote
 from engine.train.memory_shortage import (
     GpuFigures,
+    HostFigures,
     ShareName,
     host_shares,
     host_shortage,
@@ -26,12 +28,15 @@ from engine.words import in_gib
 
 @dataclass
 class MemoryAccount:
-    """Of one run, made with its plan: what other programs take then is what they are measured
-    against.
+    """A `MemoryAccount` belongs to one run and is made with its plan.
 
-    report: `FitReport.to_dict()`. held: bytes of host memory that are held on purpose, by name, as
-    they are now. buffers: bytes of device buffers that live all run long, None while there is no
-    engine: all that is on the device is theirs then. loading: as for `host_shares`.
+    The memory that other programs take at that moment is what they are compared with later.
+
+    - `report` is `FitReport.to_dict()`.
+    - `held` returns the bytes of host memory that are held on purpose now, by name.
+    - `buffers` returns the bytes of device buffers that live as long as the run. It is None while
+      there is no engine: everything on the device then counts as buffers.
+    - `loading` is True while weights are read (`HostFigures`).
     """
 
     report: Mapping[str, Any]
@@ -48,29 +53,30 @@ class MemoryAccount:
     def holds(
         self, held: Callable[[], Mapping[ShareName, int]], buffers: Callable[[], int] | None = None
     ) -> None:
-        """What is held from now on; with `buffers` once there is an engine, and nothing is loaded
-        any more.
-        """
+        """Replaces `held`. `buffers` are given once there is an engine, when loading is over."""
         self.held = held
         if buffers is not None:
-            self.buffers, self.loading = buffers, False
+            self.buffers = buffers
+            self.loading = False
 
     def ran_low(self, rss: int, available: int) -> str:
-        """For `MemoryWatch`: the beginning of a sentence."""
+        """Returns the beginning of a sentence on memory that ran low, for `MemoryWatch`."""
         return (
             f"Host memory ran low, with {in_gib(available)} left of {in_gib(host_limit())}: "
             f"{self._of_the_host(rss, available)}"
         )
 
     def note(self) -> MemoryNote:
-        """For `note_memory`."""
+        """Returns a note of what takes how much now, for `note_memory`."""
         return MemoryNote(
             self._of_the_host(*sample_host_memory()), self._figures(), self._others_on_gpu
         )
 
     def watched(self, check: Callable[[], None], kept: str) -> Callable[[], None]:
-        """`check`, with an eye on host memory: loading is no more immune to the kernel than
-        training is. kept: what a run that ends here has, in words.
+        """Returns a function that calls `check` and also watches host memory.
+
+        The kernel may end a process that loads weights, just as one that trains. `kept` says in
+        words what remains of a run that ends here. The function raises HostMemoryError.
         """
         watch = MemoryWatch(self.ran_low)
 
@@ -87,28 +93,31 @@ class MemoryAccount:
         return watched
 
     def _of_the_host(self, rss: int, available: int) -> str:
-        others = others_on_host(host_limit(), available, rss)
-        return host_shortage(
-            host_shares(self.report, self.held(), rss, others, self._others_on_host, self.loading),
-            rss,
+        figures = HostFigures(
+            held=self.held(),
+            rss=rss,
+            others=others_on_host(host_limit(), available, rss),
+            others_before=self._others_on_host,
+            loading=self.loading,
         )
+        return host_shortage(host_shares(self.report, figures), rss)
 
     def _figures(self) -> GpuFigures:
         memory = self.backend.memory()
         return GpuFigures(
-            memory["peak"] if self.buffers is None else self.buffers(),
-            memory["allocated"],
-            memory["peak"],
-            memory["reserved"],
-            memory["free"],
-            memory["total"],
+            buffers=memory["peak"] if self.buffers is None else self.buffers(),
+            allocated=memory["allocated"],
+            peak=memory["peak"],
+            reserved=memory["reserved"],
+            free=memory["free"],
+            total=memory["total"],
         )
 
 
 def data_bytes(data: PreparedData) -> int:
-    """Bytes of the data that stay in memory: where documents and rows begin."""
-    return sum(
-        array.nbytes
-        for rows in (data.train, data.eval)
-        for array in (rows.starts, rows.row_lengths, rows.rows.documents, rows.rows.starts)
-    )
+    """Returns the bytes of the data that stay in memory: where documents and rows begin."""
+    total = 0
+    for side in (data.train, data.eval):
+        for array in (side.starts, side.row_lengths, side.rows.documents, side.rows.starts):
+            total += array.nbytes
+    return total

@@ -1,8 +1,9 @@
-"""Out of memory, explained by item: what the plan gave to what, what each took, and which took
-more. Pure, no torch.
+"""A shortage of memory is explained by item here: what the plan gave to each item, what each took,
+and which took more.
 
-What a process cannot measure by item is counted as the rest of it: resident bytes minus what it
-holds on purpose. Other programs are what is in use and not ours, now and when the plan was made.
+What a process cannot measure by item counts as the rest of it: its resident bytes minus those that
+it holds on purpose. Other programs take what is in use and not ours; they are measured now and when
+the plan was made. Nothing here asks the machine, and no torch is imported.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from engine.plan.buffers import Word
 from engine.words import MIB, in_gib
 
 NOTABLE_BYTES = 16 * MIB
-"""Less than this above the plan is not what broke it."""
+"""An item that is less than this above the plan did not break it."""
 
 
 class ShareName(Word):
-    """What the account of a shortage tells apart; it is told so."""
+    """The account of a shortage tells these items apart, under these names."""
 
     # Of the host.
     PLANES = "planes"
@@ -38,16 +39,20 @@ class ShareName(Word):
 
     @property
     def alone(self) -> str:
-        """Its words where no account stands before it."""
-        return {ShareName.REST: "the rest of this process", ShareName.OTHERS: "other programs"}.get(
-            self, self.value
-        )
+        """Returns the name for a sentence that does not list the other items."""
+        if self == ShareName.REST:
+            return "the rest of this process"
+        if self == ShareName.OTHERS:
+            return "other programs"
+        return self.value
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one kind of memory was planned to take and what it takes, in bytes. `ours`: of this
-    process; of other programs, `planned` is what they took when the plan was made.
+    """A share is one item of memory: what it was planned to take and what it takes, in bytes.
+
+    `ours` says whether it belongs to this process. For other programs, `planned` is what they took
+    when the plan was made.
     """
 
     name: ShareName
@@ -66,9 +71,11 @@ class Share:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """GPU memory when an allocation failed, in bytes. `peak`: the most that tensors took;
-    `buffers`: of these, what lives all run long; `reserved`: what the allocator holds, `allocated`
-    of it in tensors; `free` and `total` of the whole card.
+    """GPU memory was measured, in bytes, when an allocation failed.
+
+    `peak` is the most that tensors took; `buffers` is the part of it that lives as long as the run.
+    `reserved` is what the allocator holds, of which `allocated` bytes are in tensors. `free` and
+    `total` are those of the whole card.
     """
 
     buffers: int
@@ -80,34 +87,41 @@ class GpuFigures:
 
     @property
     def others(self) -> int:
-        """What other programs hold on the card; our context is not told apart from theirs by the
-        driver.
+        """Returns the bytes that other programs hold on the card.
+
+        The driver does not tell our CUDA context apart from theirs, so its usual size is taken off.
         """
         return max(0, self.total - self.free - self.reserved - CUDA_CONTEXT_BYTES)
+
+
+@dataclass(frozen=True)
+class HostFigures:
+    """Host memory was measured, in bytes.
+
+    `held` is what planes, boundaries and data hold on purpose. `rss` is what is resident of this
+    process. `others` is what other programs take, and `others_before` what they took when the plan
+    was made. `loading` says that weights are being read; once more planes are held than those of
+    the weights, they have been.
+    """
+
+    held: Mapping[ShareName, int]
+    rss: int
+    others: int
+    others_before: int
+    loading: bool = False
 
 
 # ---------------------------------------------------------------------- the host
 
 
 def others_on_host(limit: int, available: int, rss: int) -> int:
-    """Bytes that are in use within the limit and not ours."""
+    """Returns the bytes that are in use within the limit and not ours."""
     return max(0, limit - available - rss)
 
 
-def host_shares(
-    report: Mapping[str, Any],
-    held: Mapping[ShareName, int],
-    rss: int,
-    others: int,
-    others_before: int,
-    loading: bool = False,
-) -> tuple[Share, ...]:
-    """The host's memory by item.
-
-    report: `FitReport.to_dict()`. held: bytes of planes, boundaries and data, as they are
-    allocated. rss: resident bytes of this process. loading: weights are being read; once more
-    planes than theirs are held, they have been.
-    """
+def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share, ...]:
+    """Returns the host's memory by item. `report` is `FitReport.to_dict()`."""
+    held = figures.held
     items = items_of(report, PartName.HOST)
     taken = [item for item in items if item.kind.is_there_in_training]
     planes = sum(item.bytes for item in taken if item.kind.is_plane)
@@ -115,21 +129,22 @@ def host_shares(
     data = sum(item.bytes for item in taken if item.kind == MemoryItem.DATA)
     rest = sum(item.bytes for item in taken) - planes - boundaries - data
     weights = sum(item.bytes for item in taken if item.kind.is_weights)
-    if loading and held.get(ShareName.PLANES, 0) <= weights:
+    if figures.loading and held.get(ShareName.PLANES, 0) <= weights:
+        # Only the weights are planned to be there by now, and what reading them takes.
         planes, boundaries = weights, 0
         rest = max(0, round(loading_peak(items, report.get("model") or {})) - planes - data)
     shares = (
         Share(ShareName.PLANES, planes, held.get(ShareName.PLANES, 0)),
         Share(ShareName.BOUNDARIES, boundaries, held.get(ShareName.BOUNDARIES, 0)),
         Share(ShareName.DATA, data, held.get(ShareName.DATA, 0)),
-        Share(ShareName.REST, rest, max(0, rss - sum(held.values()))),
-        Share(ShareName.OTHERS, others_before, others, ours=False),
+        Share(ShareName.REST, rest, max(0, figures.rss - sum(held.values()))),
+        Share(ShareName.OTHERS, figures.others_before, figures.others, ours=False),
     )
     return tuple(share for share in shares if share.planned or share.measured)
 
 
 def host_shortage(shares: Sequence[Share], rss: int) -> str:
-    """Which item broke the plan, then all of them."""
+    """Names the item that broke the plan, then lists all items."""
     ours = "; ".join(str(share) for share in shares if share.ours)
     others = "".join(f"; {share}" for share in shares if not share.ours)
     return f"{blamed(shares)} (this process takes {in_gib(rss)}: {ours}{others})"
@@ -139,18 +154,18 @@ def host_shortage(shares: Sequence[Share], rss: int) -> str:
 
 
 def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -> tuple[Share, ...]:
-    """The GPU's memory by item. items: the plan's."""
+    """Returns the GPU's memory by item. `items` are those of the plan."""
     planned = dict.fromkeys((ShareName.ACTIVATIONS, ShareName.BUFFERS, ShareName.GAPS), 0)
     for item in items:
         if item.kind == MemoryItem.CUDA_CONTEXT:  # it is in none of the figures
             continue
-        planned[
-            ShareName.ACTIVATIONS
-            if item.kind.is_activation
-            else ShareName.GAPS
-            if item.kind == MemoryItem.ALLOCATOR_SLACK
-            else ShareName.BUFFERS
-        ] += item.bytes
+        if item.kind.is_activation:
+            name = ShareName.ACTIVATIONS
+        elif item.kind == MemoryItem.ALLOCATOR_SLACK:
+            name = ShareName.GAPS
+        else:
+            name = ShareName.BUFFERS
+        planned[name] += item.bytes
     gaps = max(0, figures.reserved - max(figures.peak, figures.allocated))
     return (
         Share(
@@ -165,7 +180,7 @@ def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -
 
 
 def gpu_shortage(shares: Sequence[Share]) -> str:
-    """Which item broke the plan, then all of them."""
+    """Names the item that broke the plan, then lists all items."""
     return f"{blamed(shares)} ({'; '.join(map(str, shares))})"
 
 
@@ -173,7 +188,7 @@ def gpu_shortage(shares: Sequence[Share]) -> str:
 
 
 def blamed(shares: Sequence[Share]) -> str:
-    """The item that is furthest above its plan, with both figures; or that none is."""
+    """Returns words for the item that is furthest above its plan, or that no item is above it."""
     worst = max(shares, key=lambda share: share.excess, default=None)
     if worst is None or worst.excess < NOTABLE_BYTES:
         return "nothing took more than planned, so the plan left too little room"
@@ -184,6 +199,6 @@ def blamed(shares: Sequence[Share]) -> str:
 
 
 def others_are_blamed(shares: Sequence[Share]) -> bool:
-    """Whether memory is short because other programs took more."""
+    """Tells whether memory is short because other programs took more."""
     worst = max(shares, key=lambda share: share.excess, default=None)
     return worst is not None and not worst.ours and worst.excess >= NOTABLE_BYTES

@@ -1,5 +1,7 @@
-"""Host memory while a run is prepared and goes on: seen to run low before the kernel ends the
-process, and its peak.
+"""Host memory is watched while a run is prepared and goes on.
+
+A `MemoryWatch` sees that memory runs low before the kernel ends the process. A `PeakMemory`
+measures the most that was taken.
 """
 
 from __future__ import annotations
@@ -16,22 +18,24 @@ from engine.fit.needs import HOST_MARGIN_BYTES
 from engine.machine.cgroups import cgroup_memory, sample_host_memory
 
 LOOK_SECONDS = 0.5
+"""Memory is looked at this often, and must be low for this long to end a run."""
 THREAD_SECONDS = 0.5
-"""Between two looks of the watch's own thread."""
+"""The watch's own thread looks this often."""
 MARGIN_BYTES = HOST_MARGIN_BYTES // 2
-"""Half of what the fit report sets aside, so that a run which it lets pass is not stopped by the
-report's own error.
+"""Memory is low below this. It is half of what the fit report sets aside, so that a small error of
+the report does not stop a run that it let pass.
 """
 
 
 class MemoryWatch:
-    """Judges samples of host memory. `account(rss, available)`: the beginning of a sentence that
-    says what takes how much.
+    """A `MemoryWatch` judges samples of host memory.
 
-    Low means below MARGIN_BYTES for LOOK_SECONDS, in every look, or below half of it in one:
-    another program's short peak ends no run. Any thread may look; the one that can stop the run
-    checks. As a context, a thread of its own looks too, since a step can take longer than it takes
-    to run out.
+    `account(rss, available)` returns the beginning of a sentence that says what takes how much.
+
+    Memory has run low when every look for LOOK_SECONDS found less than MARGIN_BYTES, or one look
+    found less than half of that; so another program's short peak ends no run. Any thread may look;
+    the thread that can stop the run checks. As a context manager, the watch also looks from a
+    thread of its own, since memory can run out within a step.
     """
 
     def __init__(self, account: Callable[[int, int], str]):
@@ -44,12 +48,12 @@ class MemoryWatch:
         self._problem: str | None = None
 
     def look(self) -> tuple[int, int]:
-        """Sample now; (resident bytes of this process, bytes that can still be allocated)."""
+        """Takes a sample; returns resident bytes of this process and bytes that are still free."""
         with self._lock:
             rss, available = sample_host_memory()
             now = self._looked_at = time.perf_counter()
-            lasting = self._low_since is not None and now - self._low_since >= LOOK_SECONDS
-            if available < MARGIN_BYTES // 2 or (available < MARGIN_BYTES and lasting):
+            has_lasted = self._low_since is not None and now - self._low_since >= LOOK_SECONDS
+            if available < MARGIN_BYTES // 2 or (available < MARGIN_BYTES and has_lasted):
                 self._problem = self._problem or self._account(rss, available)
             if available >= MARGIN_BYTES:
                 self._low_since = None
@@ -58,8 +62,9 @@ class MemoryWatch:
             return rss, available
 
     def check(self) -> None:
-        """Raises HostMemoryError, which says what takes how much, once memory has run low. Looks by
-        itself when nobody did for LOOK_SECONDS.
+        """Raises HostMemoryError, which says what takes how much, once memory has run low.
+
+        It takes a sample when nobody did for LOOK_SECONDS.
         """
         if time.perf_counter() - self._looked_at >= LOOK_SECONDS:
             self.look()
@@ -73,7 +78,8 @@ class MemoryWatch:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _keep_looking(self) -> None:
         while not self._ended.wait(THREAD_SECONDS):
@@ -81,17 +87,16 @@ class MemoryWatch:
 
 
 def host_limit() -> int:
-    """Bytes that all processes within our limits may use together."""
+    """Returns the bytes that all processes within our limits may use together."""
     return min(psutil.virtual_memory().total, cgroup_memory()[0])
 
 
 class PeakMemory:
-    """The most bytes that were resident in this process since this was made; one at a time, as the
-    kernel keeps one mark.
+    """A `PeakMemory` measures the most bytes that were resident in this process since it was made.
 
-    The kernel's own mark is set back by writing 5 to ``/proc/self/clear_refs`` (proc(5)), which
-    some systems refuse: then it is the highest of what is resident when this is made and when it is
-    read.
+    The kernel keeps one mark of the peak, so only one instance may be in use at a time. Writing 5
+    to ``/proc/self/clear_refs`` (proc(5)) sets the mark back. Some systems refuse that; the peak is
+    then the highest of what is resident when this is made and when it is read.
     """
 
     def __init__(self) -> None:
@@ -108,10 +113,9 @@ class PeakMemory:
 
 
 def _status(name: str) -> int:
-    """Bytes, from a line such as ``VmHWM:  318052 kB``."""
-    for line in (
-        Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
+    """Returns the bytes of a line such as ``VmHWM:  318052 kB``."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    for line in status.splitlines():
         if line.startswith(f"{name}:"):
             return 1024 * int(line.split()[1])
     return 0

@@ -1,5 +1,7 @@
-"""Work of other threads on a paused run, done by the run's own thread while it waits: so nothing
-races, and the run goes on afterwards as if nobody had asked. No torch.
+"""Other threads can have work done on a paused run through `PausedCalls`.
+
+The run's own thread does the work while it waits. So nothing races, and the run goes on afterwards
+as if nobody had asked. No torch is imported.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ GOES_ON = "The run is not paused any more; pause it to talk to its weights."
 
 
 class PausedCalls:
-    """Open while a run is paused. `opened` and `serve` are for the run's thread, the rest for any
-    other.
+    """A `PausedCalls` is open while its run is paused.
+
+    `opened` and `serve` are for the run's thread, the rest is for any other thread.
     """
 
     def __init__(self) -> None:
@@ -39,9 +42,10 @@ class PausedCalls:
         return self._open
 
     def do(self, work: Callable[[Prepared], T]) -> T:
-        """`work(prepared)` on the run's thread, and what it returns or raises. It must be short:
-        the run's requests wait for it, as they do for a step. Raises RunError where the run is not
-        paused, or goes on before it came to this.
+        """Calls `work(prepared)` on the run's thread; returns or raises what it returns or raises.
+
+        The work must be short: requests to the run wait for it, as they do for a step. Raises
+        RunError where the run is not paused, or goes on before it came to this work.
         """
         answer: Future = Future()
         with self._lock:
@@ -51,8 +55,10 @@ class PausedCalls:
         return answer.result()
 
     def when_over(self, name: str, act: Callable[[], None]) -> None:
-        """Call `act`, once and on the run's thread, before the run goes on or ends; what `name`
-        asked for before is forgotten. Raises RunError where the run is not paused.
+        """Has `act` called once, on the run's thread, before the run goes on or ends.
+
+        It replaces what was asked for before under the same `name`. Raises RunError where the run
+        is not paused.
         """
         with self._lock:
             if not self._open:
@@ -68,21 +74,24 @@ class PausedCalls:
         finally:
             with self._lock:
                 self._open = False
-                acts, self._when_over = list(self._when_over.values()), {}
+                acts = list(self._when_over.values())
+                self._when_over = {}
+            # Nobody can add to the queue any more; whoever still waits in it gets an answer.
             while not self._calls.empty():
                 self._calls.get()[1].set_exception(RunError(GOES_ON))
             for act in acts:
                 act()
 
     def serve(self, prepared: Prepared, seconds: float) -> None:
-        """Do the next thing that is asked for; return after it, or after `seconds` without."""
+        """Does the next piece of work; returns after it, or after `seconds` without any."""
         try:
             work, answer = self._calls.get(timeout=seconds)
         except queue.Empty:
             return
         try:
             answer.set_result(work(prepared))
-        except BaseException as error:  # the asker's to tell: a run does not end for an answer
-            with contextlib.suppress(Exception):  # nor do its lanes stay broken for one
+        except BaseException as error:  # noqa: BLE001  the asker gets it; the run does not end
+            # Draining clears what the failed work left in the lanes.
+            with contextlib.suppress(Exception):
                 prepared.engine.drain()
             answer.set_exception(error)

@@ -1,11 +1,11 @@
-"""Fixed prompts that a run answers as it goes on."""
+"""A run answers fixed prompts as it goes on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from engine.config.data_settings import DataConfig
+from engine.config.settings import TrainConfig
 from engine.data.encode import Encoder
 from engine.errors import DataError
 from engine.model.units import StreamedModel
@@ -15,41 +15,38 @@ from engine.runtime.generate import AnswerLimits, Sampler, longest_row
 
 
 class FixedPrompts:
-    """Texts that a run answers greedily at each evaluation, each asked as the examples of training
-    are written.
+    """The prompts of `output.sample_prompts` are answered greedily at each evaluation.
+
+    Each is asked in the form that the examples of training have. An answer ends with a token of
+    `ends`.
     """
 
-    def __init__(
-        self,
-        prompts: Sequence[str],
-        max_new_tokens: int,
-        config: DataConfig,
-        model: StreamedModel,
-        tokenizer: Any,
-        ends: set[int],
-    ):
+    def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, ends: set[int]):
         """Raises DataError for a prompt that cannot be asked."""
-        self._prompts, self._most, self._tokenizer, self._ends = (
-            prompts,
-            max_new_tokens,
-            tokenizer,
-            ends,
-        )
+        self._prompts = config.output.sample_prompts
+        self._most = config.output.sample_tokens
+        self._tokenizer = tokenizer
+        self._ends = ends
         self._longest = longest_row(model.config)
-        encoder = Encoder(tokenizer, config.train_on, config.max_seq_len) if prompts else None
-        self._ids = [encoder.question(prompt) for prompt in prompts]
-        for k, ids in enumerate(self._ids):
+        self._ids: list[list[int]] = []
+        if not self._prompts:
+            return
+        encoder = Encoder(tokenizer, config.data.train_on, config.data.max_seq_len)
+        self._ids = [encoder.question(prompt) for prompt in self._prompts]
+        for place, ids in enumerate(self._ids):
             if self._longest is not None and len(ids) >= self._longest:
                 raise DataError(
-                    f"output.sample_prompts[{k}]: the prompt has {len(ids):,} tokens and this "
+                    f"output.sample_prompts[{place}]: the prompt has {len(ids):,} tokens and this "
                     f"model takes {self._longest:,} at most; shorten it."
                 )
 
     def answer(
         self, sampler: Sampler, step: int, progress: Progress, check: Callable[[], None]
     ) -> PromptsAnswered | None:
-        """The answers of the weights as they are, every step applied; None without prompts. `check`
-        is called often, and what it raises gives up.
+        """Returns the answers of the weights as they are, None without prompts.
+
+        Every step must be applied. `check` is called often; an exception that it raises ends the
+        work.
         """
         if not self._prompts:
             return None
@@ -64,6 +61,5 @@ class FixedPrompts:
         limits = AnswerLimits(self._most, self._ends, self._longest)
         answers = sampler.generate(self._ids, limits, on_token=on_token)
         texts = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
-        return PromptsAnswered(
-            step, [{"prompt": prompt, "answer": text} for prompt, text in zip(self._prompts, texts)]
-        )
+        pairs = zip(self._prompts, texts)
+        return PromptsAnswered(step, [{"prompt": prompt, "answer": text} for prompt, text in pairs])

@@ -1,5 +1,6 @@
-"""What a resume needs beside the planes, and whether the settings are still those of the session
-before.
+"""A checkpoint keeps what a resume needs beside the planes.
+
+A resume compares its settings with those of the session before.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from engine.config.settings import TrainConfig
 from engine.errors import RunError
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
-"""Settings that say which rows a step reads: with others, rows would be left out and others read
-twice.
+"""These settings decide which rows a step reads. After a change of them, some rows would be left
+out and others read twice.
 """
-_OTHERS = (
+_COMPARED = (
     "learning_rate",
     "schedule",
     "warmup_steps",
@@ -24,13 +25,16 @@ _OTHERS = (
     "eps",
     "max_grad_norm",
 )
+"""A person may change these settings of `train` on purpose; a resume tells that they differ."""
 
 
 def resume_state(
     config: TrainConfig, fingerprint: str, rounding: dict[str, Any], total_steps: int
 ) -> dict[str, Any]:
-    """Kept in every checkpoint. Order, dropout and schedule are functions of seed and step: there
-    is no random state to keep. fingerprint: of the data; rounding: `Chosen.rounding`.
+    """Returns the state that every checkpoint keeps.
+
+    There is no random state in it, since the order of the rows, dropout and the schedule are
+    functions of seed and step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`.
     """
     return {
         "data": fingerprint,
@@ -43,9 +47,10 @@ def resume_state(
 def changed_settings(
     config: TrainConfig, run_id: str, state: dict[str, Any], step: int, total_steps: int
 ) -> list[str]:
-    """Sentences on settings that differ from those of the checkpoint of `step`, whose state is
-    `state`, and that a person may have changed on purpose. Raises RunError where the run cannot go
-    on from there.
+    """Returns sentences on the settings that a person may have changed on purpose.
+
+    They differ from those of the checkpoint of `step`, whose resume state is `state`. Raises
+    RunError where the run cannot go on from there.
     """
     before, now = state.get("settings") or {}, _settings(config)
     told = []
@@ -77,5 +82,5 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
         "train.batch_size": train["batch_size"],
         "train.seed": train["seed"],
         "data.shuffle": config.data.shuffle,
-        **{f"train.{name}": train[name] for name in _OTHERS},
+        **{f"train.{name}": train[name] for name in _COMPARED},
     }

@@ -1,7 +1,7 @@
-"""A run from its folder to its last record: the one way in for the command line and for the app.
+"""A `Run` takes a run from its folder to its last record.
 
-`Run.execute` never raises for a run that fails: the cause becomes the run's last record, one
-sentence.
+The command line and the app both use it. `Run.execute` never raises for a run that fails: the cause
+becomes the run's last record, one sentence.
 """
 
 from __future__ import annotations
@@ -29,25 +29,27 @@ from engine.train.paused_calls import PausedCalls
 from engine.train.webhook import message, tell
 
 ENDINGS = ("stop", "discard")
+"""These requests end a run."""
 
 
 class _GiveUp(Exception):
-    """A stop or discard that came before the first step."""
+    """A stop or discard came before the first step."""
 
     def __init__(self, command: str):
         self.command = command
 
 
 class Run:
-    """One run in this process, which owns the folder from here to the end of `execute` (or
-    `close`).
+    """A `Run` is one run in this process, which owns its folder from here to the end of `execute`
+    (or `close`).
 
     `request` may be called from any thread while `execute` runs. Raises RunError when another
     process has the run.
     """
 
     def __init__(self, folder: RunFolder, resume: bool):
-        self.folder, self.resume = folder, resume
+        self.folder = folder
+        self.resume = resume
         self.id = folder.id
         self._owned = contextlib.ExitStack()
         with contextlib.ExitStack() as owned:
@@ -57,91 +59,94 @@ class Run:
             self._reader = CommandReader(folder)
             self._owned = owned.pop_all()
         self.paused = PausedCalls()
-        """What other threads ask of the weights while the run is paused."""
+        """Other threads ask things of the weights through this while the run is paused."""
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._early: list[str | Change] = []
-        """Requests that were looked at and not obeyed yet: while the run was still being prepared,
-        or waits for space.
+        """These requests were looked at and not obeyed yet: they came while the run was still being
+        prepared, or while it waits for space.
         """
-        self._asked_to_end: list[str] = []
+        self._asked_to_end: list[str | Change] = []
+        """All requests to end the run stand here, obeyed or not."""
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
     def request(self, command: str | Change) -> None:
-        """Ask for stop, discard, pause, resume or save, or for a change; obeyed at the next safe
-        step.
+        """Asks for stop, discard, pause, resume or save, or for a change.
+
+        The run obeys before its next step. Raises RunError for another word.
         """
         if not isinstance(command, Change) and command not in COMMANDS:
             raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
         self._requests.put(command)
 
     def execute(self) -> RunEnded:
-        """Run to the end and return the last record; the record and the folder are then free again."""
+        """Runs to the end and returns the last event; record and folder are then free again."""
         with self._owned:
             ended = self._guarded()
-            self.recorder.wait_for_disk_space(
-                None
-            )  # from here on, nothing is lost when the record takes no more
+            # From here on, nothing is lost when the record takes no further line.
+            self.recorder.wait_for_disk_space(None)
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
-            # the record keeps what it has, and whoever waits here still learns the cause
             except RunError as error:
-                return (
-                    ended
-                    if ended.state == "failed"
-                    else RunEnded("failed", str(error), type(error).__name__)
-                )
+                # The record keeps what it has, and the caller still learns the cause.
+                if ended.state != "failed":
+                    return RunEnded("failed", str(error), type(error).__name__)
             return ended
 
     def _tell(self, ended: RunEnded) -> None:
-        """Before the last record, so that a failure of the webhook is in the log."""
-        with contextlib.suppress(
-            ConfigError
-        ):  # a configuration that does not load says so as the run's end
+        """Tells the webhook, if there is one, how the run ended.
+
+        This happens before the last record, so that a failure of the webhook is in the log.
+        """
+        try:
             address = self.folder.config.output.webhook
-            problem = (
-                tell(address, message(self.id, self.recorder.snapshot, ended)) if address else None
-            )
-            if problem is not None:
-                with contextlib.suppress(
-                    RunError
-                ):  # a record without space for it may yet have some for the end
-                    self.recorder.emit(LogLine("warning", problem))
+        except ConfigError:
+            return  # the run ended for this very reason, and says so
+        if not address:
+            return
+        problem = tell(address, message(self.id, self.recorder.snapshot, ended))
+        if problem is not None:
+            # A record without space for this line may still have some for the last one.
+            with contextlib.suppress(RunError):
+                self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
-        """Give a run that is not going to be executed back."""
+        """Frees the folder of a run that is not going to be executed."""
         self._owned.close()
 
     def _guarded(self) -> RunEnded:
+        """Trains; returns how the run ended, whatever happened."""
         try:
             ended = self._train()
         except _GiveUp as error:
-            again = "Stopped before it went on; nothing is lost and it can be resumed."
-            ended = (
-                RunEnded("discarded", "Stopped before the first step.")
-                if error.command == "discard"
-                else RunEnded(
-                    "stopped",
-                    again if self.resume else "Stopped before the first step; nothing was trained.",
-                )
-            )
-        except Exception as error:
+            ended = self._given_up(error.command)
+        except Exception as error:  # noqa: BLE001  every cause becomes the run's last record
             self.recorder.wait_for_disk_space(None)
-            ended = (
-                self._discarded()
-                if self.recorder.gave_up and self._asked_to_end[-1] == "discard"
-                else self._failed(error)
-            )
-        if "torch" in sys.modules:  # after the error and its frames are gone
+            if self.recorder.gave_up and self._asked_to_end[-1] == "discard":
+                ended = self._discarded()
+            else:
+                ended = self._failed(error)
+        # The error's frames hold tensors; they are gone only after the except clause.
+        if "torch" in sys.modules:
             from engine.runtime.open_backend import give_memory_back
 
             give_memory_back()
         return ended
 
+    def _given_up(self, command: str) -> RunEnded:
+        """Returns the end of a run that was stopped or discarded before its first step."""
+        if command == "discard":
+            return RunEnded("discarded", "Stopped before the first step.")
+        if self.resume:
+            reason = "Stopped before it went on; nothing is lost and it can be resumed."
+        else:
+            reason = "Stopped before the first step; nothing was trained."
+        return RunEnded("stopped", reason)
+
     def _discarded(self) -> RunEnded:
-        """What was asked for while the record waited for space."""
+        """Deletes the checkpoints, as was asked for while the record waited for space."""
         shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
         return RunEnded(
             "discarded",
@@ -150,16 +155,16 @@ class Run:
         )
 
     def _failed(self, error: Exception) -> RunEnded:
-        """One sentence for the person; the record keeps where the program, the device or the system
-        is at fault.
+        """Returns the end of a run that failed, with one sentence for the person.
+
+        The log gets the traceback where the program, the device or the system is at fault.
         """
-        told = error
+        told: Exception | None = error
         if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
             from engine.train.explain import explained
 
-            with contextlib.suppress(
-                RunError
-            ):  # a record that cannot be written may be the fault itself
+            # A record that cannot be written may be the fault itself.
+            with contextlib.suppress(RunError):
                 self.recorder.emit(LogLine("error", "".join(traceback.format_exception(error))))
             told = explained(error, self._gpu_items())
         if told is not None:
@@ -173,7 +178,7 @@ class Run:
         )
 
     def _gpu_items(self) -> tuple[Item, ...]:
-        """Of the plan, or of the report that came before it."""
+        """Returns the GPU memory items of the plan, or of the fit report that came before it."""
         if self._chosen is not None:
             return self._chosen.gpu_items
         return items_of(self.recorder.snapshot.fit, PartName.GPU)
@@ -183,24 +188,23 @@ class Run:
         config = self.folder.config
         # torch and transformers take seconds to import; a wrong preset should fail before that.
         from engine.train.explain import note_memory
-        from engine.train.prepare import prepare, program_version
-        from engine.train.trainer import Trainer, started_event
+        from engine.train.prepare import prepare, program_version, started_event
+        from engine.train.session import Session
+        from engine.train.trainer import Trainer
 
-        prepared = prepare(config, self.folder, self.recorder, self.resume, self._check)
+        session = Session(config, self.folder, self.recorder)
+        prepared = prepare(session, self.resume, self._check)
         self._chosen = prepared.chosen
         try:
             event: RunStarted = started_event(config, prepared, program_version(), os.getpid())
             self.recorder.emit(event)
-            ended = Trainer(
-                config, self.folder, self.recorder, prepared, self._next_commands, self.paused
-            ).run()
+            ended = Trainer(session, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
-            self.recorder.wait_for_disk_space(
-                None
-            )  # a lane that waits for space would be waited for
-            # Lanes may still be at work on the planes: they must end before the planes go. On a
-            # device that failed, both may fail too; the first error is the one that is told.
+            # A lane that waits for disk space would never be drained.
+            self.recorder.wait_for_disk_space(None)
+            # Lanes may still be at work on the planes, so they must end before the planes go. On a
+            # device that failed, both calls may fail as well; the first error is the one to tell.
             for give_back in (prepared.engine.drain, prepared.close):
                 with contextlib.suppress(Exception):
                     give_back()
@@ -209,20 +213,23 @@ class Run:
         return ended
 
     def _next_commands(self) -> list[str | Change]:
+        """Returns the requests that were not obeyed yet, for the training loop to obey."""
         with self._looking:
             self._look()
             found, self._early = self._early, []
             return found
 
     def _count_endings(self) -> int:
-        """How often it was asked to end so far, by any thread; nothing is taken away from the
-        training loop.
+        """Returns how many requests to end the run came so far.
+
+        Any thread may call; the requests stay there for the training loop.
         """
         with self._looking:
             self._look()
             return len(self._asked_to_end)
 
     def _look(self) -> None:
+        """Takes up new requests, of this process and of others; the caller holds `_looking`."""
         found: list[str | Change] = []
         while not self._requests.empty():
             found.append(self._requests.get())
@@ -231,6 +238,7 @@ class Run:
         self._asked_to_end += [command for command in found if command in ENDINGS]
 
     def _check(self) -> None:
+        """Raises _GiveUp where the run is to end; other requests wait for the training loop."""
         found = self._next_commands()
         for command in found:
             if command in ENDINGS:
@@ -241,8 +249,10 @@ class Run:
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
-    """A new run folder, ready to execute. Local sources are kept as whole paths, so that the run
-    can be resumed from anywhere.
+    """Makes a run folder and returns its run, ready to execute.
+
+    Local sources are kept as whole paths, so that the run can be resumed from any working
+    directory.
     """
     folder = create_run(runs_dir, lasting_config(config))
     try:
@@ -253,15 +263,16 @@ def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
-    """An earlier run, to go on from its newest checkpoint (from the start when it never saved one,
-    or is a folder that was made and never began). Raises RunError for one that has finished.
+    """Returns an earlier run, ready to go on from its newest checkpoint.
+
+    It begins at the start when it never saved one, or when its folder was made and it never began.
+    Raises RunError for a run that has finished, or whose settings this version cannot use.
     """
     folder = open_run(runs_dir, run_id)
     try:
-        folder.config
-    except (
-        ConfigError
-    ) as error:  # before anything is written to a run that this version cannot go on with
+        # Nothing is written to a run that this version cannot go on with.
+        _ = folder.config
+    except ConfigError as error:
         raise RunError(
             f"The settings of run {run_id} cannot be used by this version of Ramstream ({error}); "
             "use the version that wrote it, or mend its config.yaml."

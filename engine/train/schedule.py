@@ -1,15 +1,36 @@
-"""Learning rate of each optimizer step: the curves of transformers' ``get_*_schedule_with_warmup``."""
+"""The learning rate of each optimizer step follows the curves of transformers'
+``get_*_schedule_with_warmup``.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engine.config.settings import OptimConfig
 
 
+def fitting_warm_up(config: OptimConfig, total_steps: int) -> tuple[OptimConfig, str]:
+    """Returns the settings with a warm-up of at most half of the steps, and a warning where it had
+    to be cut, else "".
+
+    The first step of a warm-up has rate 0, so a short run would otherwise learn nothing.
+    """
+    most = total_steps // 2
+    if config.warmup_steps <= most:
+        return config, ""
+    warning = (
+        f"train.warmup_steps {config.warmup_steps} is more than half of the {total_steps} steps, "
+        f"so {most} are used."
+    )
+    return replace(config, warmup_steps=most), warning
+
+
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """The rate that optimizer step `step` (from 1) of `total_steps` uses, as in a transformers
-    Trainer: the scheduler moves after the optimizer, so the first step with warm-up has rate 0.
+    """Returns the rate that optimizer step `step`, counted from 1, of `total_steps` uses.
+
+    As in a transformers Trainer, the scheduler moves after the optimizer: the first step with
+    warm-up has rate 0.
     """
     before = step - 1
     if before < config.warmup_steps:

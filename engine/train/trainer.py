@@ -1,9 +1,19 @@
-"""The training loop and its control: steps, evaluations, checkpoints, and obeying stop, discard,
-pause, resume, save.
+"""A `Trainer` runs the training loop and obeys the requests to it.
 
-Requests are looked at before each step is submitted; the step under way is always finished and
-applied before anything is saved. The loop runs on one thread; `StepFinished` comes from the HOST
-lane when a step is applied.
+- Before the first step, a dry run takes the longest rows, the held-out prompts are answered, and so
+  are the fixed prompts.
+- Before each step is submitted, the loop obeys the requests that came in: pause, save, or a change
+  of settings. Stop and discard leave the loop at once, and so does a lack of host memory.
+- A submitted step goes on while the loop submits the next one. Its `StepFinished` comes from the
+  HOST lane when it is applied.
+- The engine is drained, so that every submitted step is applied, before anything is saved or
+  evaluated and before a pause.
+- At the end the run is saved first: an evaluation that fails or is interrupted then costs nothing.
+- A checkpoint that finds the disk full pauses the run until there is space, or until a request ends
+  the wait.
+
+The loop runs on one thread. Evaluations are in `engine.train.evaluation`; what a step leaves in the
+record is written by `engine.train.observe`.
 """
 
 from __future__ import annotations
@@ -11,72 +21,73 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 
 from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
-from engine.config.settings import OptimConfig, TrainConfig
-from engine.data.rows import batches, one_pass
-from engine.errors import DiskFullError, HostMemoryError, NonFiniteError, RunError
-from engine.fit.cost import MEASURED_FLOPS_FORMULA
+from engine.config.settings import OptimConfig
+from engine.data.rows import batches
+from engine.errors import DiskFullError, HostMemoryError, RunError
 from engine.runs.events import (
     CheckpointWritten,
     ControlReceived,
-    EvalFinished,
-    ExactMatchMeasured,
     ExportWritten,
-    LogLine,
     RunEnded,
-    RunStarted,
+    RunState,
     SettingsChanged,
     StateChanged,
 )
-from engine.runs.folder import RunFolder
-from engine.runs.recorder import RunRecorder
-from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.dry_run import LEAST_STEPS, longest_batches
+from engine.train.evaluation import Evaluator
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
-from engine.train.prepare import Prepared, RecordedProgress
-from engine.train.prompts import FixedPrompts
+from engine.train.prepare import Prepared
 from engine.train.resume import resume_state
-from engine.train.schedule import learning_rate
+from engine.train.schedule import fitting_warm_up, learning_rate
+from engine.train.session import Session
 from engine.words import in_seconds
 
-SHOWN_SAMPLES = 8
+_PAUSE_LOOK_SECONDS = 0.1
+"""A paused run looks for requests this often."""
 
 
 class Discarded(Exception):
-    """Raised inside the loop by a request to stop and discard."""
+    """A request came to stop and to discard the run; it leaves the loop as this exception."""
 
 
 class Stopped(Exception):
-    """Raised inside the loop by a request to stop."""
+    """A request came to stop the run; it leaves the loop as this exception."""
 
 
 class Trainer:
-    """Drives a prepared run to its end. `next_commands` returns the requests that came in since the
-    last call; `paused` are what others ask of the weights while the run is paused.
+    """A `Trainer` drives a prepared run to its end.
+
+    `next_commands` returns the requests that came in since its last call. `paused` brings what
+    other threads ask of the weights while the run is paused.
     """
 
     def __init__(
         self,
-        config: TrainConfig,
-        folder: RunFolder,
-        recorder: RunRecorder,
+        session: Session,
         prepared: Prepared,
         next_commands: Callable[[], list[str | Change]],
         paused: PausedCalls,
     ):
-        self.config, self.folder, self.recorder, self.p = config, folder, recorder, prepared
-        self._next_commands, self._paused = next_commands, paused
+        recorder = session.recorder
+        self.config = session.config
+        """These are the settings now; a change while the run goes on replaces them."""
+        self.folder = session.folder
+        self.recorder = recorder
+        self.prepared = prepared
+        self._session = session
+        self._next_commands = next_commands
+        self._paused = paused
         self._step = prepared.step
-        """Steps that were submitted; after a drain they are applied."""
+        """So many steps were submitted; after a drain they are applied."""
         self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
@@ -84,39 +95,30 @@ class Trainer:
             prepared.loading_peak,
             prepared.backend.memory if prepared.backend.device.type != "cpu" else None,
         )
-        self._observer = Observer(config, recorder, prepared, self._watch, self._forecast)
-        recorder.call_after_wait(self._observer.start_clock)  # after a wait for space on the disk
-        self._ends = end_tokens(prepared.model.config, prepared.tokenizer, config.model.source)
-        o = config.output
-        self._prompts = FixedPrompts(
-            o.sample_prompts,
-            o.sample_tokens,
-            config.data,
-            prepared.model,
-            prepared.tokenizer,
-            self._ends,
-        )
+        self._observer = Observer(session, prepared, self._watch, self._forecast)
+        # A wait for disk space is no part of a step's time.
+        recorder.call_after_wait(self._observer.start_clock)
+        self._evaluator = Evaluator(session, prepared)
         self._waiting: list[str] = []
-        """Requests that came in between steps and can only be obeyed there."""
+        """These requests came in during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
-        """Changes that are made before the next step."""
+        """These changes are made before the next step."""
         self._optim = self._fitting_warm_up()
-        if not len(prepared.data.eval) and (
-            config.output.eval_every or config.output.exact_match_samples
-        ):
-            recorder.emit(
-                LogLine(
-                    "warning",
-                    "No row is held out, so nothing is evaluated; raise data.eval_fraction, or set "
-                    "output.eval_every and output.exact_match_samples to 0.",
-                )
+        output = session.config.output
+        is_evaluated = output.eval_every or output.exact_match_samples
+        if is_evaluated and not len(prepared.data.eval):
+            session.log(
+                "warning",
+                "No row is held out, so nothing is evaluated; raise data.eval_fraction, or set "
+                "output.eval_every and output.exact_match_samples to 0.",
             )
 
     # ------------------------------------------------------------------ the loop
 
     def run(self) -> RunEnded:
-        """Train to the end, or to a request. Raises what the engine raises; then nothing of that
-        step is applied.
+        """Runs the training loop to its end, or to a request.
+
+        Raises what the engine raises; nothing of the step that failed is applied then.
         """
         with self._watch:
             return self._run()
@@ -130,40 +132,40 @@ class Trainer:
         except HostMemoryError as error:
             return self._give_way(error)
         except Discarded:
-            self.p.engine.drain()
+            self.prepared.engine.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
                 "discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked."
             )
         finally:
-            self.recorder.call_after_wait(
-                None
-            )  # a record outlives its run, and would keep all that was allocated for it
+            # The record outlives its run: a listener would keep everything that was allocated.
+            self.recorder.call_after_wait(None)
             self._observer.close()
 
     def _to_the_end(self) -> RunEnded:
-        p, o = self.p, self.config.output
+        output = self.config.output
         if self._step == 0:
             self._dry_run()
-            self._exact_match("before", 0)
-            self._answer_prompts(0)
+            self._evaluator.measure_exact_match("before", 0, self._look)
+            self._evaluator.answer_prompts(0, self._look)
         self._state("running")
         self._observer.start_clock()
-        while self._step < p.total_steps:
+        while self._step < self.prepared.total_steps:
             self._obey(self._step)
             self._submit(self._step + 1)
             self._step += 1
-            is_last = self._step >= p.total_steps
-            if o.checkpoint_every and self._step % o.checkpoint_every == 0 and not is_last:
+            if self._step >= self.prepared.total_steps:
+                break
+            if output.checkpoint_every and self._step % output.checkpoint_every == 0:
                 self._save(self._step)
-            if o.eval_every and self._step % o.eval_every == 0 and not is_last:
+            if output.eval_every and self._step % output.eval_every == 0:
                 self._evaluate(self._step)
-        # Saved before anything else: an evaluation that fails or is interrupted costs nothing.
+        # The run is saved before an evaluation can fail or be interrupted.
         step = self._step
         self._save(step)
         self._evaluate(step)
-        self._exact_match("after", step)
-        if o.export:
+        self._evaluator.measure_exact_match("after", step, self._look)
+        if output.export:
             self._export(step)
         self._observer.compare(step, "end")
         return RunEnded("finished", f"Finished all {step} steps.")
@@ -171,10 +173,9 @@ class Trainer:
     def _stop(self) -> RunEnded:
         step = self._step
         self._state("stopping")
-        self.p.engine.drain()
-        self._make_changes(
-            step
-        )  # those that were asked for before the stop: a resume goes on with them
+        self.prepared.engine.drain()
+        # A resume goes on with the changes that were asked for before the stop.
+        self._make_changes(step)
         if step == 0:
             return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
         self._save(step, "stopping")
@@ -182,13 +183,13 @@ class Trainer:
         return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
 
     def _give_way(self, error: HostMemoryError) -> RunEnded:
-        """Save and end while there is memory for that, without waiting for anything."""
+        """Saves and ends while there is memory for that, without waiting for anything."""
         step = self._step
         self.recorder.wait_for_disk_space(None)
         self._state(
             "stopping", "Host memory is nearly full, so the run is saved while that is possible."
         )
-        self.p.engine.drain()
+        self.prepared.engine.drain()
         self._save(step, "stopping", waits=False)
         self._observer.compare(step, "end")
         kept = f"step {step} is saved" if step else "nothing was trained yet"
@@ -199,71 +200,59 @@ class Trainer:
         )
 
     def _fitting_warm_up(self) -> OptimConfig:
-        """At most half of the steps: with a rate of 0 in the first step, a short run would learn
-        nothing.
-        """
-        t, most = self.config.train, self.p.total_steps // 2
-        if t.warmup_steps <= most:
-            return t
-        self.recorder.emit(
-            LogLine(
-                "warning",
-                f"train.warmup_steps {t.warmup_steps} is more than half of the "
-                f"{self.p.total_steps} steps, so {most} are used.",
-            )
-        )
-        return replace(t, warmup_steps=most)
+        """Returns the optimizer's settings; the log says where the warm-up had to be cut."""
+        fitting, warning = fitting_warm_up(self.config.train, self.prepared.total_steps)
+        if warning:
+            self._session.log("warning", warning)
+        return fitting
 
     def _dry_run(self) -> None:
-        """A step on the longest rows that changes nothing: what does not fit, or does not run, ends
-        the run here.
+        """Takes a step on the longest rows that changes nothing.
+
+        A run that does not fit, or cannot be computed, ends here.
         """
-        p = self.p
-        if p.total_steps < LEAST_STEPS:
+        prepared = self.prepared
+        if prepared.total_steps < LEAST_STEPS:
             return
-        progress = RecordedProgress(self.recorder, "dry_run")
+        progress = self._session.progress("dry_run")
         progress(0, 1, "One step on the longest rows")
         began = time.perf_counter()
-        p.engine.dry_run(
-            longest_batches(
-                p.data.train,
-                self.config.train.batch_size,
-                p.chosen.micro_batch_size,
-                self._pad_up_to,
-            ),
-            self._watch.check,
+        micro_batches = longest_batches(
+            prepared.data.train,
+            self.config.train.batch_size,
+            prepared.chosen.micro_batch_size,
+            self._pad_up_to,
         )
+        prepared.engine.dry_run(micro_batches, self._watch.check)
         seconds = time.perf_counter() - began
         progress(1, 1, "Done")
-        compiled = p.chosen.choices.compiled
-        self.recorder.emit(
-            LogLine(
-                "info",
-                f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
-                f"{', compiling included' if compiled else ''}.",
-            )
-        )
+        compiled = prepared.chosen.choices.compiled
+        took = f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
+        self._session.log("info", f"{took}, compiling included." if compiled else f"{took}.")
+        # Seconds that include compiling say nothing about the seconds of a step.
         self.recorder.emit(self._forecast.event(0, "dry_run", None if compiled else seconds))
         self._observer.tell_compiling("the dry run")
 
     @property
     def _pad_up_to(self) -> int:
-        return self.config.data.max_seq_len if self.p.chosen.choices.compiled else 0
+        """Returns the length that rows may be padded to; a compiled block knows few lengths."""
+        return self.config.data.max_seq_len if self.prepared.chosen.choices.compiled else 0
 
     def _submit(self, step: int) -> None:
-        t, began = self.config.train, time.perf_counter()
-        micro = batches(
-            self.p.data.train,
-            t.batch_size,
-            self.p.chosen.micro_batch_size,
+        """Puts the rows of a step together and hands the step to the engine."""
+        train, began = self.config.train, time.perf_counter()
+        micro_batches = batches(
+            self.prepared.data.train,
+            train.batch_size,
+            self.prepared.chosen.micro_batch_size,
             step,
             self._pad_up_to,
         )
-        self._observer.submitted(step, micro, began)
-        self.p.engine.train_step(
+        self._observer.submitted(step, micro_batches, began)
+        self.prepared.engine.train_step(
             step,
-            micro,
-            learning_rate(self._optim, step, self.p.total_steps),
+            micro_batches,
+            learning_rate(self._optim, step, self.prepared.total_steps),
             self._observer.on_applied,
             self._watch.check,
         )
@@ -271,12 +260,14 @@ class Trainer:
     # ------------------------------------------------------------------ requests
 
     def _obey(self, step: int) -> None:
+        """Obeys the requests that came in, before the next step is submitted."""
         waiting, self._waiting = self._waiting, []
         commands = waiting + self._commands()
         self._make_changes(step)
         for place, command in enumerate(commands):
             if command == "save":
                 self._save(step)
+            # A pause that was already taken back is none.
             elif command == "pause" and "resume" not in commands[place:]:
                 self._pause(step)
 
@@ -286,32 +277,35 @@ class Trainer:
             self._change(change, step)
 
     def _change(self, change: Change, step: int) -> None:
-        """From the next step on. What cannot be changed is told in the log, and the run goes on as
-        it was.
+        """Makes a change that holds from the next step on.
+
+        Where it cannot be made, the log says so, and the run goes on as it was.
         """
         try:
             config = change.applied(self.config, step)
             self.folder.save_config(config)
         except RunError as error:
-            self.recorder.emit(
-                LogLine("warning", f"The change that was asked for was not made: {error}")
-            )
+            self._session.log("warning", f"The change that was asked for was not made: {error}")
             return
-        told = change.in_words(self.config, config, self.p.total_steps)
+        told = change.in_words(self.config, config, self.prepared.total_steps)
         self.config = config
-        if "train.steps" in change.values:
-            self.p.change_total_steps(config.train.steps)
+        if "train.steps" in change.values and config.train.steps is not None:
+            self.prepared.change_total_steps(config.train.steps)
         self._optim = self._fitting_warm_up()
-        self.recorder.emit(SettingsChanged(step + 1, dict(change.values), self.p.total_steps))
-        self.recorder.emit(LogLine("info", f"From step {step + 1:,} on: {told}."))
+        self.recorder.emit(
+            SettingsChanged(step + 1, dict(change.values), self.prepared.total_steps)
+        )
+        self._session.log("info", f"From step {step + 1:,} on: {told}.")
 
     def _commands(self) -> list[str]:
-        """New requests, recorded. Changes wait until they can be made; stop and discard are obeyed
-        by leaving the loop, and so is a lack of memory.
+        """Records the new requests; returns those that the caller must obey.
+
+        Changes wait until they can be made. Stop, discard and a lack of memory leave the loop with
+        an exception.
         """
         self._watch.check()
-        found = self._next_commands()
-        for command in found:
+        found: list[str] = []
+        for command in self._next_commands():
             if isinstance(command, Change):
                 self.recorder.emit(ControlReceived(CHANGE, dict(command.values)))
                 self._asked.append(command)
@@ -321,11 +315,12 @@ class Trainer:
                 raise Discarded
             if command == "stop":
                 raise Stopped
-        return [command for command in found if isinstance(command, str)]
+            found.append(command)
+        return found
 
     def _pause(self, step: int) -> None:
         self._state("pausing")
-        self.p.engine.drain()
+        self.prepared.engine.drain()
         with self._paused.opened():
             self._state("paused", f"Paused after step {step}; the model stays in memory.")
             while True:
@@ -335,18 +330,20 @@ class Trainer:
                     self._save(step, "paused")
                 if "resume" in commands + self._waiting:
                     break
-                self._paused.serve(self.p, 0.1)
+                self._paused.serve(self.prepared, _PAUSE_LOOK_SECONDS)
         self._state("running")
         self._observer.start_clock()
 
-    # ------------------------------------------------------------------ between steps, with everyth
+    # ------------------------------------------------------------------ between steps
 
-    def _save(self, step: int, back_to: str = "running", waits: bool = True) -> None:
-        """`back_to`: the state before. Without space on the disk it `waits` until there is some, or
-        raises DiskFullError.
+    def _save(self, step: int, back_to: RunState = "running", waits: bool = True) -> None:
+        """Writes a checkpoint, unless this step has one; afterwards the state is `back_to` again.
+
+        Where the disk has no space, this method waits until there is some. Raises DiskFullError in
+        that case where `waits` is False.
         """
-        p = self.p
-        p.engine.drain()
+        prepared = self.prepared
+        prepared.engine.drain()
         if step == self._saved_step or step == 0:
             self._observer.start_clock()
             return
@@ -354,14 +351,17 @@ class Trainer:
             self._state("saving")
             try:
                 state = resume_state(
-                    self.config, p.data.fingerprint, p.chosen.rounding, p.total_steps
+                    self.config,
+                    prepared.data.fingerprint,
+                    prepared.chosen.rounding,
+                    prepared.total_steps,
                 )
                 info = write_checkpoint(
                     self.folder.checkpoints_path,
                     step,
-                    Contents(p.store, state, p.model.persistent_buffers()),
+                    Contents(prepared.store, state, prepared.model.persistent_buffers()),
                     self.config.output.keep_checkpoints,
-                    RecordedProgress(self.recorder, "checkpoint"),
+                    self._session.progress("checkpoint"),
                 )
                 break
             except DiskFullError as lacks:
@@ -379,9 +379,11 @@ class Trainer:
         self._observer.start_clock()
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
-        """Paused, until the disk has space for the checkpoint of `step` or somebody asks to try
-        again. A stop is obeyed by the caller, which needs that checkpoint too; a further one, when
-        that waits (`is_stopping`), ends the run without it.
+        """Pauses until the disk has space for the checkpoint of `step`, or somebody asks to try
+        again.
+
+        A stop is obeyed by the caller, which then needs this checkpoint, too. When that stop is
+        what waits (`is_stopping`), one more stop ends the run without the checkpoint.
         """
         self._state(
             "paused",
@@ -396,96 +398,39 @@ class Trainer:
                 except Stopped:
                     if not is_stopping:
                         raise
-                    if (
-                        not space.is_new
-                    ):  # else it is the same request once more: of two people, or of a second click
+                    # A stop that comes at once is the same request once more, of a second person or
+                    # of a second click.
+                    if not space.is_new:
                         raise lacks from None
                     continue
                 self._waiting += [command for command in commands if command in ("pause", "resume")]
                 if "resume" in commands or "save" in commands:
                     return
-                self._paused.serve(self.p, 0.1)
-        self.recorder.emit(
-            LogLine(
-                "info",
-                f"There is room on the disk again: the run waited {space.seconds:,.0f} s for it.",
-            )
+                self._paused.serve(self.prepared, _PAUSE_LOOK_SECONDS)
+        self._session.log(
+            "info",
+            f"There is room on the disk again: the run waited {space.seconds:,.0f} s for it.",
         )
         if is_stopping:
             self._make_changes(step)
 
     def _evaluate(self, step: int) -> None:
-        p = self.p
-        p.engine.drain()
-        if len(p.data.eval) and p.data.eval.loss_tokens:
-            began = time.perf_counter()
-            loss = p.engine.evaluate(
-                self._interruptible(one_pass(p.data.eval, p.chosen.micro_batch_size))
-            )
-            if not loss == loss or loss in (float("inf"), float("-inf")):
-                raise NonFiniteError(
-                    f"The evaluation loss after step {step} is not a finite number; start a new "
-                    "run with a lower train.learning_rate."
-                )
-            self.recorder.emit(
-                EvalFinished(step, loss, p.data.eval.loss_tokens, time.perf_counter() - began)
-            )
-        self._answer_prompts(step)
+        """Evaluates the weights after `step`, with every step applied."""
+        self.prepared.engine.drain()
+        self._evaluator.measure_loss(step, self._look)
+        self._evaluator.answer_prompts(step, self._look)
         self._observer.start_clock()
 
-    def _answer_prompts(self, step: int) -> None:
-        answered = self._prompts.answer(
-            self.p.sampler, step, RecordedProgress(self.recorder, "prompts"), self._look
-        )
-        if answered is not None:
-            self.recorder.emit(answered)
-
     def _look(self) -> None:
-        """For requests, within long work: stop and discard are obeyed at once, the others wait for
-        the next step.
-        """
+        """Obeys stop and discard within long work; other requests wait for the next step."""
         self._waiting += self._commands()
 
-    def _interruptible(self, items: Iterable) -> Iterator:
-        for item in items:
-            self._look()
-            yield item
-
-    def _exact_match(self, moment: str, step: int) -> None:
-        prompts = self.p.data.eval_prompts(self.config.output.exact_match_samples)
-        if not prompts:
-            return
-        progress = RecordedProgress(self.recorder, "sample")
-        longest = max(prompt.answer_tokens for prompt in prompts)
-        written = [0]
-
-        def on_token(_: int, __: int) -> None:
-            self._look()
-            written[0] += 1
-            progress(
-                min(written[0], longest * len(prompts)),
-                longest * len(prompts),
-                f"Answering, {moment} training",
-            )
-
-        answers = self.p.sampler.generate(
-            [p.prompt_ids for p in prompts],
-            AnswerLimits(longest + 4, self._ends, longest_row(self.p.model.config)),
-            on_token=on_token,
-        )
-        texts = [self.p.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
-        correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
-        samples = [
-            {"prompt": prompt.prompt_text, "expected": prompt.expected_text, "answer": text}
-            for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)
-        ]
-        self.recorder.emit(ExactMatchMeasured(step, moment, correct, len(prompts), samples))
-
     def _export(self, step: int) -> None:
-        progress = RecordedProgress(self.recorder, "export")
+        progress = self._session.progress("export")
         progress(0, 1, "Writing the model")
+        prepared = self.prepared
         trained = TrainedModel(
-            self.p.model, self.p.store, self.p.tokenizer, self.config.model.source
+            prepared.model, prepared.store, prepared.tokenizer, self.config.model.source
         )
         size = write_model(trained, self.folder.export_path)
         progress(1, 1, "Written")
@@ -493,23 +438,5 @@ class Trainer:
             ExportWritten(step, str(self.folder.export_path.relative_to(self.folder.path)), size)
         )
 
-    def _state(self, state: str, reason: str = "", lacks_space_for: str = "") -> None:
+    def _state(self, state: RunState, reason: str = "", lacks_space_for: str = "") -> None:
         self.recorder.emit(StateChanged(state, reason, lacks_space_for))
-
-
-def started_event(config: TrainConfig, prepared: Prepared, version: str, pid: int) -> RunStarted:
-    """The record's description of the run, known once everything is prepared."""
-    device = prepared.backend.device
-    return RunStarted(
-        name=config.name,
-        pid=pid,
-        device=device.type,
-        device_name=prepared.backend.device_name,
-        total_steps=prepared.total_steps,
-        parameters=prepared.model.parameter_count,
-        units=[unit.name for unit in prepared.model.units],
-        resumed_step=prepared.step or None,
-        program_version=version,
-        flops_formula=MEASURED_FLOPS_FORMULA,
-        ceiling_tflops=(prepared.planned.ceiling or 0.0) / 1e12,
-    )

@@ -1,4 +1,7 @@
-"""Telling another program that a run is over: one POST of JSON to an address that the person gave."""
+"""A webhook tells another program that a run is over.
+
+It is one POST of JSON to an address that the person gave.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from engine.runs.events import RunEnded
 from engine.runs.snapshot import RunSnapshot
 
 SECONDS = 5.0
+"""The other program has this long to answer."""
 
 
 def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, object]:
-    """What is posted. `text` is a sentence, under the name that chat services show."""
+    """Returns the content to post. Chat services show its `text`, which is a sentence."""
     name = snapshot.name or run_id
     return {
         "text": f"{name} {ended.state}: {ended.reason}",
@@ -30,8 +34,9 @@ def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, ob
 
 
 def tell(address: str, content: dict[str, object]) -> str | None:
-    """Post `content`; None, or one sentence on why it did not arrive. Redirects are not followed:
-    what is posted is for the address that was given.
+    """Posts `content`; returns None, or one sentence on why it did not arrive.
+
+    Redirects are not followed, since the content is for the given address alone.
     """
     request = urllib.request.Request(
         address, json.dumps(content).encode(), {"content-type": "application/json"}
@@ -50,7 +55,7 @@ def tell(address: str, content: dict[str, object]) -> str | None:
 
 
 def _host(address: str) -> str:
-    """Paths of such addresses are secrets: the log does not show them."""
+    """Returns the host of an address for the log; the path of such an address is a secret."""
     return urlsplit(address).hostname or "the address"
 
 

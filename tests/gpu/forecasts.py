@@ -22,7 +22,7 @@ from engine.model.catalog import entry_of
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import FitReported
 from engine.runs.following import replay
-from engine.train import prepare
+from engine.train import planning
 from engine.train.run import start_run
 from engine.words import in_gib
 from tests.engine.train.test_trainer import execute
@@ -91,9 +91,9 @@ def forecast(
 
 
 def main(asked: list[str]) -> None:
-    read_machine = prepare.read_machine
+    read_machine = planning.read_machine
     # Of checkpoints that are not written.
-    prepare.read_machine = lambda path: replace(read_machine(path), disk_free=1 << 50)
+    planning.read_machine = lambda path: replace(read_machine(path), disk_free=1 << 50)
     if not asked:
         for run in RUNS:  # each in a program of its own, as a person starts one
             subprocess.run(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.fit.needs import Verdict
-from engine.train import prepare
+from engine.train import planning
 from engine.train.run import start_run
 from engine.words import GIB, MIB
 from tests.engine.train.test_edges import judged_under_a_limit
@@ -45,9 +45,9 @@ def test_a_run_completes_with_just_enough_gpu_memory_and_is_refused_with_a_mebib
         },
     )
     asked: list[tuple] = []
-    estimate = prepare.estimate
+    estimate = planning.estimate
     monkeypatch.setattr(
-        prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
+        planning, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
     )
 
     def run(mebibytes: int):

@@ -189,3 +189,11 @@ def test_check_reports_and_judges(capsys, preset):
     assert report["verdict"] == "fits" and {"host", "disk"} <= set(report)
     assert launch.main(["check", str(preset), "--ram-gib", "0.01"]) == 1
     assert "does not fit" in capsys.readouterr().out.lower()
+
+
+@pytest.mark.parametrize("port", ["99999", "-1", "many"])
+def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
+    with pytest.raises(SystemExit) as ended:
+        launch.main([f"--port={port}"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and port in told and told.count("\n") == 1

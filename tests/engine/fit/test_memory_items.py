@@ -15,7 +15,7 @@ from engine.fit.needs import Part
 from engine.fit.predicted import predictions
 from engine.fit.report import _breaking
 from engine.model.layout import PLANE_ITEM_BYTES, PLANES, WEIGHT_PLANES
-from engine.train.memory_shortage import GpuFigures, gpu_shares, host_shares
+from engine.train.memory_shortage import GpuFigures, HostFigures, gpu_shares, host_shares
 from engine.words import GIB
 
 HOST = (
@@ -117,7 +117,7 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
     names = HOST + DEVICE
     found = {
         share.name: share.planned
-        for share in host_shares({"host": {"items": of_powers(names)}}, {}, 0, 0, 0)
+        for share in host_shares({"host": {"items": of_powers(names)}}, HostFigures({}, 0, 0, 0))
     }
     planes = {"weight_high", "weight_low", "exp_avg", "exp_avg_sq", "grad"}
     assert in_sum(found["planes"], names) == planes and in_sum(found["data"], names) == {
@@ -135,7 +135,9 @@ def test_shares_of_the_host_are_of_planes_boundaries_data_and_the_rest():
 def test_shares_of_the_host_while_weights_are_read():
     found = {
         share.name: share.planned
-        for share in host_shares({"host": {"items": of_powers(HOST)}}, {}, 0, 0, 0, True)
+        for share in host_shares(
+            {"host": {"items": of_powers(HOST)}}, HostFigures({}, 0, 0, 0, True)
+        )
     }
     assert (
         in_sum(found["planes"], HOST) == {"weight_high", "weight_low"} and "boundaries" not in found
@@ -237,7 +239,7 @@ def test_an_item_of_another_version_is_ordinary_and_keeps_its_name():
     assert item_colour(unknown.kind) == GREY
     found = predictions({"host": {"items": [told]}, "gpu": {"items": [told]}})
     assert found == {"loading_peak_bytes": 0, "host_bytes": GIB, "gpu_peak_bytes": GIB}
-    (share,) = host_shares({"host": {"items": [told]}}, {}, 0, 0, 0)
+    (share,) = host_shares({"host": {"items": [told]}}, HostFigures({}, 0, 0, 0))
     assert (share.name, share.planned) == ("the rest of it", GIB)
     assert [share.planned for share in gpu_shares([unknown], GpuFigures(0, 0, 0, 0, 0, 0), 0)] == [
         0,

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 import engine.train.memory_watch
-import engine.train.prepare
+import engine.train.planning
 from app.form.settings_form import shown_values
 from app.pages.draft import Draft
 from engine.errors import RunError
@@ -37,12 +37,12 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401
+    preset,  # noqa: F401  a fixture
     refused,
     resumes_to_the_end,
-    runs,  # noqa: F401
-    stopped_run,  # noqa: F401
-    whole,  # noqa: F401
+    runs,  # noqa: F401  a fixture
+    stopped_run,  # noqa: F401  a fixture
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config
@@ -61,7 +61,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_is_full_for_the_export(capsys, preset, small_disk, monkeypatch):
-    monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
+    monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
     at_event(
         monkeypatch,
         lambda e: isinstance(e, JobProgressed) and e.job == "export",
@@ -84,7 +84,7 @@ def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk
         with pytest.raises(
             RunError, match="cannot be written.*No space left on device.*free some disk space"
         ):
-            for taken in range(10_000):
+            for _ in range(10_000):
                 send_command(folder, "save")
         ballast.unlink()
         with open(folder.control_path, "ab") as file:  # some systems take half of it

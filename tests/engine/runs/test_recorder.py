@@ -13,12 +13,12 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from engine.errors import RunError
 from engine.paths import PROGRAM_ROOT
-from engine.runs import following
 from engine.runs import recorder as recorder_module
 from engine.runs.events import (
     ControlReceived,
@@ -365,7 +365,7 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
 
     class Failing:
         def __init__(self, path, mode):
-            self.file = open(path, mode)
+            self.file = open(path, mode)  # noqa: SIM115  closed on leaving the context
 
         def __enter__(self):
             return self
@@ -383,7 +383,7 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
                     raise OSError(errno.EIO, os.strerror(errno.EIO))
                 yield line
 
-    monkeypatch.setattr(following, "open", Failing, raising=False)
+    monkeypatch.setattr(Path, "open", lambda path, mode: Failing(path, mode))  # noqa: PLW0108  a class would not be bound
     assert follower.read_new() == records[:2]
     with pytest.raises(RunError, match="cannot be read"):
         follower.read_new()

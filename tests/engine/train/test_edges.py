@@ -13,7 +13,7 @@ from engine.paths import PROGRAM_ROOT
 from engine.runs.events import FitReported
 from engine.runs.following import EVENTS_FILE, replay
 from engine.runs.listing import list_runs
-from engine.train import prepare
+from engine.train import planning
 from engine.train.run import start_run
 from tests.support.cgroups import memory_limit, run_within
 from tests.support.folders import make_config, make_model
@@ -28,15 +28,15 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
 ):
     config = make_config(tmp_path, **{"train.steps": 2, "train.warmup_steps": 1})
     asked: list[tuple] = []
-    estimate, read_machine = prepare.estimate, prepare.read_machine
+    estimate, read_machine = planning.estimate, planning.read_machine
     free = [1 << 34]
-    monkeypatch.setattr(prepare, "sample_host_memory", lambda: (HELD, free[0]))
-    monkeypatch.setattr(prepare, "private_memory", lambda: HELD)
+    monkeypatch.setattr(planning, "sample_host_memory", lambda: (HELD, free[0]))
+    monkeypatch.setattr(planning, "private_memory", lambda: HELD)
     monkeypatch.setattr(
-        prepare, "read_machine", lambda path: replace(read_machine(path), ram_available=free[0])
+        planning, "read_machine", lambda path: replace(read_machine(path), ram_available=free[0])
     )
     monkeypatch.setattr(
-        prepare, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
+        planning, "estimate", lambda *arguments: asked.append(arguments) or estimate(*arguments)
     )
 
     def run(ram: int):

@@ -15,7 +15,7 @@ import pytest
 import engine.runs.recorder
 import engine.train.disk_space
 import engine.train.memory_watch
-import engine.train.prepare
+import engine.train.planning
 from app.view.run_bar import ShownRun, run_bar
 from engine.errors import DiskFullError
 from engine.runs.control import send_command
@@ -48,9 +48,9 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401
+    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    whole,  # noqa: F401
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config
@@ -64,7 +64,7 @@ def disk(tmp_path, monkeypatch, whole):
     """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large
     one. Made after `whole`, to which nothing is to happen.
     """
-    monkeypatch.setattr(engine.train.prepare, "read_machine", plenty)
+    monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
     for module in (engine.train.disk_space, engine.runs.recorder):
         monkeypatch.setattr(module, "LOOK_SECONDS", LOOK_SECONDS)
     with small_file_system(tmp_path / "disk", 40) as place:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine.train.memory_watch
-import engine.train.prepare
+import engine.train.planning
 from engine.errors import GpuMemoryError
 from engine.runs.events import (
     CheckpointWritten,
@@ -43,11 +43,11 @@ from tests.support.failing import (
     command,
     failed,
     intact,
-    preset,  # noqa: F401
+    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    runs,  # noqa: F401
-    stopped_run,  # noqa: F401
-    whole,  # noqa: F401
+    runs,  # noqa: F401  a fixture
+    stopped_run,  # noqa: F401  a fixture
+    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
@@ -253,7 +253,7 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
 def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     capsys, preset, runs, monkeypatch, whole
 ):
-    """It may take longer than memory lasts; nothing of it is applied, and the one before is saved."""
+    """It may take longer than memory lasts: nothing of it is applied, the one before is saved."""
     with monkeypatch.context() as low:
         real, ops = BlockOps.work, []
 

@@ -18,6 +18,7 @@ from engine.runtime.cpu_backend import CpuBackend
 from engine.train.explain import MemoryNote, explained, note_memory
 from engine.train.memory_shortage import (
     GpuFigures,
+    HostFigures,
     Share,
     blamed,
     gpu_shares,
@@ -36,14 +37,18 @@ HELD = {"planes": 14 * GIB, "boundaries": 3 * GIB, "data": GIB // 2}
 
 
 def shares_of(rss: float, others: float, held=HELD, loading=False) -> tuple[Share, ...]:
-    return host_shares(REPORT, held, round(rss * GIB), round(others * GIB), 2 * GIB, loading)
+    return host_shares(
+        REPORT, HostFigures(held, round(rss * GIB), round(others * GIB), 2 * GIB, loading)
+    )
 
 
 # ---------------------------------------------------------------------- the host
 
 
 def test_the_item_above_its_plan_is_named_with_both_figures():
-    took_more = host_shares(REPORT, HELD | {"boundaries": 31 * GIB}, 47 * GIB, 2 * GIB, 2 * GIB)
+    took_more = host_shares(
+        REPORT, HostFigures(HELD | {"boundaries": 31 * GIB}, 47 * GIB, 2 * GIB, 2 * GIB)
+    )
     assert host_shortage(took_more, 47 * GIB) == (
         "boundaries took 31.0 GiB, 28.0 GiB more than planned (this process takes 47.0 GiB: planes "
         "14.0 GiB, 14.0 GiB planned; boundaries 31.0 GiB, 3.0 GiB planned; data 512 MiB, 512 MiB "
@@ -79,7 +84,7 @@ def test_while_weights_are_read_only_they_and_their_copy_are_planned():
 
 def test_a_report_without_items_blames_nobody_wrongly():
     assert blamed(()) == "nothing took more than planned, so the plan left too little room"
-    assert host_shares({}, {}, 0, 0, 0) == ()
+    assert host_shares({}, HostFigures({}, 0, 0, 0)) == ()
 
 
 class Sampler:
@@ -243,7 +248,7 @@ def test_the_plans_buffers_are_what_the_engine_allocates(tmp_path):
         pass
 
     def look(self: Trainer):
-        prepared = self.p
+        prepared = self.prepared
         seen["engine"] = prepared.engine.state.fixed_bytes()
         seen["planned"] = {
             share.name: share.planned
@@ -252,7 +257,7 @@ def test_the_plans_buffers_are_what_the_engine_allocates(tmp_path):
         account = prepared.planned.account
         seen["held"], seen["host"] = (
             account.held(),
-            host_shares(account.report, account.held(), 0, 0, 0),
+            host_shares(account.report, HostFigures(account.held(), 0, 0, 0)),
         )
         raise Stop
 

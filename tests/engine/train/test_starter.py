@@ -1,4 +1,4 @@
-"""The bundled starter is what its script makes, and every bundled preset is a valid configuration."""
+"""The bundled starter is what its script makes; every bundled preset is a valid configuration."""
 
 from __future__ import annotations
 

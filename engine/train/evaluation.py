@@ -1,0 +1,110 @@
+"""An `Evaluator` measures a run: its loss on held-out rows, and its answers to prompts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from engine.data.rows import one_pass
+from engine.errors import NonFiniteError
+from engine.runs.events import EvalFinished, ExactMatchMeasured
+from engine.runtime.generate import AnswerLimits, end_tokens, longest_row
+from engine.train.prepare import Prepared
+from engine.train.prompts import FixedPrompts
+from engine.train.session import Session
+
+T = TypeVar("T")
+Look = Callable[[], None]
+
+SHOWN_SAMPLES = 8
+"""The record keeps so many answers to held-out prompts."""
+_SPARE_TOKENS = 4
+"""An answer may be so many tokens longer than the longest expected one."""
+
+
+class Evaluator:
+    """An `Evaluator` measures the weights as they are; every step must be applied.
+
+    Its methods call `look` often, for requests; an exception that it raises ends the work. The
+    evaluator does not keep `look`: its owner's method would tie both into a reference cycle, which
+    would hold the memory of a run that is over.
+    """
+
+    def __init__(self, session: Session, prepared: Prepared):
+        """Raises DataError for a fixed prompt that cannot be asked."""
+        self._session = session
+        self._prepared = prepared
+        model, tokenizer, config = prepared.model, prepared.tokenizer, session.config
+        self._ends = end_tokens(model.config, tokenizer, config.model.source)
+        self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
+
+    def measure_loss(self, step: int, look: Look) -> None:
+        """Records the mean loss on the held-out rows, if there are any with loss.
+
+        Raises NonFiniteError where it is no finite number.
+        """
+        prepared = self._prepared
+        rows = prepared.data.eval
+        if not len(rows) or not rows.loss_tokens:
+            return
+        began = time.perf_counter()
+        micro_batches = one_pass(rows, prepared.chosen.micro_batch_size)
+        loss = prepared.engine.evaluate(_interruptible(micro_batches, look))
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"The evaluation loss after step {step} is not a finite number; start a new "
+                "run with a lower train.learning_rate."
+            )
+        seconds = time.perf_counter() - began
+        self._session.recorder.emit(EvalFinished(step, loss, rows.loss_tokens, seconds))
+
+    def answer_prompts(self, step: int, look: Look) -> None:
+        """Answers the fixed prompts, if there are any, and records the answers."""
+        progress = self._session.progress("prompts")
+        answered = self._prompts.answer(self._prepared.sampler, step, progress, look)
+        if answered is not None:
+            self._session.recorder.emit(answered)
+
+    def measure_exact_match(self, moment: str, step: int, look: Look) -> None:
+        """Counts the held-out prompts that are answered exactly as expected, and records the count.
+
+        `moment` is before or after training.
+        """
+        prepared, output = self._prepared, self._session.config.output
+        prompts = prepared.data.eval_prompts(output.exact_match_samples)
+        if not prompts:
+            return
+        progress = self._session.progress("sample")
+        longest = max(prompt.answer_tokens for prompt in prompts)
+        most = longest * len(prompts)
+        written = 0
+
+        def on_token(_: int, __: int) -> None:
+            nonlocal written
+            look()
+            written += 1
+            progress(min(written, most), most, f"Answering, {moment} training")
+
+        answers = prepared.sampler.generate(
+            [prompt.prompt_ids for prompt in prompts],
+            AnswerLimits(longest + _SPARE_TOKENS, self._ends, longest_row(prepared.model.config)),
+            on_token=on_token,
+        )
+        tokenizer = prepared.tokenizer
+        texts = [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in answers]
+        correct = sum(text == prompt.expected_text for text, prompt in zip(texts, prompts))
+        samples = [
+            {"prompt": prompt.prompt_text, "expected": prompt.expected_text, "answer": text}
+            for prompt, text in zip(prompts[:SHOWN_SAMPLES], texts)
+        ]
+        self._session.recorder.emit(
+            ExactMatchMeasured(step, moment, correct, len(prompts), samples)
+        )
+
+
+def _interruptible(items: Iterable[T], look: Look) -> Iterator[T]:
+    for item in items:
+        look()
+        yield item

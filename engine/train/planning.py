@@ -1,0 +1,250 @@
+"""The plan of a run is made here: what fits, and which choices are fastest on this machine.
+
+- The device's memory limit is set, so that no measurement takes more than the run may.
+- The machine's rates are looked up, or measured once. On the CPU no choice depends on them.
+- The fit report is made and recorded. A job that does not fit ends here.
+- The choices are made for the memory that there is. A resumed run keeps the choices that decide how
+  numbers are rounded, so that it continues bit for bit.
+- A step is simulated, for the record and for the comparison of predicted and measured.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from engine.config.settings import TrainConfig
+from engine.data.loader import PreparedData
+from engine.data.rows import padded_length
+from engine.errors import FitError, GpuMemoryError
+from engine.fit.choose import Chosen, choose
+from engine.fit.cost import MicroBatch, largest_product
+from engine.fit.job import Job, Target
+from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
+from engine.fit.predict import predicted_step
+from engine.fit.predicted import predictions
+from engine.fit.report import FitReport, estimate
+from engine.fit.sizes import CUDA_CONTEXT_BYTES
+from engine.machine.cgroups import give_back_free_memory, private_memory, sample_host_memory
+from engine.machine.rates import Rates, store_rates, stored_cpu_rates, stored_rates
+from engine.machine.read_machine import Machine, read_machine
+from engine.model.measure_shape import shape_of
+from engine.model.shape import ModelShape
+from engine.model.units import StreamedModel
+from engine.plan.ops import Span, StepPlan
+from engine.plan.simulate import Simulated
+from engine.plan.waits import as_records
+from engine.runs import field_types
+from engine.runs.events import FitReported, PlanSimulated
+from engine.runs.folder import RunFolder
+from engine.runtime.backend import Backend
+from engine.runtime.ceilings import measure
+from engine.runtime.cpu_backend import CpuBackend
+from engine.train.memory_account import MemoryAccount, data_bytes
+from engine.train.memory_shortage import ShareName
+from engine.train.session import Session
+
+PROBE_SECONDS = 0.1
+"""Each rate is measured for this long."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan holds what was decided before anything was allocated."""
+
+    chosen: Chosen
+    predicted: dict[str, float]
+    """The fit report predicted these figures, by `engine.fit.predicted.predictions`."""
+    simulated: PlanSimulated | None
+    """A step of these choices was predicted so; it is None where no rates are known."""
+    account: MemoryAccount
+    ceiling: float | None = None
+    """Large matrix products reach so many FLOPs a second, as measured on the device."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Returns the predicted seconds of a step."""
+        return self.simulated.seconds if self.simulated is not None else None
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training job is what is to be trained where, before it is planned.
+
+    `rounding` holds the choices of a resumed run that decide how numbers are rounded. It is empty
+    for a new run.
+    """
+
+    model: StreamedModel
+    data: PreparedData
+    backend: Backend
+    total_steps: int
+    is_resumed: bool
+    rounding: dict[str, Any]
+
+
+def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> Planned:
+    """Judges the fit, records it, and makes the choices. Raises FitError for what does not fit."""
+    config, backend = session.config, job.backend
+    device: Literal["cpu", "cuda"] = "cpu" if backend.device.type == "cpu" else "cuda"
+    if device != "cpu" and config.engine.gpu_memory_gib is not None:
+        limit = config.engine.within_cap(backend.memory()["total"])
+        backend.limit_memory(max(0, limit - CUDA_CONTEXT_BYTES))
+    give_back_free_memory()
+    _first_resident.setdefault(device, sample_host_memory()[0])
+    rates = _rates_of_machine(session, backend, check)
+    give_back_free_memory()  # measuring took some; what this program needs is read next
+    shape = shape_of(job.model)
+    longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
+    row_length = padded_length(longest_row, config.data.max_seq_len)
+    report = _judged(session, job, shape, row_length, rates)
+    gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
+    # A resumed run must continue bit for bit, however much memory there is now.
+    chosen = choose(
+        Job(shape, config, row_length, job.rounding),
+        Target(device, gpu_limit, sample_host_memory()[1], rates),
+    )
+    product = largest_product(shape, chosen.micro_batch_size * row_length)
+    if isinstance(backend, CpuBackend):
+        backend.share_work(product)
+        matmul_rates = stored_cpu_rates(product)
+    else:
+        matmul_rates = rates
+    step_rates = rates_of_steps(shape, chosen, rates, row_length, device)
+    simulated = None
+    if step_rates is not None:
+        varlen = shape.varlen(config.data.packing, device)
+        micro_batch = MicroBatch(chosen.micro_batch_size, row_length, varlen)
+        plan, timing = predicted_step(shape, chosen.choices, step_rates, micro_batch, device)
+        simulated = _as_event(plan, timing)
+    told = report.to_dict()
+    account = MemoryAccount(
+        told,
+        backend,
+        lambda: {ShareName.DATA: data_bytes(job.data)},
+        loading=not job.is_resumed,
+    )
+    return Planned(
+        chosen,
+        predictions(told, shape.checkpoint_bytes),
+        simulated,
+        account,
+        _ceiling(matmul_rates, shape, device),
+    )
+
+
+def _judged(
+    session: Session, job: TrainingJob, shape: ModelShape, row_length: int, rates: Rates | None
+) -> FitReport:
+    """Makes and records the fit report. Raises FitError where the job does not fit."""
+    resident = _resident(job.backend.device.type)
+    report = estimate(
+        session.config.with_values({"data.max_seq_len": row_length}),
+        _machine_for(session.folder),
+        shape,
+        SessionFacts(job.rounding, rates, resident, job.total_steps),
+    )
+    session.recorder.emit(FitReported(report.to_dict()))
+    if report.verdict == Verdict.DOES_NOT_FIT:
+        raise FitError(" ".join([report.headline, *report.reasons[:2]]))
+    return report
+
+
+def _machine_for(folder: RunFolder) -> Machine:
+    """Returns this machine, with what this program and earlier sessions of the run already take.
+
+    The memory that this program has is part of what it needs. The files that an earlier session
+    left on the disk are replaced.
+    """
+    machine = read_machine(folder.path)
+    left_behind = _bytes_under(folder.checkpoints_path) + _bytes_under(folder.export_path)
+    return replace(
+        machine,
+        ram_available=machine.ram_available + private_memory(),
+        disk_free=machine.disk_free + left_behind,
+    )
+
+
+def _limit_gpu_memory(backend: Backend, config: TrainConfig) -> int:
+    """Limits what the device's allocator may take.
+
+    Returns the bytes that this process may take in all, its CUDA context included.
+    """
+    # Peak and limit hold for the whole process; those of an earlier run are not this one's.
+    backend.reset_peak()
+    # The context of this process is there already, so the free memory does not include it.
+    limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
+    if config.engine.gpu_memory_gib is not None:
+        limit = config.engine.within_cap(limit)
+        backend.limit_memory(limit - CUDA_CONTEXT_BYTES)
+    else:
+        backend.limit_memory(backend.memory()["total"])
+    return limit
+
+
+def _as_event(plan: StepPlan, timing: Simulated) -> PlanSimulated:
+    """Returns the event that records when each op of a step should run."""
+    spans = [Span(op, start, end) for op, start, end in zip(plan.ops, timing.starts, timing.ends)]
+    return PlanSimulated(timing.seconds, cast(list[field_types.Span], as_records(spans)))
+
+
+def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | None:
+    """Returns the FLOPs a second of large matrix products, None where they were not measured.
+
+    They are measured in float32 on a CPU and in bfloat16 on a GPU; for a model of another data type
+    the figure means nothing.
+    """
+    measured_dtype = "float32" if device == "cpu" else "bfloat16"
+    if rates is None or shape.dtype != measured_dtype:
+        return None
+    return rates.matmul
+
+
+def _rates_of_machine(
+    session: Session, backend: Backend, check: Callable[[], None]
+) -> Rates | None:
+    """Returns the rates of this machine: the stored ones, or new ones, which take some seconds.
+
+    Returns None on the CPU, where no choice depends on them.
+    """
+    if backend.device.type == "cpu":
+        return None
+    rates = stored_rates(backend.device_name)
+    if rates is None:
+        session.log(
+            "info",
+            "Measuring the bus, the device and the host once: plans are made with their rates. "
+            "`launch.py bench` measures them again.",
+        )
+        try:
+            rates = measure(backend, PROBE_SECONDS, lambda _: check(), for_plans=True).rates()
+        except (torch.OutOfMemoryError, GpuMemoryError, FitError):
+            return None  # the plan is then made with typical rates
+        finally:
+            # The buffers of the measurement must be gone before the free memory is read.
+            gc.collect()
+            backend.reset_peak()
+        store_rates(backend.device_name, rates)
+    return rates
+
+
+_first_resident: dict[str, int] = {}
+"""This program took so many bytes of RAM when it first prepared a run, by device. What it takes
+more now is libraries, which need not be loaded again.
+"""
+
+
+def _resident(device: str) -> Resident:
+    """Returns what this program takes now, and by how much it will still grow."""
+    now = sample_host_memory()[0]
+    grown = max(0, now - _first_resident[device])
+    return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - grown))
+
+
+def _bytes_under(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
