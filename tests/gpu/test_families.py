@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from engine.model.attention import forward
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
-from tests.gpu.test_cuda import distance, plain_gradients
+from tests.support.bf16_parity import distance, plain_gradients
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu

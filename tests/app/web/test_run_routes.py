@@ -15,7 +15,7 @@ from engine.runs.events import StateChanged
 from engine.runs.folder import open_run
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
-from tests.support.sessions import CONFIG, at_once, engine, finished_run, get, post, session  # noqa: F401  (fixtures)
+from tests.support.sessions import CONFIG, at_once, finished_run, get, post
 from tests.support.synthetic_run import run_events
 
 # ------------------------------------------------------------------ the list

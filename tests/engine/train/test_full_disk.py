@@ -48,7 +48,6 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401
     resumes_to_the_end,
     whole_checkpoints,
 )

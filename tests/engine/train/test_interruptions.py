@@ -44,7 +44,6 @@ from tests.support.failing import (
     failed,
     intact,
     resumes_to_the_end,
-    runs,  # noqa: F401
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
