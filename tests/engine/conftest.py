@@ -6,6 +6,7 @@ import pytest
 
 from engine.train.run import start_run
 from tests.support.folders import make_config
+from tests.support.trained_runs import execute
 
 
 @pytest.fixture
@@ -25,8 +26,6 @@ def preset(tmp_path):
 @pytest.fixture
 def stopped_run(tmp_path, runs):
     """Returns a run that was stopped after step 6, with the checkpoints of two steps."""
-    from tests.engine.train.test_trainer import execute  # loads torch, which few tests need
-
     run = start_run(make_config(tmp_path), runs)
     assert execute(run, {6: "stop"}).state == "stopped"
     return run
@@ -35,8 +34,6 @@ def stopped_run(tmp_path, runs):
 @pytest.fixture
 def whole(tmp_path):
     """Returns a run of the same settings that nothing has broken."""
-    from tests.engine.train.test_trainer import execute
-
     run = start_run(make_config(tmp_path), tmp_path / "whole")
     assert execute(run).state == "finished"
     return run

@@ -18,7 +18,7 @@ from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
-from tests.engine.train.test_trainer import planes_on_disk
+from tests.support.trained_runs import planes_on_disk
 
 RUN_FILES = {
     "config.yaml",

@@ -22,9 +22,9 @@ from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import DAMAGED_TOLD, RunSnapshot
 from engine.train.run import start_run
-from tests.engine.train.test_trainer import execute
 from tests.support.folders import make_config
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished
+from tests.support.trained_runs import execute
 
 SEEDS, CHANGES = range(4), 150
 BYTES = b'0123456789eE.-+"{}[],: \n\x00\xffatn'

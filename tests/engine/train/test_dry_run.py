@@ -27,10 +27,10 @@ from engine.train.dry_run import longest_batches
 from engine.train.run import resume_run, start_run
 from tests.engine.plan.test_laws import BASE, SAME_BITS, DelayedBackend, assert_same_bits
 from tests.engine.runtime.test_device_homes import HOMES, at_home
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
 from tests.support.failing import failed
 from tests.support.folders import make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 CHOICES = {
     name: dataclasses.replace(BASE, **SAME_BITS[name])

@@ -37,7 +37,6 @@ from engine.runs.snapshot import RunSnapshot
 from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.run import start_run
 from engine.words import MIB
-from tests.engine.train.test_trainer import execute
 from tests.support.disks import small_file_system
 from tests.support.failing import (
     at_event,
@@ -52,6 +51,7 @@ from tests.support.failing import (
     whole_checkpoints,
 )
 from tests.support.folders import make_config
+from tests.support.trained_runs import execute
 
 SECONDS = 60
 LOOK_SECONDS = 0.05

@@ -36,7 +36,6 @@ from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import start_run
 from engine.words import MIB
-from tests.engine.train.test_trainer import execute
 from tests.support.failing import (
     at_event,
     at_step,
@@ -47,6 +46,7 @@ from tests.support.failing import (
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
+from tests.support.trained_runs import execute
 
 ROOT = Path(__file__).parents[3]
 
