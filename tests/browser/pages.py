@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -142,7 +143,7 @@ class Figures:
         return [max(samples[1:]) / max(samples[:2]) - 1 for samples in self.heaps]
 
     def told(self) -> str:
-        late, busy = sorted(sum(self.late, [])), sorted(self.tasks)
+        late, busy = sorted(chain.from_iterable(self.late)), sorted(self.tasks)
         lines = [
             f"{len(self.heaps)} pages for {self.seconds / 60:.1f} minutes",
             f"server: {100 * self.idle:.2f} % of a core idle, {100 * self.watched:.2f} % watched, "
@@ -210,11 +211,10 @@ def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
             page.evaluate(RANGES, ZOOMED) != before for page, before in zip(pages[::2], zoomed)
         )
         for page, session, samples, own in zip(pages, sessions, figures.heaps, shown):
-            own += _collect(page, figures)
+            own.extend(_collect(page, figures))
             samples.append(_heap(session))
-            page.evaluate(
-                "() => { watched.tasks.length = 0; }"
-            )  # of the collection of memory that was asked for
+            # The collection of memory that was asked for is no task of the page.
+            page.evaluate("() => { watched.tasks.length = 0; }")
         figures.seconds = time.monotonic() - begun
         figures.watched = used / figures.seconds
     feed.over.set()

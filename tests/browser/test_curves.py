@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from playwright.sync_api import expect
 
@@ -122,7 +124,7 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
             page.wait_for_function(f"({DRAWN})('loss') >= {step}")
     turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
     assert turns and all(page.evaluate("asked") >= len(NAMES) + 6 for page in pages)
-    assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(turns))
 
     # One that is in a debugger, in the middle of a drawing.
     pages[0].evaluate(

@@ -364,8 +364,8 @@ def test_nothing_is_behind_a_run_once_everything_is_removed(tmp_path, queue, pla
 # ------------------------------------------------------------------ with a session
 
 
-def call(session, path, body={}):
-    return send(queue_routes(session), "POST", path, body)
+def call(session, path, body=None):
+    return send(queue_routes(session), "POST", path, body or {})
 
 
 def test_the_session_starts_what_is_queued_when_its_run_ends(tmp_path):

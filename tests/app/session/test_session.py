@@ -121,7 +121,7 @@ def ends_of(folder):
 
 def test_twenty_who_press_stop_at_once_end_a_run_once(session, engine):
     run_id = session.start(CONFIG)
-    wait_for(lambda: session.watch(run_id).folder.is_running())
+    wait_for(session.watch(run_id).folder.is_running)
     assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20
     wait_for(lambda: session.active_id is None)
     assert at_once(20, lambda _: session.request(run_id, "stop")) == [run_id] * 20, (
@@ -152,7 +152,7 @@ def test_twenty_who_press_start_at_once_start_one_run(session, engine):
 
 def test_different_wishes_at_once_have_one_outcome(session, engine):
     run_id = session.start(CONFIG)
-    wait_for(lambda: session.watch(run_id).folder.is_running())
+    wait_for(session.watch(run_id).folder.is_running)
     commands = ("stop", "pause", "discard", "resume")
     answers = at_once(20, lambda number: session.request(run_id, commands[number % 4], "paused"))
     assert all(answer == run_id or str(answer).endswith(".") for answer in answers)

@@ -60,7 +60,7 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
 
 
 def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
-    bare, saved, exported = (finished_run(session) for _ in range(3))
+    _, saved, exported = (finished_run(session) for _ in range(3))  # the first has no weights
     (saved.checkpoints_path / "step-40").mkdir(parents=True)
     exported.export_path.mkdir()
     (exported.export_path / "config.json").write_text("{}")
@@ -76,7 +76,7 @@ def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
     assert talks() == {saved.id, exported.id}
     (saved.path / "config.yaml").write_text("{")
     paused = session.start(CONFIG)
-    wait_for(lambda: open_run(session.runs_dir, paused).events_path.exists())
+    wait_for(open_run(session.runs_dir, paused).events_path.exists)
     assert talks() == {exported.id}
     recorder = RunRecorder(engine.runs[0].folder.path, paused)
     recorder.emit(StateChanged(state="paused"))

@@ -68,13 +68,13 @@ def assert_same(one, two):
 
 def sources(tmp_path):
     import datasets
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     lines = write(tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     (tmp_path / "a.json").write_text(json.dumps(rows))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     write(tmp_path / "folder/1.jsonl", 20)
     write(tmp_path / "folder/2.jsonl", 20, start=20)
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))

@@ -90,7 +90,7 @@ def test_alpaca_input_and_system_columns_are_used_and_shown(tmp_path, tokenizer)
 
 
 def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer):
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     rows = [{"prompt": f"hello {i}", "completion": f"an {i}"} for i in range(7)]
@@ -99,7 +99,7 @@ def test_json_jsonl_parquet_and_a_folder_hold_the_same_rows(tmp_path, tokenizer)
         (tmp_path / name).write_text(json.dumps(tree, indent=1), encoding="utf-8")
         whole.append((name, tmp_path / name))
     whole.append(("lines.json", write(tmp_path / "lines.json", rows)))
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     whole.append(("a.parquet", tmp_path / "a.parquet"))
     prints = {prepare_data(config(path), tokenizer, 1).fingerprint for _, path in whole}
     assert len(prints) == 1

@@ -339,7 +339,7 @@ def test_text_is_its_tokens_and_the_end_of_sequence_all_trained(tmp_path, bos):
         tokenizer.eos_token_id
     ]
     row = data.train.row(0)
-    assert row.labels.tolist() == data.train.ids[1:].tolist() + [-100]
+    assert row.labels.tolist() == [*data.train.ids[1:].tolist(), -100]
 
 
 def test_held_out_prompts_end_where_the_answer_begins(tmp_path):

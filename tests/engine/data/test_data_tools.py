@@ -104,7 +104,7 @@ def test_a_system_column_or_turn_and_rows_without_tools_stand_beside_each_other(
 
 
 def test_nulls_that_parquet_fills_in_are_no_arguments(tmp_path, tokenizer):
-    import pyarrow
+    import pyarrow as pa
     from pyarrow import parquet
 
     other = {"type": "function", "function": {"name": "show", "arguments": {"text": "x"}}}
@@ -112,7 +112,7 @@ def test_nulls_that_parquet_fills_in_are_no_arguments(tmp_path, tokenizer):
         {"messages": TURNS},
         {"messages": [TURNS[0], {"role": "assistant", "content": "", "tool_calls": [other]}]},
     ]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     config = DataConfig(source=str(tmp_path / "a.parquet"), packing=False, eval_fraction=0.0)
     ids = prepare_data(config, tokenizer, 1).train.ids.tolist()
     assert ids == [

@@ -201,7 +201,7 @@ def test_what_is_chosen_is_also_the_fastest_op_by_op(monkeypatch, gib, rates):
     ours = simulated(chosen.micro_batch_size, chosen.choices)
     assert min(seconds for seconds, *_ in seen) == pytest.approx(ours, rel=0.04)
     spreads = {}
-    for seconds, size, choices, _ in sorted(seen, key=lambda way: way[0]):
+    for _, size, choices, _ in sorted(seen, key=lambda way: way[0]):
         spreads.setdefault((size, choices.rounds), choices)
     for (size, _), choices in [*spreads.items()][: choosing.SIMULATED]:
         assert ours <= 1.002 * simulated(size, choices)

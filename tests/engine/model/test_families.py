@@ -270,7 +270,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     for position, layer in enumerate(find_layers(plain, config), start=1):
         layer.register_forward_pre_hook(lambda *_, position=position: seed(position))
     loss, total = torch.zeros(()), sum(b.loss_tokens for b in batches)
-    for micro_batch, batch in enumerate(batches):
+    for micro_batch, batch in enumerate(batches):  # noqa: B007  `seed` reads it
         seed(0)
         logits = plain(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits
         labels = torch.from_numpy(batch.labels).reshape(-1)

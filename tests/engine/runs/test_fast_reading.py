@@ -361,7 +361,7 @@ NORMS = json.dumps(
 def test_numbers_that_parsers_read_differently(line, number):
     values = json.loads(line)
     for name, value in values.items():
-        for text in {
+        for written in {
             json.dumps(value),
             *(
                 json.dumps(inner)
@@ -374,7 +374,7 @@ def test_numbers_that_parsers_read_differently(line, number):
                 )
             ),
         }:
-            text = text.replace(" ", "")
+            text = written.replace(" ", "")
             begin = line.index(f'"{name}":'.encode())
             place = line.index(text.encode(), begin)
             same(line[:place] + number.encode("utf-8", "surrogatepass") + line[place + len(text) :])

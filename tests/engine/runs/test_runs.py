@@ -83,7 +83,7 @@ def test_errors_are_plain(tmp_path):
     folder = create_run(tmp_path, CONFIG)
     (folder.path / "config.yaml").write_text("trian: {}")
     with pytest.raises(ConfigError, match="trian"):
-        folder.config
+        _ = folder.config
     with pytest.raises(RunError, match="cannot be locked"), RunFolder(tmp_path / "gone").lock():
         pass
 

@@ -175,9 +175,9 @@ def test_a_trace_is_the_spans_in_microseconds():
     checked(trace, spans[:1], PREDICTED, begin=-0.002)
     (wait,) = (event for event in trace["traceEvents"] if event.get("cat") == "wait")
     assert (wait["ts"], wait["dur"], wait["args"]) == (0, 3000, {"cause": "h2d"})
-    named = [
+    named = next(
         event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == MEASURED
-    ][0]
+    )
     assert named["name"] == "forward block 0 [1]"
     assert trace["otherData"] == {"program": "Ramstream", "run": "run-1", "step": "8"}
     assert set(Lane) <= set(ROWS)

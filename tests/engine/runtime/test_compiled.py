@@ -48,7 +48,7 @@ SAME_BITS = {
 @needs_compiler
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
-    for name, changes in SAME_BITS.items():
+    for changes in SAME_BITS.values():
         assert_same_bits(planes_after(dataclasses.replace(COMPILED, **changes)), expected)
     for ours, theirs in zip(expected, planes_after(BASE)):
         assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
@@ -93,9 +93,7 @@ def test_a_block_is_compiled_once_for_rows_however_they_are_packed(monkeypatch):
     monkeypatch.setattr(
         compiled.torch, "compile", functools.partial(torch.compile, backend="eager")
     )
-    monkeypatch.setattr(
-        "engine.runtime.loss.compiled_function", lambda function: lambda_of(function)
-    )
+    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda_of)
     counted, graphs = torch._dynamo.utils.counters, []
     run = streamed(
         plain_model(tiny_config("llama")), dataclasses.replace(COMPILED, micro_batches=1), tokens=48
@@ -149,9 +147,7 @@ def test_a_backward_that_cannot_be_compiled_runs_as_it_is(monkeypatch, kept):
             )
 
     monkeypatch.setattr("engine.runtime.device_state.CompiledBlock", Broken)
-    monkeypatch.setattr(
-        "engine.runtime.loss.compiled_function", lambda function: lambda_of(function)
-    )
+    monkeypatch.setattr("engine.runtime.loss.compiled_function", lambda_of)
     choices = dataclasses.replace(BASE, compiled=True, kept_blocks=kept)
     for ours, theirs in zip(
         planes_after(choices), planes_after(BASE)
@@ -230,7 +226,7 @@ def test_a_loss_in_chunks_of_few_shapes_is_the_same_loss(monkeypatch, tail, posi
 
         def accumulate(gradients):
             for total, gradient in zip(sums, gradients):
-                total += gradient
+                total.add_(gradient)
 
         found, gradient = chunked_loss(
             skeleton, hidden, index, labels, 0.01, chunk, parameters, accumulate, compile_it

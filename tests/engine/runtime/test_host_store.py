@@ -50,14 +50,13 @@ def test_allocates_what_the_layout_says_to_the_byte(dtype):
     store.allocate_weights()
     weights = {"weight_high", "weight_low"} if dtype == "bfloat16" else {"weight_high"}
     assert store.allocated_bytes == sum(
-        l.plane_bytes(dtype)[plane] for l in layouts for plane in weights
+        own.plane_bytes(dtype)[plane] for own in layouts for plane in weights
     )
     store.allocate_states()
-    for l in layouts:
-        assert {
-            plane: store.array(l.unit, plane).nbytes for plane in store.planes
-        } == l.plane_bytes(dtype)
-    assert store.allocated_bytes == sum(l.host_bytes(dtype) for l in layouts)
+    for own in layouts:
+        found = {plane: store.array(own.unit, plane).nbytes for plane in store.planes}
+        assert found == own.plane_bytes(dtype)
+    assert store.allocated_bytes == sum(own.host_bytes(dtype) for own in layouts)
     store.close()
     assert store.allocated_bytes == 0
 
@@ -162,7 +161,7 @@ def test_bf16_source_is_copied_as_it_is():
         lambda t: t.double(),
         lambda t: t.t().contiguous().t(),
         lambda t: t.repeat(1, 2)[:, ::2],
-        lambda t: torch.nn.Parameter(t),
+        torch.nn.Parameter,
         lambda t: t.half().t().contiguous().t(),
     ],
 )
