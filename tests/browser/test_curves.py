@@ -12,6 +12,9 @@ from engine.runs.events import RunStarted, StateChanged, StepFinished
 from engine.runs.folder import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

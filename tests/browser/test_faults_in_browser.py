@@ -32,6 +32,9 @@ from tests.browser.test_app_in_browser import (
     wait_for_points,
 )
 from tests.support.disks import small_file_system
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

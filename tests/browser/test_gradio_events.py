@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
 
 @pytest.fixture
 def plain(context, server):

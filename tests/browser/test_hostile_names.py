@@ -16,6 +16,9 @@ from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, wait_for_points
 from tests.support.hostile import HOSTILE, hostile_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -36,6 +36,8 @@ from engine.runtime.cpu_backend import CpuBackend
 from tests.support.folders import make_config
 from tests.support.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
 
+pytestmark = pytest.mark.computing
+
 
 @pytest.fixture
 def preset(tmp_path):

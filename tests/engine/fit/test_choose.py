@@ -27,6 +27,8 @@ from engine.plan.validate import validate
 from engine.words import GIB
 from tests.support.tiny import tiny_config
 
+pytestmark = pytest.mark.computing
+
 
 def big_shape(dtype: str = "bfloat16") -> ModelShape:
     """Qwen2.5 7B as its configuration gives it, without building it."""

@@ -29,6 +29,8 @@ from engine.runtime.device_state import DeviceState
 from tests.engine.fit.test_choose import big_shape
 from tests.support.tiny import plain_model, streamed, tiny_config
 
+pytestmark = pytest.mark.computing
+
 QWEN_7B = dict(
     model_type="qwen2",
     architectures=["Qwen2ForCausalLM"],

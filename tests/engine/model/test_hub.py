@@ -265,6 +265,7 @@ def test_a_gated_model_is_one_sentence(hub):
         fetch(NAME, True, told([]), nothing)
 
 
+@pytest.mark.everything("huggingface_hub waits twelve seconds between its attempts")
 def test_a_lost_connection_is_one_sentence_and_goes_on_later(hub, model):
     hub.breaks_after = 3 << 20
     with pytest.raises(
@@ -410,6 +411,7 @@ def downloads(events):
     ]
 
 
+@pytest.mark.everything("three runs in processes of their own take 20 seconds")
 def test_a_run_of_a_hub_model_stops_goes_on_and_trains(model, tmp_path):
     config = make_config(tmp_path, **{"train.steps": 3, "output.checkpoint_every": 2}).to_dict()
     config["model"]["source"], config["data"]["source"] = (

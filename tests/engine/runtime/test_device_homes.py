@@ -28,7 +28,10 @@ from tests.engine.plan.test_laws import (
     find_dropped_waits,
     planes_after,
 )
+from tests.support.tiers import PLAN_SWEEP, in_tiers
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
 
 SUMS = {
     "vertical": {},
@@ -105,7 +108,7 @@ def test_states_are_the_host_s_but_for_rounding(gradient_sum, dtype, tied):
 
 
 @pytest.mark.parametrize("resident,tied", [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("gradient_sum", SUMS)
+@pytest.mark.parametrize("gradient_sum", in_tiers(SUMS, ("vertical",), PLAN_SWEEP))
 def test_neither_buffers_nor_delays_change_a_bit(gradient_sum, resident, tied):
     for name, homes in HOMES.items():
 
@@ -143,7 +146,7 @@ def test_buffers_over_sums_are_as_good_as_their_own():
             assert_same_bits(run(buffers, late), expected)
 
 
-@pytest.mark.parametrize("gradient_sum", SUMS)
+@pytest.mark.parametrize("gradient_sum", in_tiers(SUMS, ("vertical",), PLAN_SWEEP))
 def test_buffers_in_the_place_of_activations_are_as_good(gradient_sum):
     """Of eight blocks, the last five keep their activations."""
     homes = ("embed", *(f"block {k}" for k in (0, 1, 3, 4, 7)))

@@ -10,6 +10,8 @@ from engine.plan.choices import PlanChoices
 from tests.support.bf16_parity import Bounds, Rows, compare_in_bf16
 from tests.support.tiny import MOST_USED, tiny_config
 
+pytestmark = pytest.mark.computing
+
 ROWS = Rows(count=2, length=12, loss_chunk=7)
 DENSE = Bounds(norm=2e-2)
 """In a model this narrow, few roundings even out."""
