@@ -75,8 +75,11 @@ def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, 
     """Whether `item` is in the first tier, or the command line asks for the second one: with
     `--everything`, with `-m` and the marker's name, or with the name of the test.
     """
-    if item.get_closest_marker("everything") is None:
+    marker = item.get_closest_marker("everything")
+    if marker is None:
         return True
+    if not marker.args:
+        raise pytest.UsageError(f"{item.nodeid} is marked `everything` without a reason")
     if config.option.everything or "everything" in config.option.markexpr:
         return True
     name = item.nodeid.partition("::")[2]
@@ -103,10 +106,10 @@ def _is_alone(item: pytest.Item) -> bool:
 def pytest_sessionfinish(session: pytest.Session):
     """Tells in the last line how many tests were left out, and how to run them."""
     config = session.config
-    result = yield
     if hasattr(config, "workeroutput"):  # a process of xdist, whose words nobody reads
         config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
-        return result
+        return (yield)
+    result = yield
     left_out = config.stash.get(LEFT_OUT, 0)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if left_out and reporter is not None:
