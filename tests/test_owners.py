@@ -85,6 +85,8 @@ DEFINES = (
 TORCH_MODULE = "torch keeps the parts of a module there, and takes ours in no other way"
 TORCH_SETTING = "a setting of torch's compiler, which has no other place"
 TRANSFORMERS = "transformers takes it, or tells it, in no other way"
+ONE_CAPTURE = "what one capture hands to attention, by thread; both are of this file"
+HANDED_ON = "a step under way is where an op leaves what the next ones take"
 
 REASONS: dict[str, dict[str, str]] = {
     "app/main.py": {"os._exit is private": "a public function of Python, in spite of its name"},
@@ -149,10 +151,10 @@ REASONS: dict[str, dict[str, str]] = {
         "func._overloadpacket is private": "torch tells it in no other way",
     },
     "engine/model/attention.py": {
-        "_capture.documents is set": "what one capture pass hands to attention, by thread; both are of this file",
-        "_capture.kinds is set": "what one capture pass hands to attention, by thread; both are of this file",
+        "_capture.documents is set": ONE_CAPTURE,
+        "_capture.kinds is set": ONE_CAPTURE,
         "model.config.get_text_config()._attn_implementation is private": TRANSFORMERS,
-        "_capture.kinds is changed": "what one capture pass hands to attention, by thread; both are of this file",
+        "_capture.kinds is changed": ONE_CAPTURE,
     },
     "engine/model/block_trial.py": {
         "block.__dict__ is changed": TORCH_MODULE,
@@ -176,7 +178,7 @@ REASONS: dict[str, dict[str, str]] = {
         "_fetched of the module is changed": "a cache: files that this process has found whole"
     },
     "engine/model/hub_download.py": {
-        "constants.DOWNLOAD_CHUNK_SIZE is set": "huggingface_hub takes it in no other way; the process is ours alone",
+        "constants.DOWNLOAD_CHUNK_SIZE is set": "huggingface_hub takes it in no other way, in a process of ours",
         "os._exit is private": "a public function of Python, in spite of its name",
     },
     "engine/model/kept_shapes.py": {
@@ -192,13 +194,13 @@ REASONS: dict[str, dict[str, str]] = {
         "_held of the module is changed": "the process's own locks, which a forked child must close"
     },
     "engine/runtime/block_ops.py": {
-        "step.inputs.caches is changed": "a step under way is where an op leaves what the next ones take",
-        "step.hidden is changed": "a step under way is where an op leaves what the next ones take",
-        "step.shapes is changed": "a step under way is where an op leaves what the next ones take",
-        "step.arguments is changed": "a step under way is where an op leaves what the next ones take",
-        "self.state.norms is changed": "an element of a tensor on the device, written by the op that the plan gives it to",
-        "step.saved is changed": "a step under way is where an op leaves what the next ones take",
-        "step.logits is changed": "a step under way is where an op leaves what the next ones take",
+        "step.inputs.caches is changed": HANDED_ON,
+        "step.hidden is changed": HANDED_ON,
+        "step.shapes is changed": HANDED_ON,
+        "step.arguments is changed": HANDED_ON,
+        "self.state.norms is changed": "the plan gives this element of a tensor on the device to the op",
+        "step.saved is changed": HANDED_ON,
+        "step.logits is changed": HANDED_ON,
     },
     "engine/runtime/boundaries.py": {
         "self._unregister.atexit is set": "a finalizer of Python takes it in no other way"
@@ -247,7 +249,7 @@ REASONS: dict[str, dict[str, str]] = {
         "setattr of error": "an error carries a note to whoever explains it"
     },
     "engine/train/prepare.py": {
-        "_first_resident of the module is changed": "a cache: RAM of this process when it first prepared a run"
+        "_first_resident of the module is changed": "a cache: RAM of this process at its first run"
     },
 }
 """What stays, by file and text, and why."""

@@ -1,5 +1,5 @@
-"""The house's style, as far as a program can read it: docstrings are sentences, tensors have shapes,
-expressions are not nested, and files stay short.
+"""The house's style, as far as a program can read it: docstrings are sentences, tensors have
+shapes, expressions are not nested, and files stay short.
 
 Ruff, mypy and Biome check the rest. Their rules stand in pyproject.toml and biome.json.
 `python -m tests.test_style engine/plan` prints what a folder still has to mend.

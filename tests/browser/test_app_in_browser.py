@@ -45,7 +45,7 @@ def fill(page, field, text):
 
 
 def open_other_settings(page):
-    """Gradio makes the boxes of a folded section when it is opened, and fills them a moment later."""
+    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
     page.get_by_role("button", name="All other settings").click()
     expect(page.locator("#field-name :is(input, textarea)")).to_have_value(re.compile("."))
     page.wait_for_timeout(500)

@@ -37,7 +37,8 @@ DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.l
 
 # Notes when each turn began and ended, by one clock for all pages.
 TURNS = """(() => {
-  const request = navigator.locks.request.bind(navigator.locks), now = () => performance.timeOrigin + performance.now();
+  const request = navigator.locks.request.bind(navigator.locks);
+  const now = () => performance.timeOrigin + performance.now();
   window.turns = [];
   window.asked = 0;
   navigator.locks.request = (name, options, draw) => {

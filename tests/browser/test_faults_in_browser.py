@@ -130,7 +130,9 @@ def shows_every_step(page):
 
 @pytest.fixture
 def own(browser, tmp_path):
-    """A server and a window of this test alone, and the processes of detached runs ended behind it."""
+    """Yields a server and a window of this test alone, and ends the processes of detached runs
+    behind it.
+    """
     server = Server(tmp_path, free_port())
     server.start()
     context = browser.new_context(viewport=WINDOW)
@@ -207,8 +209,11 @@ def test_a_page_that_is_closed_offline_or_asleep_costs_a_run_nothing_and_two_may
         expect(box(each, "train.steps")).to_have_value("20000")
 
     # Two people at once: one pauses while the other stops, then both stop what has been resumed.
-    ask = """([command, seen]) => fetch(`/api/runs/${new URLSearchParams(location.search).get('run')}/control`, {method: 'POST',
-      headers: {'content-type': 'application/json'}, body: JSON.stringify({command, seen})}).then((answer) => answer.status)"""
+    ask = """async ([command, seen]) => {
+      const run = new URLSearchParams(location.search).get('run');
+      const headers = {'content-type': 'application/json'}, body = JSON.stringify({command, seen});
+      return (await fetch(`/api/runs/${run}/control`, {method: 'POST', headers, body})).status;
+    }"""
     press(page, "pause")
     expect(state(second)).to_have_text("Paused")
     for each in (page, second):  # neither waits for the other's answer
@@ -403,7 +408,8 @@ def test_a_damaged_record_and_a_full_disk(small_disk, own):
     fill_up(small_disk)  # what the record had held back is free now
     refused = page.evaluate(
         """async (run) => {
-      const body = JSON.stringify({name: 'x', note: 'n'.repeat(4000)}), headers = {'content-type': 'application/json'};
+      const body = JSON.stringify({name: 'x', note: 'n'.repeat(4000)});
+      const headers = {'content-type': 'application/json'};
       const answer = await fetch(`/api/runs/${run}/describe`, {method: 'POST', headers, body});
       return [answer.status, (await answer.json()).error];
     }""",

@@ -25,7 +25,8 @@ expect.set_options(timeout=WAIT_MILLISECONDS)
 # What only markup, a link, a script or a template in one of the names can have made.
 FOUND = """() => ({
   hacked: window.hacked ?? null,
-  made: [...document.querySelectorAll('img[src="x"], svg[onload], [onerror], [href^="javascript:"]')]
+  made: [
+    ...document.querySelectorAll('img[src="x"], svg[onload], [onerror], [href^="javascript:"]')]
     .map((node) => node.outerHTML),
   bold: [...document.querySelectorAll('b, script, svg a, svg tspan')].filter(({textContent}) =>
     ['bold', 'x', 'window.hacked=4'].includes(textContent)).map((node) => node.outerHTML),

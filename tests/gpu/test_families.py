@@ -1,4 +1,6 @@
-"""Four kinds of model with blocks of real size and few layers: streamed against resident, in bf16."""
+"""Four kinds of model with blocks of real size and few layers train streamed as they do resident,
+in bf16.
+"""
 
 from __future__ import annotations
 

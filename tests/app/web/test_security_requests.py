@@ -228,7 +228,9 @@ def test_wrong_bodies_are_told_in_a_sentence(ask, path):
 
 @pytest.fixture(scope="module")
 def calls(app):
-    """A call of every function of the page that runs here, with nothing in its form, by its name."""
+    """Returns a call of every function of the page that runs here, with nothing in its form, by its
+    name.
+    """
 
     async def ask():
         async with httpx.AsyncClient(

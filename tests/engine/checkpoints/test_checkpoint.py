@@ -300,7 +300,8 @@ def test_a_newer_format_is_named_and_not_passed_over(two, new_store):
         ({"blocks": 2}, "it has 5 units and this model 4; the first difference is block.2"),
         (
             {"width": 32},
-            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there and \[50, 32\] here",
+            r"in unit embed, the shape of model.embed.weight is \[50, 24\] there "
+            r"and \[50, 32\] here",
         ),
         (
             {"prefix": "other"},

@@ -1,4 +1,6 @@
-"""JSON files read piece by piece: what `json.loads` makes of the whole, in the memory of one item."""
+"""JSON files are read piece by piece: the rows are those that `json.loads` makes of the whole, in
+the memory of one item.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Memory for a data set does not grow with its tokens: these stay on disk, whether made or found."""
+"""Memory for a data set does not grow with its tokens: these stay on disk, whether they are made or
+found.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ from tests.support.folders import make_config
 PREPARE = """
 import json, resource, sys
 from engine.config.data_settings import DataConfig
-from engine.data.rows import batches; from engine.data.loader import prepare_data
+from engine.data.loader import prepare_data
+from engine.data.rows import batches
 from tests.support import data_tokenizers as made
 
-data = prepare_data(DataConfig(sys.argv[1], max_seq_len=512), made.byte_level_tokenizer(made.CHATML), 1,
-                    processes=int(sys.argv[2]))
+config = DataConfig(sys.argv[1], max_seq_len=512)
+tokenizer = made.byte_level_tokenizer(made.CHATML)
+data = prepare_data(config, tokenizer, 1, processes=int(sys.argv[2]))
 for step in range(1, 20):
     batches(data.train, 8, 8, 1, True, step)
-print(json.dumps({"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, "cached": data.summary["cached"],
-                  "tokens": data.train.tokens, "print": data.fingerprint, "rows": len(data.train)}))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps({"peak": peak, "cached": data.summary["cached"], "tokens": data.train.tokens,
+                  "print": data.fingerprint, "rows": len(data.train)}))
 """
 
 

@@ -33,8 +33,10 @@ V2 = {
     "proc/self/cgroup": "0::/user.slice/job",
 }
 V1 = {
-    "proc/self/mountinfo": "31 24 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
-    "32 24 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct",
+    "proc/self/mountinfo": (
+        "31 24 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
+        "32 24 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
+    ),
     "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/",
 }
 
@@ -49,7 +51,9 @@ def test_v2_takes_the_tightest_of_all_levels_and_counts_page_cache_as_free(tmp_p
             "sys/fs/cgroup/user.slice/memory.max": 8 * GIB,
             "sys/fs/cgroup/user.slice/memory.high": "max",
             "sys/fs/cgroup/user.slice/memory.current": 5 * GIB,
-            "sys/fs/cgroup/user.slice/memory.stat": f"anon 5\ninactive_file {GIB}\nactive_file {GIB // 2}\nslab_reclaimable {GIB // 2}",
+            "sys/fs/cgroup/user.slice/memory.stat": (
+                f"anon 5\ninactive_file {GIB}\nactive_file {GIB // 2}\nslab_reclaimable {GIB // 2}"
+            ),
         },
     )
     assert cgroup_memory(root) == (8 * GIB, 5 * GIB)
@@ -76,7 +80,9 @@ def test_v1_limits(tmp_path):
             "sys/fs/cgroup/memory/memory.limit_in_bytes": 9223372036854771712,
             "sys/fs/cgroup/memory/job/memory.limit_in_bytes": 4 * GIB,
             "sys/fs/cgroup/memory/job/memory.usage_in_bytes": 3 * GIB,
-            "sys/fs/cgroup/memory/job/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file 0",
+            "sys/fs/cgroup/memory/job/memory.stat": (
+                f"inactive_file 1\ntotal_inactive_file {GIB}\ntotal_active_file 0"
+            ),
         },
     )
     assert cgroup_memory(root) == (4 * GIB, 2 * GIB)

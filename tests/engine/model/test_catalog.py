@@ -254,8 +254,10 @@ def test_a_large_model_is_checked_without_torch_and_without_a_network(tmp_path):
     script = """
 import sys
 from engine.cli.check import check
-text, code = check(None, "meta-llama/Llama-3.1-405B", [], sys.argv[1], ram_gib=8192, gpu_gib=141, disk_gib=20000)
-heavy = sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers", "huggingface_hub"})
+sizes = {"ram_gib": 8192, "gpu_gib": 141, "disk_gib": 20000}
+text, code = check(None, "meta-llama/Llama-3.1-405B", [], sys.argv[1], **sizes)
+loaded = {name.partition(".")[0] for name in sys.modules}
+heavy = sorted(loaded & {"torch", "transformers", "huggingface_hub"})
 print(text.splitlines()[0], code, heavy)
 """
     done = subprocess.run(

@@ -248,8 +248,9 @@ def test_the_time_left_is_that_of_the_latest_bytes(monkeypatch):
 def test_an_unknown_model_is_one_sentence(hub):
     with pytest.raises(
         ModelError,
-        match=r"^model\.source: 'acme/none' is neither a local folder nor a model that the hub gave "
-        r"\(.*\); check the name, and log in with `hf auth login` or set HF_TOKEN if it is",
+        match=r"^model\.source: 'acme/none' is neither a local folder nor a model "
+        r"that the hub gave \(.*\); check the name, and log in with `hf auth login` or set "
+        r"HF_TOKEN if it is",
     ):
         fetch("acme/none", True, told([]), nothing)
 
@@ -286,8 +287,8 @@ def test_too_little_disk_is_told_before_anything_is_fetched(hub, tmp_path):
     hub.claimed["model.safetensors"] = 1 << 60
     with pytest.raises(
         FitError,
-        match=r"^model\.source: [\d,.]+ GiB of acme/tiny are still to be downloaded to .*/hub, where "
-        r".* is free; free some disk space, or set HF_HOME to a folder on a larger disk\.$",
+        match=r"^model\.source: [\d,.]+ GiB of acme/tiny are still to be downloaded to .*/hub, "
+        r"where .* is free; free some disk space, or set HF_HOME to a folder on a larger disk\.$",
     ):
         fetch(NAME, True, told([]), nothing)
     assert hub.weights_asked() == []
@@ -316,8 +317,8 @@ def test_without_a_hub_the_cache_will_do(hub, tmp_path, monkeypatch, how):
     fetch(NAME, False, told([]), nothing)
     with pytest.raises(
         ModelError,
-        match=r"^model\.source: the weights of acme/tiny are not in the Hugging Face cache, and the "
-        r"hub did not give them \(.*\); check your connection",
+        match=r"^model\.source: the weights of acme/tiny are not in the Hugging Face cache, and "
+        r"the hub did not give them \(.*\); check your connection",
     ):
         fetch(NAME, True, told([]), nothing)
     if how == "no answer":

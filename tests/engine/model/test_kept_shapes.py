@@ -51,10 +51,14 @@ SCRIPT = """
 import json, sys
 from engine.config.settings import TrainConfig
 from engine.fit.report import estimate
-from engine.machine.gpus import GpuInfo; from engine.machine.read_machine import Machine
+from engine.machine.gpus import GpuInfo
+from engine.machine.read_machine import Machine
 data = json.loads(sys.argv[1])
-machines = [Machine(**(given | {"gpus": tuple(GpuInfo(**gpu) for gpu in given["gpus"])})) for given in data["machines"]]
-reports = [estimate(TrainConfig.from_dict(data["config"]), machine).to_dict() for machine in machines]
+config = TrainConfig.from_dict(data["config"])
+reports = []
+for given in data["machines"]:
+    gpus = tuple(GpuInfo(**gpu) for gpu in given["gpus"])
+    reports.append(estimate(config, Machine(**(given | {"gpus": gpus}))).to_dict())
 print(json.dumps([reports, sorted({"torch", "transformers", "numpy.testing"} & set(sys.modules))]))
 """
 

@@ -20,7 +20,8 @@ AT_ONCE = """
 import sys, threading
 from engine.config.settings import ModelConfig
 from engine.runtime.generate import end_tokens
-from engine.model.build import build_model; from engine.model.pretrained_files import load_config, load_tokenizer
+from engine.model.build import build_model
+from engine.model.pretrained_files import load_config, load_tokenizer
 
 source, errors = sys.argv[1], []
 
@@ -33,7 +34,8 @@ def attempt(work):
 def build():
     build_model(load_config(source), ModelConfig(source=source))
 
-works = [lambda: load_tokenizer(source), build, lambda: load_config(source), lambda: load_tokenizer(source), build]
+tokenizer, config = lambda: load_tokenizer(source), lambda: load_config(source)
+works = [tokenizer, build, config, tokenizer, build]
 threads = [threading.Thread(target=attempt, args=(work,)) for work in works]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

@@ -1,4 +1,6 @@
-"""Events as lines: nothing is lost on the way to JSON and back, from older and to newer versions."""
+"""Events become lines: nothing is lost on the way to JSON and back, from older and to newer
+versions.
+"""
 
 from __future__ import annotations
 

@@ -389,7 +389,10 @@ def test_each_field_with_an_odd_value(kind, odd):
 
 
 def test_values_without_a_type_keep_their_long_numbers_and_lose_what_is_no_text():
-    line = b'{"kind":"fit_reported","run_id":"r","seq":1,"time":2.0,"report":{"a":[100000000000000000000000,"\xed\xa0\x80"]}}'
+    line = (
+        b'{"kind":"fit_reported","run_id":"r","seq":1,"time":2.0,'
+        b'"report":{"a":[100000000000000000000000,"\xed\xa0\x80"]}}'
+    )
     same(line)
     number, text = parse_line(line).event.report["a"]
     assert number == 10**23 and type(number) is int and set(text) == {"?"}

@@ -1,4 +1,6 @@
-"""Run folders: ids, the lock and what `interrupted` means, deleting, commands from other processes."""
+"""Tests of run folders: ids, the lock and what `interrupted` means, deleting, commands from other
+processes.
+"""
 
 from __future__ import annotations
 

@@ -314,7 +314,9 @@ def test_a_micro_batch_without_loss_has_none(monkeypatch, tail):
 
 
 def kept_of_compiled(model, length: int) -> int:
-    """Bytes that autograd keeps of a first block that torch really partitions, on the meta device."""
+    """Returns the bytes that autograd keeps of a first block that torch really partitions, on the
+    meta device.
+    """
     unit = model.blocks[0]
     with torch.no_grad():
         captured = model.skeleton.capture(torch.zeros(1, length, dtype=torch.long), None)

@@ -80,7 +80,9 @@ def _alone(op: Op) -> Op:
 )
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
-    """Beside an engine that had none: also the steps after it, with lanes late, and with dropout."""
+    """An engine that had no dry run gives the same bits, also in the steps after it, with lanes
+    late and with dropout.
+    """
     plain = plain_model(tiny_config("gpt2", attn_pdrop=0.1, resid_pdrop=0.1))
     found = []
     for dry in (True, False):

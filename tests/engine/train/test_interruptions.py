@@ -249,7 +249,9 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
 def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     capsys, preset, runs, monkeypatch, whole
 ):
-    """It may take longer than memory lasts; nothing of it is applied, and the one before is saved."""
+    """The step may take longer than memory lasts; nothing of it is applied, and the one before it
+    is saved.
+    """
     with monkeypatch.context() as low:
         real, ops = BlockOps.work, []
 
