@@ -26,7 +26,7 @@ from engine.model.skeleton import tensors_in
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices
 from engine.runtime.device_state import DeviceState
-from tests.engine.fit.test_choose import big_shape
+from tests.support.chosen import big_shape
 from tests.support.tiny import plain_model, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

@@ -25,7 +25,7 @@ from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_comp
 from engine.runtime.loss import chunked_loss
 from tests.engine.model.test_packing import packed_and_apart
 from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
-from tests.engine.runtime.test_device_homes import at_home, states
+from tests.support.device_homes import at_home, states
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.computing

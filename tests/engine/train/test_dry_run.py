@@ -26,7 +26,7 @@ from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.dry_run import longest_batches
 from engine.train.run import resume_run, start_run
 from tests.engine.plan.test_laws import BASE, SAME_BITS, DelayedBackend, assert_same_bits
-from tests.engine.runtime.test_device_homes import HOMES, at_home
+from tests.support.device_homes import HOMES, at_home
 from tests.support.failing import failed
 from tests.support.folders import make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
