@@ -15,6 +15,8 @@ from tests.support.owners import findings
 TORCH_MODULE = "torch keeps the parts of a module there, and takes ours in no other way"
 TORCH_SETTING = "a setting of torch's compiler, which has no other place"
 TRANSFORMERS = "transformers takes it, or tells it, in no other way"
+ATTENTION = "model.config.get_text_config()._attn_implementation"
+FINALIZER = "weakref.finalize(self, _unregister_all, self._registered, unregister)"
 ONE_CAPTURE = "what one capture hands to attention, by thread; both are of this file"
 HANDED_ON = "a step under way is where an op leaves what the next ones take"
 
@@ -74,8 +76,7 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/model/activations.py": {
         "block.__dict__ is changed": TORCH_MODULE,
         "tensor.untyped_storage()._cdata is private": "torch tells it in no other way",
-        "model.skeleton.model.config.get_text_config()._attn_implementation is "
-        "private": TRANSFORMERS,
+        f"model.skeleton.{ATTENTION} is private": TRANSFORMERS,
         "block.__dict__ is private": TORCH_MODULE,
         "given.kwargs is changed": "the arguments were copied for this trial",
         "func._overloadpacket is private": "torch tells it in no other way",
@@ -171,9 +172,7 @@ REASONS: dict[str, dict[str, str]] = {
     "engine/runtime/host_kernels.py": {"types.void() at import": "a type of numba, made once"},
     "engine/runtime/host_store.py": {
         "_libc.madvise.argtypes is set": "ctypes takes it in no other way",
-        "weakref.finalize(self, "
-        "_unregister_all, self._registered, "
-        "unregister).atexit is set": "a finalizer of Python takes it in no other way",
+        f"{FINALIZER}.atexit is set": "a finalizer of Python takes it in no other way",
     },
     "engine/train/explain.py": {
         "setattr of error": "an error carries a note to whoever explains it"

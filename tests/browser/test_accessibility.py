@@ -149,8 +149,8 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     for _ in range(12):
         press("Tab")
         assert page.evaluate(
-            "document.activeElement.closest('dialog') !== null || document.activeElement === "
-            "document.body"
+            "document.activeElement.closest('dialog') !== null"
+            " || document.activeElement === document.body"
         )
     press("Escape")
     expect(dialog).to_be_hidden()

@@ -102,8 +102,8 @@ def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, ser
 
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.wait_for_function(
-        "document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so "
-        "far'"
+        "document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text"
+        " === 'tokens so far'"
     )
     page.wait_for_function(f"({RANGE})(['norms', 'xaxis'])[1] > 200 * 4096 * 0.9")
 
@@ -181,8 +181,8 @@ def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
     page.keyboard.press("Enter")
     expect(toggle).to_have_attribute("aria-pressed", "true")
     page.wait_for_function(
-        f"({AXIS})(['loss', 'yaxis']).type === 'log' && ({AXIS})(['optimizer', 'yaxis2']).type === "
-        "'log'"
+        f"({AXIS})(['loss', 'yaxis']).type === 'log'"
+        f" && ({AXIS})(['optimizer', 'yaxis2']).type === 'log'"
     )
     assert page.evaluate(f"({AXIS})(['optimizer', 'yaxis']).type") == "linear"
     # Of the log axis itself: losses lie between 0.05 and 5.

@@ -55,8 +55,8 @@ MEASURE = """
 }
 """
 DRAWN = (
-    "name => document.querySelector(`[data-fit=${name}]`)?.data?.map(trace => [trace.name, "
-    "trace.x[0]]) ?? []"
+    "name => document.querySelector(`[data-fit=${name}]`)?.data"
+    "?.map(trace => [trace.name, trace.x[0]]) ?? []"
 )
 MODELS = (
     ("Qwen/Qwen2.5-7B", "7.62B"),

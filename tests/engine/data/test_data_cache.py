@@ -216,11 +216,13 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
 ):
     path = write(tmp_path / "a.jsonl")
     code = (
-        "import os, sys; from engine.config.data_settings import DataConfig; from "
-        "engine.data.loader import prepare_data\nfrom tests.support import data_tokenizers as "
-        "made\nprepare_data(DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1),\n         "
-        "    made.byte_level_tokenizer(made.CHATML), 1, progress=lambda *_: os.kill(os.getpid(), "
-        "9))"
+        "import os, sys\n"
+        "from engine.config.data_settings import DataConfig\n"
+        "from engine.data.loader import prepare_data\n"
+        "from tests.support import data_tokenizers as made\n"
+        "config = DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1)\n"
+        "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
+        "prepare_data(config, tokenizer, 1, progress=lambda *_: os.kill(os.getpid(), 9))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
