@@ -27,6 +27,9 @@ os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a modu
 MOST_PROCESSES = 4
 """A run takes this many processes at most, because one of them has the browser to itself."""
 
+ALONE = "browser and GPU"
+"""The group of the tests that need a browser or a GPU has this name."""
+
 LEFT_OUT = pytest.StashKey[int]()
 """The configuration of a run counts under this key the tests that its tier leaves out."""
 
@@ -54,11 +57,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the second tier unless it is asked for, and groups the others for xdist.
-
-    The tests of a file stay in one process, with what is made once for them. Tests that need the
-    GPU or a browser run one after another, because they would take its memory or its time from each
-    other; they run first, because they take longest.
+    """Leaves out the second tier unless it is asked for. Tests that need the GPU or a browser come
+    first, because they take longest.
     """
     named = _named_tests(config)
     left_out = [item for item in items if not _is_wanted(item, config, named)]
@@ -66,9 +66,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if _is_wanted(item, config, named)]
     config.stash[LEFT_OUT] = len(left_out)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("alone" if _is_alone(item) else item.path.stem))
-    items.sort(key=_is_alone, reverse=True)
+    items.sort(key=lambda item: _group(item.nodeid) == ALONE, reverse=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
+    """Returns a scheduler that gives the tests of a group to one process, one after another."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Groups(config, log)
+
+
+def _group(nodeid: str) -> str:
+    """Returns the group of a test. The tests of a file are one group, with what is made once for
+    them. Tests that need the GPU or a browser are one group too, because they would take its memory
+    or its time from each other.
+    """
+    file = nodeid.split("::")[0]
+    return ALONE if "/browser/" in file or "/gpu/" in file else file
 
 
 def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:
@@ -96,10 +115,6 @@ def _named_tests(config: pytest.Config) -> set[tuple[Path, str]]:
         if name:
             named.add(((config.invocation_params.dir / path).resolve(), name))
     return named
-
-
-def _is_alone(item: pytest.Item) -> bool:
-    return item.path.parent.name in ("browser", "gpu")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -104,6 +104,15 @@ def test_the_second_tier_runs_when_it_is_asked_for(project, arguments, passed):
     assert sum("left out" in line for line in lines) == (not is_asked_for)
 
 
+def test_the_tests_of_a_file_share_a_process(project):
+    folder = project / "tests"
+    shutil.copy(folder / "test_two.py", folder / "test_three.py")
+    lines = told(project, "-n", "2", "--everything", "-vv")
+    for file in ("test_two.py", "test_three.py"):
+        passed = [line for line in lines if "PASSED" in line and f"tests/{file}::" in line]
+        assert len(passed) == 3 and len({line.split()[0] for line in passed}) == 1, lines
+
+
 def test_a_test_is_left_out_for_a_reason(project):
     file = project / "tests" / "test_two.py"
     file.write_text(TWO_TESTS.replace('("it is long")', ""), encoding="utf-8")
