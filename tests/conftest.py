@@ -1,5 +1,11 @@
-"""No test asks a hub: some families' code looks for kernels there, and waits for the answer. Nor
-does a test find tokens that another one left: each has a cache of its own.
+"""Settings for all tests: the two tiers, how tests share processes, and what no test may touch.
+
+A plain `pytest` runs the first tier, which covers every room in a few minutes. `pytest
+--everything` runs the second tier too: the tests that are marked
+`@pytest.mark.everything("the reason")`. CONTRIBUTING.md says what belongs where.
+
+No test asks a hub: some families' code looks for kernels there and waits for the answer. Nor does
+a test find tokens that another test left, because each test has a cache of its own.
 """
 
 from __future__ import annotations
@@ -7,31 +13,136 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as launch.py does
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # for models this small, threads only wait for each other
+# With models this small, threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 _shared = tempfile.TemporaryDirectory(prefix="ramstream-tests-")
 os.environ["RAMSTREAM_CACHE"] = _shared.name  # for what is made once for a module
 
+MOST_PROCESSES = 4
+"""A run takes this many processes at most, because one of them has the browser to itself."""
+
+ALONE = "browser and GPU"
+"""The group of the tests that need a browser or a GPU has this name."""
+
+LEFT_OUT = pytest.StashKey[int]()
+"""The configuration of a run counts under this key the tests that its tier leaves out."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--everything",
+        action="store_true",
+        help="also run the tests that a plain run leaves out (marked `everything`)",
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Returns how many processes `-n auto` starts: one for each core, and none beside pytest itself
+    for files that are named, which are done sooner than another process has started.
+    """
+    paths = [Path(str(argument).split("::")[0]) for argument in config.args]
+    if paths and all(path.suffix == ".py" for path in paths):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = min(cores or 1, MOST_PROCESSES)
+    return processes if processes > 1 else 0
+
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Each file's tests stay in one process, with what is made once for them. Those that need the
-    GPU or a browser run one after another: they would take its memory or its time from each other.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the second tier unless it is asked for. Tests that need the GPU or a browser come
+    first, because they take longest.
     """
-    for item in items:
-        alone = item.path.parent.name in ("browser", "gpu")
-        item.add_marker(pytest.mark.xdist_group("alone" if alone else item.path.stem))
+    named = _named_tests(config)
+    left_out = [item for item in items if not _is_wanted(item, config, named)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _is_wanted(item, config, named)]
+    config.stash[LEFT_OUT] = len(left_out)
+    items.sort(key=lambda item: _group(item.nodeid) == ALONE, reverse=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
+    """Returns a scheduler that gives the tests of a group to one process, one after another."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Groups(config, log)
+
+
+def _group(nodeid: str) -> str:
+    """Returns the group of a test. The tests of a file are one group, with what is made once for
+    them. Tests that need the GPU or a browser are one group too, because they would take its memory
+    or its time from each other.
+    """
+    file = nodeid.split("::")[0]
+    return ALONE if "/browser/" in file or "/gpu/" in file else file
+
+
+def _is_wanted(item: pytest.Item, config: pytest.Config, named: set[tuple[Path, str]]) -> bool:
+    """Whether `item` is in the first tier, or the command line asks for the second one: with
+    `--everything`, with `-m` and the marker's name, or with the name of the test.
+    """
+    marker = item.get_closest_marker("everything")
+    if marker is None:
+        return True
+    if not marker.args:
+        raise pytest.UsageError(f"{item.nodeid} is marked `everything` without a reason")
+    if config.option.everything or "everything" in config.option.markexpr:
+        return True
+    name = item.nodeid.partition("::")[2]
+    return (item.path, name) in named or (item.path, name.split("[")[0]) in named
+
+
+def _named_tests(config: pytest.Config) -> set[tuple[Path, str]]:
+    """Returns file and name of the tests that the command line names, as in `file.py::test` or
+    `file.py::test[parameter]`.
+    """
+    named = set()
+    for argument in map(str, config.args):
+        path, _, name = argument.partition("::")
+        if name:
+            named.add(((config.invocation_params.dir / path).resolve(), name))
+    return named
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session):
+    """Tells in the last line how many tests were left out, and how to run them."""
+    config = session.config
+    if hasattr(config, "workeroutput"):  # a process of xdist, whose words nobody reads
+        config.workeroutput["left_out"] = config.stash.get(LEFT_OUT, 0)
+        return (yield)
+    result = yield
+    left_out = config.stash.get(LEFT_OUT, 0)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if left_out and reporter is not None:
+        tests = "1 test was" if left_out == 1 else f"{left_out:,} tests were"
+        reporter.write_line(f"{tests} left out; `pytest --everything` runs them too.")
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Takes over the count of a process of xdist; each of them has collected the same tests."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[LEFT_OUT] = output.get("left_out", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """What is imported by now stays: of some million objects, no collection of memory looks at
+    """Freezes what is imported by now: of some million objects, no collection of memory looks at
     those again.
     """
     gc.collect()
@@ -40,7 +151,7 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """The folder of the cache."""
+    """Returns the folder of the test's own cache."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("RAMSTREAM_CACHE", str(folder))
     return folder

@@ -122,9 +122,13 @@ from engine.paths import resolve_source
 from engine.runs.folder import RunFolder
 
 first = read_presets()[FIRST_PRESET].config
-print(json.dumps({"pages": [str(BROWSER_FILES / name) for name in page_files()], "presets": sorted(read_presets()),
-                  "model": str(resolve_source(first.model.source)), "data": str(resolve_source(first.data.source)),
-                  "started": train_command(RunFolder(Path("runs/x")))[1]}))
+print(json.dumps({
+    "pages": [str(BROWSER_FILES / name) for name in page_files()],
+    "presets": sorted(read_presets()),
+    "model": str(resolve_source(first.model.source)),
+    "data": str(resolve_source(first.data.source)),
+    "started": train_command(RunFolder(Path("runs/x")))[1],
+}))
 """,
         )
     )

@@ -1,5 +1,5 @@
-"""The house's style, as far as a program can read it: docstrings are sentences, tensors have shapes,
-expressions are not nested, and files stay short.
+"""The house's style, as far as a program can read it: docstrings are sentences, tensors have
+shapes, expressions are not nested, and files stay short.
 
 Ruff, mypy and Biome check the rest. Their rules stand in pyproject.toml and biome.json.
 `python -m tests.test_style engine/plan` prints what a folder still has to mend.
@@ -103,8 +103,8 @@ def nested(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def long_files(root: Path = PROGRAM_ROOT) -> Iterator[str]:
-    """Yields the files of the house that are longer than LONGEST_FILE lines."""
-    for file in _files(root, "*.py", "*.js"):
+    """Yields the files of the house and of its tests that are longer than LONGEST_FILE lines."""
+    for file in _files(root, "*.py", "*.js", trees=(*TREES, "tests")):
         length = len(file.read_text(encoding="utf-8").splitlines())
         if length > LONGEST_FILE:
             yield f"{file.relative_to(root)} has {length} lines"
@@ -205,11 +205,12 @@ def _is_public(assignment: ast.AST) -> bool:
     return not any(ast.unparse(target).startswith("_") for target in targets)
 
 
-def _files(root: Path, *patterns: str) -> list[Path]:
-    found = [
-        path for tree in TREES for pattern in patterns for path in (root / tree).rglob(pattern)
-    ]
-    return sorted([*found, root / "launch.py"])
+def _files(root: Path, *patterns: str, trees: tuple[str, ...] = TREES) -> list[Path]:
+    found = [root / "launch.py"]
+    for tree in trees:
+        for pattern in patterns:
+            found.extend((root / tree).rglob(pattern))
+    return sorted(found)
 
 
 def _broken(

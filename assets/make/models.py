@@ -1,5 +1,5 @@
-"""Fill in the shapes of `models.json`, the catalog of published models, and write `starter-
-shape.json`, the shape of the starter that `starter.py` makes.
+"""Fills in the shapes of `models.json`, the catalog of published models, and writes the shape of
+the starter, which `starter.py` makes, to `starter-shape.json`.
 
     python assets/make/models.py                 writes the shape of every model
     python assets/make/models.py ID ...          writes these, and keeps the others
@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # the trial models are so small that threads only wait for each other
+# The trial models are so small that threads only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.config.settings import ModelConfig

@@ -229,3 +229,21 @@ def page(blank, server):
     blank.goto(server.address)
     blank.wait_for_selector("#start:not([disabled])")
     return blank
+
+
+@pytest.fixture
+def own(browser, tmp_path):
+    """Yields a server and a window of this test alone, and ends the processes of detached runs
+    behind it.
+    """
+    server = Server(tmp_path, free_port())
+    server.start()
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(WAIT_MILLISECONDS)
+    yield server, context
+    context.close()
+    if server.process.poll() is None:
+        server.end()
+    for path in server.runs.glob("*/detached.json"):
+        with contextlib.suppress(ProcessLookupError):  # as it should be
+            os.kill(json.loads(path.read_text())["pid"], signal.SIGKILL)

@@ -39,7 +39,8 @@ STEPS, TIMELINES = 50_000, 500
 LEAVE_AFTER, LOOK_AFTER = 2, 10
 """Seconds: until the browser, which is then idle, opens the page; until the page is looked at."""
 CHARTS = ("loss", "timeline")
-MARKS = """() => Object.fromEntries(performance.getEntriesByType('mark').map(({name, startTime}) => [name, startTime / 1000]))"""
+MARKS = """() => Object.fromEntries(performance.getEntriesByType('mark')
+  .map(({name, startTime}) => [name, startTime / 1000]))"""
 
 
 def long_run(runs: Path):
@@ -72,7 +73,9 @@ def with_a_newer_run(runs: Path, copy: Path) -> None:
 
 
 def seconds_to_show(playwright: Playwright, address: str) -> dict[str, float]:
-    """From leaving an empty page, in a new profile of the browser, until each chart was drawn last."""
+    """Returns the seconds from leaving an empty page, in a new profile of the browser, until each
+    chart was drawn last.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         leave = (
             f"data:text/html,<script>setTimeout(() => location.href = '{address}', "

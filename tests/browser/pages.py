@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import psutil
@@ -49,12 +50,14 @@ HEIGHT = 4200
 # Counts what keeps a page busy, and notes when each step was first seen on it.
 INSTRUMENTS = """(() => {
   const seen = window.watched = {tasks: [], drawings: [], steps: []};
-  new PerformanceObserver((list) => list.getEntries().forEach(({duration}) => seen.tasks.push(duration)))
-    .observe({type: 'longtask'});
+  const longTasks = (list) => list.getEntries().forEach(({duration}) => seen.tasks.push(duration));
+  new PerformanceObserver(longTasks).observe({type: 'longtask'});
   let shown = '';
   new MutationObserver(() => {
     const text = document.querySelector('.rs-bar [data-field=step]')?.textContent ?? '';
-    if (text !== shown) { shown = text; seen.steps.push([parseInt(text.replaceAll(',', '')), Date.now() / 1000]); }
+    if (text === shown) return;
+    shown = text;
+    seen.steps.push([parseInt(text.replaceAll(',', '')), Date.now() / 1000]);
   }).observe(document, {subtree: true, childList: true, characterData: true});
   let plotly;
   const timed = (draw) => function (node, ...rest) {
@@ -62,16 +65,17 @@ INSTRUMENTS = """(() => {
     seen.drawings.push([node.dataset.figure ?? node.className, performance.now() - begun]);
     return result;
   };
-  Object.defineProperty(window, 'Plotly', {configurable: true, get: () => plotly, set: (library) => {
-    if (library !== plotly) for (const name of ['react', 'newPlot', 'restyle', 'relayout', 'update']) {
-      library[name] = timed(library[name]);
-    }
+  const drawing = ['react', 'newPlot', 'restyle', 'relayout', 'update'];
+  const set = (library) => {
+    if (library !== plotly) for (const name of drawing) library[name] = timed(library[name]);
     plotly = library;
-  }});
+  };
+  Object.defineProperty(window, 'Plotly', {configurable: true, get: () => plotly, set});
 })()"""
 ZOOMED = ("loss", "throughput", "optimizer", "memory", "timeline")
 ALL_DRAWN = """[...document.querySelectorAll('.rs-live [data-figure]')].length > 5
-  && [...document.querySelectorAll('.rs-live figure:not([hidden]) [data-figure]')].every((node) => node._fullLayout)"""
+  && [...document.querySelectorAll('.rs-live figure:not([hidden]) [data-figure]')]
+    .every((node) => node._fullLayout)"""
 RANGES = """(names) => names.map((name) =>
   document.querySelector(`[data-figure=${name}]`)._fullLayout.xaxis.range.map(Number))"""
 
@@ -142,7 +146,7 @@ class Figures:
         return [max(samples[1:]) / max(samples[:2]) - 1 for samples in self.heaps]
 
     def told(self) -> str:
-        late, busy = sorted(sum(self.late, [])), sorted(self.tasks)
+        late, busy = sorted(chain.from_iterable(self.late)), sorted(self.tasks)
         lines = [
             f"{len(self.heaps)} pages for {self.seconds / 60:.1f} minutes",
             f"server: {100 * self.idle:.2f} % of a core idle, {100 * self.watched:.2f} % watched, "
@@ -210,11 +214,10 @@ def measure(context, server: Server, feed: Feed, minutes: float) -> Figures:
             page.evaluate(RANGES, ZOOMED) != before for page, before in zip(pages[::2], zoomed)
         )
         for page, session, samples, own in zip(pages, sessions, figures.heaps, shown):
-            own += _collect(page, figures)
+            own.extend(_collect(page, figures))
             samples.append(_heap(session))
-            page.evaluate(
-                "() => { watched.tasks.length = 0; }"
-            )  # of the collection of memory that was asked for
+            # The collection of memory that was asked for is no task of the page.
+            page.evaluate("() => { watched.tasks.length = 0; }")
         figures.seconds = time.monotonic() - begun
         figures.watched = used / figures.seconds
     feed.over.set()
@@ -253,10 +256,12 @@ def _used(process: psutil.Process, seconds: float) -> float:
 
 
 def _collect(page, figures: Figures) -> list[tuple[int, float]]:
-    """What the page has noted since it was last asked; returns the steps that it showed, and when."""
+    """Adds what the page has noted since it was last asked to `figures`; returns the steps that it
+    showed, and when.
+    """
     found = page.evaluate(
-        "() => Object.fromEntries(Object.entries(watched).map(([name, list]) => [name, "
-        "list.splice(0)]))"
+        "() => Object.fromEntries("
+        "Object.entries(watched).map(([name, list]) => [name, list.splice(0)]))"
     )
     figures.tasks += found["tasks"]
     for name, milliseconds in found["drawings"]:

@@ -18,6 +18,9 @@ from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.support.synthetic_run import run_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
@@ -36,8 +39,9 @@ LEAST_TARGET, FINGER = 24, 40
 FIND = """async ([within, only]) => {
   const options = {resultTypes: ['violations'], runOnly: only};
   const {violations} = await axe.run(within === null ? document : within, options);
-  return violations.flatMap((rule) => rule.nodes.map((node) => ({rule: rule.id, impact: node.impact ?? rule.impact,
-    target: node.target.join(' '), html: node.html.slice(0, 160), why: node.failureSummary})));
+  return violations.flatMap((rule) => rule.nodes.map((node) => ({
+    rule: rule.id, impact: node.impact ?? rule.impact, target: node.target.join(' '),
+    html: node.html.slice(0, 160), why: node.failureSummary})));
 }"""
 LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
   .map((node) => [Object.values(node.dataset)[0] ?? 'lengths', [node.ariaLabel,
@@ -45,17 +49,23 @@ LABELS = """(nodes) => Object.fromEntries([...document.querySelectorAll(nodes)]
       .map((id) => document.getElementById(id).textContent)].filter(Boolean).join(' ')]))"""
 CHARTS, COMPARED = "[data-figure], [data-fit], .rs-lengths-plot", "[data-compare]"
 RING = """() => {
-  const node = document.activeElement, style = getComputedStyle(node), box = node.getBoundingClientRect();
-  const name = `${node.tagName} ${node.id || node.className || ''} ${node.textContent.trim().slice(0, 30)}`;
-  return {name, isBody: node === document.body, isSeen: box.width > 1 && style.outlineStyle !== 'none'
-    && parseFloat(style.outlineWidth) >= 2 && style.outlineColor !== 'rgba(0, 0, 0, 0)'};
+  const node = document.activeElement, style = getComputedStyle(node);
+  const box = node.getBoundingClientRect(), text = node.textContent.trim().slice(0, 30);
+  const name = `${node.tagName} ${node.id || node.className || ''} ${text}`;
+  return {name, isBody: node === document.body,
+    isSeen: box.width > 1 && style.outlineStyle !== 'none'
+      && parseFloat(style.outlineWidth) >= 2 && style.outlineColor !== 'rgba(0, 0, 0, 0)'};
 }"""
-SMALL = """(least) => [...document.querySelectorAll('button, select, summary, [role=tab], input, textarea')]
-  .filter((node) => node.checkVisibility({visibilityProperty: true}) && !node.closest('.rs-hidden, .rs-grid, [inert]'))
+SMALL = """(least) => [
+    ...document.querySelectorAll('button, select, summary, [role=tab], input, textarea')]
+  .filter((node) => node.checkVisibility({visibilityProperty: true}))
+  .filter((node) => !node.closest('.rs-hidden, .rs-grid, [inert]'))
   .map((node) => [node,
-    (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node).getBoundingClientRect()])
+    (node.closest('label:has([type=checkbox]), .wrap:has([role=combobox])') ?? node)
+      .getBoundingClientRect()])
   .filter(([, box]) => box.width > 1 && box.height > 1 && (box.width < least || box.height < least))
-  .map(([node, box]) => `${node.tagName} ${node.id || node.textContent.trim().slice(0, 30)}: ${box.width} x ${box.height}`)"""
+  .map(([node, box]) => `${node.tagName} ${node.id || node.textContent.trim().slice(0, 30)}: `
+    + `${box.width} x ${box.height}`)"""
 
 Opened = namedtuple("Opened", "page active recorder")
 
@@ -139,8 +149,8 @@ def test_a_run_is_made_by_keyboard_alone(context, server):
     for _ in range(12):
         press("Tab")
         assert page.evaluate(
-            "document.activeElement.closest('dialog') !== null || document.activeElement === "
-            "document.body"
+            "document.activeElement.closest('dialog') !== null"
+            " || document.activeElement === document.body"
         )
     press("Escape")
     expect(dialog).to_be_hidden()

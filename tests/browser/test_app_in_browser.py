@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from playwright.sync_api import expect
 
 from engine.config.settings import TrainConfig
@@ -14,8 +15,11 @@ from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
 from tests.support.synthetic_run import run_events
+from tests.support.tiers import BROWSER_FLOWS
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
+
+in_everything = pytest.mark.everything(BROWSER_FLOWS)
 
 POINTS = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.length ?? 0"
 
@@ -41,7 +45,7 @@ def fill(page, field, text):
 
 
 def open_other_settings(page):
-    """Gradio makes the boxes of a folded section when it is opened, and fills them a moment later."""
+    """Opens the folded section, whose boxes Gradio makes only then, and fills a moment later."""
     page.get_by_role("button", name="All other settings").click()
     expect(page.locator("#field-name :is(input, textarea)")).to_have_value(re.compile("."))
     page.wait_for_timeout(500)
@@ -202,6 +206,7 @@ def test_pause_resume_save_and_discard(page, server):
     assert not (server.runs / run_id / "checkpoints").exists()
 
 
+@in_everything
 def test_a_run_is_deleted_only_after_a_question(page, server):
     run_id = start_short_run(page, "Unwanted", steps=4)
     expect(state(page)).to_have_text("Finished")
@@ -216,6 +221,7 @@ def test_a_run_is_deleted_only_after_a_question(page, server):
     expect(page.locator(".rs-bar [data-field=name]")).not_to_have_text("Unwanted")
 
 
+@in_everything
 def test_a_run_of_another_process_is_followed_and_controlled(page, server):
     command = [
         sys.executable,
@@ -244,6 +250,7 @@ def test_a_run_of_another_process_is_followed_and_controlled(page, server):
         other.kill()
 
 
+@in_everything
 def test_zoom_is_linked_and_kept_while_points_arrive(page):
     start_short_run(page, "Zoomed", steps=300)
     wait_for_points(page, least=8)
@@ -269,6 +276,7 @@ def test_zoom_is_linked_and_kept_while_points_arrive(page):
     expect(state(page)).to_have_text("Discarded")
 
 
+@in_everything
 def test_the_verdict_follows_the_settings(page, server, tmp_path):
     verdict = page.locator(".rs-verdict")
     expect(verdict.locator("h3")).to_have_text("It fits this machine.")
@@ -302,12 +310,14 @@ def test_the_verdict_follows_the_settings(page, server, tmp_path):
     assert verdict.locator(".rs-fit[data-tone=bad]").count() >= 1
 
 
+@in_everything
 def test_the_preview_says_what_is_wrong_with_a_file(page, tmp_path):
     (tmp_path / "broken.jsonl").write_text('{"messages": [\n')
     fill(page, "data.source", str(tmp_path / "broken.jsonl"))
     expect(page.locator(".rs-preview-head.rs-error")).to_contain_text("broken.jsonl")
 
 
+@in_everything
 def test_the_forecast_is_readable_at_both_widths(blank, server):
     folder = recorded_run(server, 60)
     blank.goto(f"{server.address}/?run={folder.id}&tab=live")
@@ -321,6 +331,7 @@ def test_the_forecast_is_readable_at_both_widths(blank, server):
         ), "no column is hidden"
 
 
+@in_everything
 def test_charts_follow_a_window_that_becomes_narrow(browser, server):
     folder = recorded_run(server, 20)
     context = browser.new_context(viewport={"width": 1440, "height": 5000})
@@ -337,6 +348,7 @@ def test_charts_follow_a_window_that_becomes_narrow(browser, server):
     context.close()
 
 
+@in_everything
 def test_an_unknown_run_in_the_address_is_told(blank, server):
     page = blank
     page.goto(f"{server.address}/?run=nothing-like-this&tab=live")
@@ -345,6 +357,7 @@ def test_an_unknown_run_in_the_address_is_told(blank, server):
     )
 
 
+@in_everything
 def test_with_a_login_the_page_asks_first_and_then_works(browser, tmp_path):
     server = Server(tmp_path, free_port(), {"RAMSTREAM_LOGIN": "ada:open sesame"})
     server.start()

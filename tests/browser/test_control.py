@@ -14,6 +14,9 @@ from engine.runs.events import SettingsChanged
 from engine.runs.following import EVENTS_FILE, replay
 from tests.browser.conftest import Server, free_port
 from tests.browser.test_app_in_browser import press, start_short_run, state
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 NOTIFICATIONS = """window.told = [];
 window.Notification = class extends EventTarget {

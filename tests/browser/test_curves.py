@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from playwright.sync_api import expect
 
@@ -10,6 +12,9 @@ from engine.runs.events import RunStarted, StateChanged, StepFinished
 from engine.runs.folder import create_run
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS
 from tests.support.synthetic_run import records, run_events, step_finished, write_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
@@ -32,7 +37,8 @@ DRAWN = "name => document.querySelector(`[data-figure=${name}]`)?.data?.[0]?.x.l
 
 # Notes when each turn began and ended, by one clock for all pages.
 TURNS = """(() => {
-  const request = navigator.locks.request.bind(navigator.locks), now = () => performance.timeOrigin + performance.now();
+  const request = navigator.locks.request.bind(navigator.locks);
+  const now = () => performance.timeOrigin + performance.now();
   window.turns = [];
   window.asked = 0;
   navigator.locks.request = (name, options, draw) => {
@@ -96,8 +102,8 @@ def test_every_curve_is_drawn_on_each_axis_and_a_zoom_outlives_updates(live, ser
 
     page.get_by_role("button", name="Tokens", exact=True).click()
     page.wait_for_function(
-        "document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text === 'tokens so "
-        "far'"
+        "document.querySelector('[data-figure=loss]')._fullLayout.xaxis.title.text"
+        " === 'tokens so far'"
     )
     page.wait_for_function(f"({RANGE})(['norms', 'xaxis'])[1] > 200 * 4096 * 0.9")
 
@@ -122,7 +128,7 @@ def test_pages_of_one_browser_draw_in_turn_but_wait_for_none_that_stands_still(c
             page.wait_for_function(f"({DRAWN})('loss') >= {step}")
     turns = sorted(turn for page in pages for turn in page.evaluate("turns"))
     assert turns and all(page.evaluate("asked") >= len(NAMES) + 6 for page in pages)
-    assert all(end <= begin for (_, end), (begin, _) in zip(turns, turns[1:]))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(turns))
 
     # One that is in a debugger, in the middle of a drawing.
     pages[0].evaluate(
@@ -175,8 +181,8 @@ def test_loss_and_norm_take_a_log_scale_by_keyboard(live, server):
     page.keyboard.press("Enter")
     expect(toggle).to_have_attribute("aria-pressed", "true")
     page.wait_for_function(
-        f"({AXIS})(['loss', 'yaxis']).type === 'log' && ({AXIS})(['optimizer', 'yaxis2']).type === "
-        "'log'"
+        f"({AXIS})(['loss', 'yaxis']).type === 'log'"
+        f" && ({AXIS})(['optimizer', 'yaxis2']).type === 'log'"
     )
     assert page.evaluate(f"({AXIS})(['optimizer', 'yaxis']).type") == "linear"
     # Of the log axis itself: losses lie between 0.05 and 5.

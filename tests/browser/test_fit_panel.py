@@ -16,6 +16,9 @@ from app.form.settings_form import shown_values
 from app.pages.draft import Draft
 from engine.config.settings import TrainConfig
 from tests.browser.conftest import ROOT, WAIT_MILLISECONDS, Server, free_port
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
@@ -52,8 +55,8 @@ MEASURE = """
 }
 """
 DRAWN = (
-    "name => document.querySelector(`[data-fit=${name}]`)?.data?.map(trace => [trace.name, "
-    "trace.x[0]]) ?? []"
+    "name => document.querySelector(`[data-fit=${name}]`)?.data"
+    "?.map(trace => [trace.name, trace.x[0]]) ?? []"
 )
 MODELS = (
     ("Qwen/Qwen2.5-7B", "7.62B"),
@@ -293,7 +296,7 @@ def test_a_source_is_asked_for_once_it_is_entered_or_left(page):
 
 def test_an_answer_that_comes_late_is_not_drawn(page):
     late = []
-    page.route("**/api/check", lambda route: late.append(route), times=1)
+    page.route("**/api/check", late.append, times=1)
     typed(page, "train.batch_size", "16")
     page.wait_for_timeout(500)
     paste(page, "train.batch_size", "24")

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
+
 
 @pytest.fixture
 def plain(context, server):
@@ -19,8 +23,10 @@ def plain(context, server):
 BROKEN = """async () => {
   const {carryGradio} = await import('/ramstream/common/gradio.js');
   const {Connection} = await import('/ramstream/common/connection.js');
-  const connection = new Connection((isLost) => { if (isLost) setTimeout(() => connection.answered('two', null), 20); });
-  const sent = [], bytes = (message) => new TextEncoder().encode(`data: ${JSON.stringify(message)}\\n\\n`);
+  const isBack = () => connection.answered('two', null);
+  const connection = new Connection((isLost) => { if (isLost) setTimeout(isBack, 20); });
+  const sent = [], encoder = new TextEncoder();
+  const bytes = (message) => encoder.encode(`data: ${JSON.stringify(message)}\\n\\n`);
   const stream = (messages, breaks) => () => new Response(new ReadableStream({pull(pipe) {
     if (messages.length) pipe.enqueue(bytes(messages.shift()));
     else if (breaks) pipe.error(new TypeError('network error'));
@@ -28,19 +34,24 @@ BROKEN = """async () => {
   }}));
   const away = () => { throw new TypeError('Failed to fetch'); };
   const named = (id) => () => new Response(JSON.stringify({event_id: id}));
-  const answers = [named('a'), stream([{msg: 'process_starts', event_id: 'a'}], true), away, named('b'), away,
-    stream([{msg: 'unexpected_error'}]), named('c'), stream([{msg: 'process_completed', event_id: 'c'}, {msg: 'close_stream'}]),
-    away];
+  const answers = [
+    named('a'), stream([{msg: 'process_starts', event_id: 'a'}], true), away,
+    named('b'), away, stream([{msg: 'unexpected_error'}]),
+    named('c'), stream([{msg: 'process_completed', event_id: 'c'}, {msg: 'close_stream'}]), away,
+  ];
   window.fetch = async (address, init) => {
-    sent.push(`${init.method ?? 'GET'} ${address.slice('/gradio_api/'.length)} ${init.body ?? ''}`.trim());
+    const path = address.slice('/gradio_api/'.length);
+    sent.push(`${init.method ?? 'GET'} ${path} ${init.body ?? ''}`.trim());
     return answers.shift()();
   };
   carryGradio(connection);
-  const joined = await (await fetch('/gradio_api/queue/join', {method: 'POST', body: 'preview'})).json();
+  const join = {method: 'POST', body: 'preview'};
+  const joined = await (await fetch('/gradio_api/queue/join', join)).json();
   const seen = await (await fetch('/gradio_api/queue/data', {})).text();
   const refused = await fetch('/gradio_api/run/predict', {method: 'POST', body: 'start'});
+  const lines = seen.split('\\n\\n').filter(Boolean);
   return {joined, sent, refused: [refused.status, (await refused.json()).error],
-    seen: seen.split('\\n\\n').filter(Boolean).map((line) => JSON.parse(line.slice('data:'.length)))};
+    seen: lines.map((line) => JSON.parse(line.slice('data:'.length)))};
 }"""
 
 
@@ -82,7 +93,8 @@ GIVEN_UP = """async () => {
     }}));
   };
   carryGradio(new Connection((isLost) => changes.push(isLost)));
-  const reader = (await fetch(new Request('/gradio_api/queue/data', {signal: given.signal}))).body.getReader();
+  const request = new Request('/gradio_api/queue/data', {signal: given.signal});
+  const reader = (await fetch(request)).body.getReader();
   const first = new TextDecoder().decode((await reader.read()).value);
   given.abort();
   const end = await reader.read().then(() => 'an answer', (error) => error.name);

@@ -16,13 +16,17 @@ from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, wait_for_points
 from tests.support.hostile import HOSTILE, hostile_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 # What only markup, a link, a script or a template in one of the names can have made.
 FOUND = """() => ({
   hacked: window.hacked ?? null,
-  made: [...document.querySelectorAll('img[src="x"], svg[onload], [onerror], [href^="javascript:"]')]
+  made: [
+    ...document.querySelectorAll('img[src="x"], svg[onload], [onerror], [href^="javascript:"]')]
     .map((node) => node.outerHTML),
   bold: [...document.querySelectorAll('b, script, svg a, svg tspan')].filter(({textContent}) =>
     ['bold', 'x', 'window.hacked=4'].includes(textContent)).map((node) => node.outerHTML),

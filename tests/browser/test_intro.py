@@ -12,6 +12,9 @@ from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.support.synthetic_run import run_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -8,10 +8,14 @@ import csv
 import json
 import re
 
+import pytest
 import yaml
 from playwright.sync_api import expect
 
 from tests.browser.conftest import WAIT_MILLISECONDS
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

@@ -1,4 +1,7 @@
-"""Ten people watch one run; `python -m tests.browser.pages` is the same for longer."""
+"""Ten people watch one run for three minutes, or for as many as RAMSTREAM_PAGES_MINUTES says.
+
+`python -m tests.browser.pages` tells more, for longer.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ import pytest
 
 from tests.browser.pages import PAGES, feeding, measure
 
-MINUTES, STEP_SECONDS = float(os.environ.get("RAMSTREAM_PAGES_MINUTES", "0")), 4.0
+pytestmark = pytest.mark.everything("it takes a core for minutes")
+
+MINUTES = float(os.environ.get("RAMSTREAM_PAGES_MINUTES", "3"))
+STEP_SECONDS = 4.0
 """Other tests run beside these pages: slower steps leave them space."""
 
 
@@ -18,10 +24,6 @@ def server(own_server):
     return own_server
 
 
-@pytest.mark.skipif(
-    not MINUTES,
-    reason="takes a core for minutes; RAMSTREAM_PAGES_MINUTES=3, as in .ci/run, asks for it",
-)
 def test_ten_pages_follow_one_run_for_minutes(context, server, capsys):
     with feeding(server, STEP_SECONDS) as feed:
         figures = measure(context, server, feed, MINUTES)

@@ -20,6 +20,9 @@ from engine.runs.recorder import RunRecorder
 from tests.browser.conftest import WAIT_MILLISECONDS, Server, free_port
 from tests.browser.test_app_in_browser import fill, press, recorded_run, start_short_run
 from tests.support.synthetic_run import run_events, step_finished
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

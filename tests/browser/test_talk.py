@@ -10,6 +10,9 @@ from playwright.sync_api import expect
 from engine.train.run import start_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.support.folders import make_config
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

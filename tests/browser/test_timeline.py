@@ -17,6 +17,9 @@ from engine.runs.folder import create_run
 from tests.browser.conftest import WAIT_MILLISECONDS
 from tests.support.planned_steps import measured, plan_of, simulated
 from tests.support.synthetic_run import records, run_events, step_finished, timeline, write_events
+from tests.support.tiers import BROWSER_FLOWS
+
+pytestmark = pytest.mark.everything(BROWSER_FLOWS)
 
 expect.set_options(timeout=WAIT_MILLISECONDS)
 

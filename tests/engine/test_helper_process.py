@@ -48,8 +48,8 @@ def test_it_finds_the_program_and_its_variables_from_any_folder(tmp_path, monkey
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     (tmp_path / "json.py").write_text("raise SystemExit(9)")
     program = (
-        "import os, json; print(json.dumps([os.environ['WORD'], os.environ['PYTHONPATH']]), "
-        "flush=True)"
+        "import os, json\n"
+        "print(json.dumps([os.environ['WORD'], os.environ['PYTHONPATH']]), flush=True)\n"
     )
     with contextlib.closing(HelperProcess(program, {"WORD": "said"})) as helper:
         word, path = helper.next_line(60)

@@ -1,4 +1,6 @@
-"""Tests marked `gpu` are skipped where there is no CUDA device, and run with deterministic kernels."""
+"""Tests marked `gpu` are skipped where there is no CUDA device, and run with deterministic kernels
+where there is one.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from engine.runs.following import replay
 from engine.train import planning
 from engine.train.run import start_run
 from engine.words import in_gib
-from tests.engine.train.test_trainer import execute
+from tests.support.trained_runs import execute
 
 RUNS = (
     ("Qwen/Qwen2.5-0.5B", 64, 1024, 50),

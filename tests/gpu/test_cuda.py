@@ -4,25 +4,21 @@ they hold there. Law 3 is in test_lanes.py.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import gc
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import sdpa_kernel
 
 from engine.bench.steps import Planes, RunSettings, random_rows, run_steps
 from engine.errors import FitError
-from engine.model.attention import KERNELS
 from engine.plan.choices import PlanChoices
 from engine.plan.waits import seconds_by_cause, waits_of
 from engine.runtime.cuda_backend import CudaBackend
 from tests.engine.plan.test_laws import BASE, SAME_BITS, assert_same_bits, planes_after
 from tests.gpu.measure import llama, peak_at_depth, synchronizations
+from tests.support.bf16_parity import Rows, compare_in_bf16
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
 pytestmark = pytest.mark.gpu
@@ -86,74 +82,7 @@ def test_cuda_equals_cpu_in_float32(family, tied):
 # ---------------------------------------------------------------------- against plain transformers,
 
 
-def plain_gradients(
-    model: torch.nn.Module,
-    batches,
-    forward=torch.nn.Module.__call__,
-) -> tuple[float, dict[str, torch.Tensor]]:
-    """Loss and gradients of plain transformers on the device; gradients of micro-batches are summed
-    in float32.
-    """
-    total, loss = sum(b.loss_tokens for b in batches), 0.0
-    sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in model.named_parameters()}
-    device = next(model.parameters()).device
-    for batch in batches:
-        with sdpa_kernel(KERNELS, set_priority=True):  # the same attention as the engine's
-            logits = forward(
-                model, input_ids=torch.from_numpy(batch.input_ids).to(device), use_cache=False
-            ).logits.float()
-        labels = torch.from_numpy(batch.labels).to(device).reshape(-1)
-        part = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels, reduction="sum") / total
-        part.backward()
-        loss += part.item()
-        for name, parameter in model.named_parameters():
-            sums[name] += parameter.grad
-            parameter.grad = None
-    return loss, sums
-
-
-def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference over the norm of `theirs`."""
-    squares = sum((ours[n].float() - theirs[n].float()).square().sum() for n in theirs)
-    return float((squares / sum(t.float().square().sum() for t in theirs.values())).sqrt())
-
-
-def decoupled_adamw(model: torch.nn.Module, places: dict) -> torch.optim.AdamW:
-    """torch's AdamW with weight decay where the engine's is."""
-    groups = [
-        {
-            "params": [p for n, p in model.named_parameters() if places[n][1].decay == decay],
-            "weight_decay": rate,
-        }
-        for decay, rate in ((True, 0.1), (False, 0.0))
-    ]
-    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.999), eps=1e-5)
-
-
-def apply(
-    optimizer: torch.optim.AdamW,
-    model: torch.nn.Module,
-    gradients: dict[str, torch.Tensor],
-    rounded: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """One step on `gradients`, clipped by their global norm."""
-    scale = min(1.0, 1.0 / (norm_of(gradients) + 1e-6))
-    for name, parameter in model.named_parameters():
-        parameter.grad = rounded(gradients[name]) * scale
-    optimizer.step()
-
-
-def norm_of(gradients: dict[str, torch.Tensor]) -> float:
-    return float(torch.stack([g.norm() for g in gradients.values()]).norm())
-
-
 def streamed_against_resident(backend, **changes) -> None:
-    """One step's gradients, and what five steps with fp32 masters change, are no further from
-    training in float32 than plain bf16 transformers is, and losses agree to 0.2 %. Run as it is,
-    the same kernels round in the same places: gradients differ from plain transformers' by 0.5 % of
-    the global norm at most, about one bf16 rounding (2**-8 is 0.4 %), and updates by 3 % of theirs.
-    Fused kernels round less often, so that only float32 can judge them.
-    """
     config = tiny_config(
         "qwen2",
         hidden_size=256,
@@ -161,66 +90,8 @@ def streamed_against_resident(backend, **changes) -> None:
         num_hidden_layers=4,
         max_position_embeddings=256,
     )
-    masters = plain_model(config)
-    with torch.no_grad():
-        for parameter in masters.parameters():
-            parameter.copy_(parameter.bfloat16())
-    start = copy.deepcopy(masters)
-    device = backend.device
-    run = streamed(
-        masters,
-        PlanChoices(micro_batches=2, **changes),
-        backend=backend,
-        dtype="bfloat16",
-        tokens=512,
-        loss_chunk=100,
-    )
-    places = {
-        s.full_name: (u, s, o)
-        for u in run.model.units
-        for s, o in zip(u.layout.parameters, u.layout.offsets)
-    }
-    masters, truth = masters.to(device), copy.deepcopy(masters).to(device)
-    resident = plain_model(config, torch.bfloat16).to(
-        device
-    )  # not `.bfloat16()`, which rounds rotary frequencies too
-    resident.load_state_dict(masters.state_dict())
-    optimizer, exact_optimizer = decoupled_adamw(masters, places), decoupled_adamw(truth, places)
-    same_kernels = not changes.get("compiled")
-    for step in range(1, 6):
-        batches, homes = random_batches(2, rows=4, length=128, seed=step), []
-        run.engine.train_step(step, batches, 1e-3, homes.append)
-        run.engine.drain()
-        loss, gradients = plain_gradients(resident, batches)
-        _, exact = plain_gradients(truth, batches)
-        ours = {
-            n: run.store.tensor(u.name, "grad")[o : o + s.numel].view(s.shape).to(device)
-            for n, (u, s, o) in places.items()
-        }
-        assert homes[0].loss == pytest.approx(loss, rel=2e-3)
-        assert homes[0].grad_norm == pytest.approx(norm_of(gradients), rel=1e-2)
-        if step == 1:
-            if same_kernels:
-                assert distance(ours, gradients) < 5e-3
-            assert distance(ours, exact) < 1.1 * distance(gradients, exact)
-        apply(optimizer, masters, gradients, lambda gradient: gradient.bfloat16().float())
-        apply(exact_optimizer, truth, exact, lambda gradient: gradient)
-        with torch.no_grad():
-            for mine, master in zip(resident.parameters(), masters.parameters()):
-                mine.copy_(master)
-    before = {n: p.detach().to(device) for n, p in start.named_parameters()}
-    theirs, right = (
-        {n: p.detach() - before[n] for n, p in model.named_parameters()}
-        for model in (masters, truth)
-    )
-    mine = {
-        n: run.store.master(u.name, s.name).to(device) - before[n]
-        for n, (u, s, _) in places.items()
-    }
-    assert distance(mine, right) < 1.1 * distance(theirs, right)
-    if same_kernels:
-        assert distance(mine, theirs) < 3e-2
-    run.close()
+    rows = Rows(count=4, length=128, loss_chunk=100)
+    compare_in_bf16(config, rows, PlanChoices(micro_batches=2, **changes), backend)
 
 
 def test_streamed_equals_resident_in_bf16():

@@ -1,4 +1,6 @@
-"""Four kinds of model with blocks of real size and few layers: streamed against resident, in bf16."""
+"""Four kinds of model with blocks of real size and few layers train streamed as they do resident,
+in bf16.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from engine.model.attention_masks import forward
 from engine.plan.choices import PlanChoices
 from engine.runtime.cuda_backend import CudaBackend
-from tests.gpu.test_cuda import distance, plain_gradients
+from tests.support.bf16_parity import distance, plain_gradients
 from tests.support.tiny import plain_model, random_batches, streamed
 
 pytestmark = pytest.mark.gpu

@@ -55,7 +55,7 @@ def test_a_cache_that_runs_out_of_device_memory_costs_no_answer(monkeypatch):
     expected = run.sampler.generate([prompt], AnswerLimits(3, set()))
     needs = {}
     for name, job in {
-        "pass": lambda: run.engine.last_logits([prompt + [3, 3]]),
+        "pass": lambda: run.engine.last_logits([[*prompt, 3, 3]]),
         "cache": lambda: run.engine.cached_logits([np.array([prompt])], [None]),
     }.items():
         torch.cuda.empty_cache()

@@ -14,9 +14,9 @@ from engine.runs.events import ForecastChecked, MemorySampled, RunStarted, StepF
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import resume_run, start_run
 from engine.words import MIB
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 pytestmark = pytest.mark.gpu
 

@@ -149,7 +149,8 @@ def rate(times: list[float], period: Period) -> float | None:
 
 def main(asked: list[str]) -> None:
     if asked[:1] == ["--watch"]:
-        return watch(asked[1])
+        watch(asked[1])
+        return
     model = asked[0] if asked else "Qwen/Qwen2.5-0.5B"
     rows, tokens, pairs = (
         int(asked[index]) if len(asked) > index else default

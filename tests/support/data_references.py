@@ -18,38 +18,49 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 QWEN = (
-    "{%- if messages[0]['role'] == 'system' %}{% set said = messages[0]['content'] %}{% set rest = "
-    "messages[1:] %}{%- else %}{% set said = 'You are helpful.' %}{% set rest = messages %}{% "
-    "endif %}{{- '<|im_start|>system\\n' + said }}{%- if tools %}{{ '\\n\\n# Tools\\n<tools>' }}{% "
-    "for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}{{ '\\n</tools>' }}{% endif "
-    "%}{{ '<|im_end|>\\n' }}{%- for m in rest %}{% if m.role == 'tool' %}{%- if loop.first or "
-    "loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}{{- '\\n<tool_response>\\n' "
-    "+ m.content + '\\n</tool_response>' }}{%- if loop.last or loop.nextitem.role != 'tool' %}{{ "
-    "'<|im_end|>\\n' }}{% endif %}{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}{% if "
-    "m.content %}{{ '\\n' + m.content }}{% endif %}{%- for call in m.tool_calls %}{% set call = "
-    "call.function or call %}"
-    '{{- \'\\n<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' }}{{ call.arguments | '
-    "tojson }}"
-    "{{- '}\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{%- else %}{{ '<|im_start|>' + "
-    "m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{%- if "
-    "add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{%- if messages[0]['role'] == 'system' %}{% set said = messages[0]['content'] %}"
+    "{% set rest = messages[1:] %}{%- else %}{% set said = 'You are helpful.' %}"
+    "{% set rest = messages %}{% endif %}{{- '<|im_start|>system\\n' + said }}"
+    "{%- if tools %}{{ '\\n\\n# Tools\\n<tools>' }}{% for tool in tools %}{{ '\\n' }}"
+    "{{ tool | tojson }}{% endfor %}{{ '\\n</tools>' }}"
+    "{% endif %}{{ '<|im_end|>\\n' }}{%- for m in rest %}"
+    "{% if m.role == 'tool' %}{%- if loop.first or loop.previtem.role != 'tool' %}"
+    "{{ '<|im_start|>user' }}{% endif %}"
+    "{{- '\\n<tool_response>\\n' + m.content + '\\n</tool_response>' }}"
+    "{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\\n' }}"
+    "{% endif %}{%- elif m.tool_calls %}{{ '<|im_start|>assistant' }}"
+    "{% if m.content %}{{ '\\n' + m.content }}{% endif %}"
+    "{%- for call in m.tool_calls %}{% set call = call.function or call %}"
+    '{{- \'\\n<tool_call>\\n{"name": "\' + call.name + \'", "arguments": \' }}'
+    "{{ call.arguments | tojson }}{{- '}\\n</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>\\n' }}{%- else %}"
+    "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endif %}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}"
 )
 LLAMA3 = (
-    "{{- bos_token }}{% for m in messages %}{{- '<|start_header_id|>' + m['role'] + "
-    "'<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}{% endfor %}{%- if "
-    "add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+    "{{- bos_token }}{% for m in messages %}"
+    "{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content']"
+    " | trim + '<|eot_id|>' }}"
+    "{% endfor %}{%- if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
+    "{% endif %}"
 )
 GEMMA = (
-    "{{- bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
-    "supported') }}{% endif %}{%- for m in messages %}{% if (m['role'] == 'user') != (loop.index0 "
-    "% 2 == 0) %}{{- raise_exception('Conversation roles must alternate') }}{% endif %}{%- set "
-    "role = 'model' if m['role'] == 'assistant' else m['role'] %}{{- '<start_of_turn>' + role + "
-    "'\\n' + m['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}{%- if add_generation_prompt "
-    "%}{{ '<start_of_turn>model\\n' }}{% endif %}"
+    "{{- bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}"
+    "{% endif %}{%- for m in messages %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{- raise_exception('Conversation roles must alternate') }}"
+    "{% endif %}{%- set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{- '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}"
+    "{% endfor %}{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}"
+    "{% endif %}"
 )
 PHI3 = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% "
-    "endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
+    "{% endif %}"
 )
 SPECIAL = {
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"),

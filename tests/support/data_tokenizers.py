@@ -24,66 +24,82 @@ SPECIAL = (
 )
 
 CHATML = (
-    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}{{ "
-    "'<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}{{ '<|im_start|>' + m['role'] + "
-    "'\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
+    "{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}"
+    "{% endif %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}"
 )
 CHATML_GENERATION = (
-    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}{% "
-    "generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% else %}{{ "
-    "'<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor "
-    "%}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
+    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+    "{% else %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}"
 )
 LLAMA3 = (
-    "{{ '<s>' }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + "
-    "'<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}{% endfor %}{% if "
-    "add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+    "{{ '<s>' }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content']"
+    " | trim + '<|eot_id|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}"
+    "{% endif %}"
 )
 MISTRAL = (
-    "{{ '<s>' }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ "
-    "raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% "
-    "endif %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}{% else %}{{ ' "
-    "' + m['content'] + '</s>' }}{% endif %}{% endfor %}"
+    "{{ '<s>' }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + '</s>' }}{% endif %}"
+    "{% endfor %}"
 )
 GEMMA = (
-    "{{ '<s>' }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
-    "supported') }}{% endif %}{% for m in messages %}{% set role = 'model' if m['role'] == "
-    "'assistant' else m['role'] %}{{ '<start_of_turn>' + role + '\\n' + m['content'] | trim + "
-    "'<end_of_turn>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' "
-    "}}{% endif %}"
+    "{{ '<s>' }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}"
+    "{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
+    "{{ '<start_of_turn>' + role + '\\n' + m['content'] | trim + '<end_of_turn>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}"
+    "{% endif %}"
 )
 EOS_AT_THE_END = (
-    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}{% "
-    "endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ '</s>' }}{% endif "
-    "%}"
+    "{% for m in messages %}{{ '<|' + m['role'] + '|>\\n' + m['content'] + '<|end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}"
+    "{% else %}{{ '</s>' }}{% endif %}"
 )
 NO_END = (
-    "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\\n\\n' }}{% endfor "
-    "%}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+    "{% for m in messages %}{{ m['role'] | capitalize + ': ' + m['content'] + '\\n\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}"
+    "{% endif %}"
 )
 QWEN3 = (  # the last answers get a think block, those before the last question lose theirs
-    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m['role'] == 'user' %}{% set "
-    "ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{% set content = "
-    "m['content'] %}{% if m['role'] == 'assistant' %}{% set reasoning = m['reasoning_content'] or "
-    "'' %}{% if '</think>' in content %}{% set reasoning = "
-    "content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}{% set content = "
-    "content.split('</think>')[-1].lstrip('\\n') %}{% endif %}{% if loop.index0 > ns.last and "
-    "(loop.last or reasoning) %}{{ '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + "
-    "'\\n</think>\\n\\n' + content.lstrip('\\n') }}{% else %}{{ '<|im_start|>assistant\\n' + "
-    "content }}{% endif %}{{ '<|im_end|>\\n' }}{% else %}{{ '<|im_start|>' + m['role'] + '\\n' + "
-    "content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
-    "'<|im_start|>assistant\\n' }}{% endif %}"
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}"
+    "{% if m['role'] == 'user' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}{% for m in messages %}"
+    "{% set content = m['content'] %}{% if m['role'] == 'assistant' %}"
+    "{% set reasoning = m['reasoning_content'] or '' %}"
+    "{% if '</think>' in content %}"
+    "{% set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\\n') %}"
+    "{% endif %}{% if loop.index0 > ns.last and (loop.last or reasoning) %}"
+    "{{ '<|im_start|>assistant\\n<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n'"
+    " + content.lstrip('\\n') }}"
+    "{% else %}{{ '<|im_start|>assistant\\n' + content }}"
+    "{% endif %}{{ '<|im_end|>\\n' }}{% else %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + content + '<|im_end|>\\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    "{% endif %}"
 )
 R1 = (  # drops reasoning everywhere, and its generation prompt opens a think block
     "{{ '<s>' }}{% for m in messages %}{% if m['role'] == 'assistant' %}"
     "{{ '<|assistant|>' + m['content'].split('</think>')[-1] + '</s>' }}"
-    "{% else %}{{ '<|user|>' + m['content'] }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}{% endif %}"
+    "{% else %}{{ '<|user|>' + m['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|><think>\\n' }}"
+    "{% endif %}"
 )
 UPPER = (  # no way to tell where the answer begins
-    "{% for m in messages %}{{ m['content'] | upper | replace('A', '') }}{{ m['content'] | length "
-    "}}{% endfor %}{% if add_generation_prompt %}{{ '###' }}{% endif %}"
+    "{% for m in messages %}{{ m['content'] | upper | replace('A', '') }}"
+    "{{ m['content'] | length }}{% endfor %}{% if add_generation_prompt %}{{ '###' }}"
+    "{% endif %}"
 )
 TEMPLATES = {
     "chatml": CHATML,

@@ -8,8 +8,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 import launch
 from engine.checkpoints.restore import newest_checkpoint
 from engine.config.settings import TrainConfig
@@ -20,9 +18,7 @@ from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import RunSnapshot
-from engine.train.run import start_run
-from tests.engine.train.test_trainer import execute, planes_on_disk
-from tests.support.folders import make_config
+from tests.support.trained_runs import planes_on_disk
 
 RUN_FILES = {
     "config.yaml",
@@ -99,26 +95,6 @@ def whole_checkpoints(path: Path) -> int | None:
 # ---------------------------------------------------------------------- runs to break
 
 
-@pytest.fixture
-def runs(tmp_path):
-    return tmp_path / "runs"
-
-
-@pytest.fixture
-def preset(tmp_path):
-    path = tmp_path / "preset.yaml"
-    make_config(tmp_path).save(path)
-    return path
-
-
-@pytest.fixture
-def stopped_run(tmp_path, runs):
-    """A run that was stopped after step 6, with the checkpoints of two steps."""
-    run = start_run(make_config(tmp_path), runs)
-    assert execute(run, {6: "stop"}).state == "stopped"
-    return run
-
-
 def resumes_to_the_end(capsys, runs: Path, whole) -> None:
     """The only unfinished run goes on to the end and equals `whole` to the bit."""
     run = next(run for run in list_runs(runs) if run.state != "finished")
@@ -154,13 +130,6 @@ def fill(place: Path, leave: int = 0) -> Path:
 def plenty(path):
     """In the place of `read_machine`: a machine whose disk seems large enough for the whole run."""
     return replace(read_machine(path), disk_free=1 << 40)
-
-
-@pytest.fixture
-def whole(tmp_path):
-    run = start_run(make_config(tmp_path), tmp_path / "whole")
-    assert execute(run).state == "finished"
-    return run
 
 
 def at_event(monkeypatch, chosen, act) -> None:

@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+NAME = "acme/tiny"
+"""Tests ask the hub for this model."""
+
+
+class GivenUp(Exception):
+    """Ends a download, as a person who gives it up does."""
+
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE = 1 << 16
 _API, _FILE = (

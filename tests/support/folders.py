@@ -17,8 +17,9 @@ from tests.support.tiny import tiny_config
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "say", "after"]
 TEMPLATE = (
-    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> {% endfor %}"
-    "{% if add_generation_prompt %}<assistant> {% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }} <end> "
+    "{% endfor %}{% if add_generation_prompt %}<assistant> "
+    "{% endif %}"
 )
 
 

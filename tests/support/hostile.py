@@ -12,11 +12,12 @@ from engine.runs.events import Event, JobProgressed, PromptsAnswered, SettingsCh
 from tests.support.synthetic_run import run_events
 
 HOSTILE = (
-    "<img src=x "
-    'onerror="window.hacked=1">${window.hacked=2}{{window.hacked=3}}\'"><script>window.hacked=4</script><a '
-    ""
-    ""
-    'href="javascript:window.hacked=5">x</a><b>bold</b>%{x}<svg onload=window.hacked=6>'
+    '<img src=x onerror="window.hacked=1">'
+    "${window.hacked=2}{{window.hacked=3}}"
+    "'\">"
+    "<script>window.hacked=4</script>"
+    '<a href="javascript:window.hacked=5">x</a>'
+    "<b>bold</b>%{x}<svg onload=window.hacked=6>"
 )
 WORDS_OF_OURS = {"state", "lane", "cause", "moment", "device", "level", "command"}
 """Fields whose texts are a choice of a few."""

@@ -5,10 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
-import pytest
-
 from app.session.engine_calls import EngineCalls
-from app.session.session import Session
 from app.web.job_routes import job_routes
 from app.web.run_routes import run_routes
 from engine.config.settings import TrainConfig
@@ -84,18 +81,6 @@ class FakeEngine:
             raise RunError("The disk is full.")
         self.asked.append((run_id, folder, checkpoint))
         return SimpleNamespace(step=7, skipped=())
-
-
-@pytest.fixture
-def engine():
-    return FakeEngine()
-
-
-@pytest.fixture
-def session(tmp_path, engine):
-    session = Session(tmp_path / "runs", engine.calls())
-    yield session
-    session.close()
 
 
 def call(session, *requests):

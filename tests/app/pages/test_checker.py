@@ -46,7 +46,9 @@ def shown(**values):
 
 @pytest.fixture
 def checker(tmp_path, monkeypatch):
-    """Its machine has an RTX 4090, 52 GiB of RAM and 500 GiB of disk. `calls` counts estimates."""
+    """Returns a checker on a machine with an RTX 4090, 52 GiB of RAM and 500 GiB of disk. Its
+    `calls` counts estimates.
+    """
     machine = with_figures(named_machine("RTX 4090", 52), disk_gib=500)
     monkeypatch.setattr(app.pages.checker, "read_machine", lambda folder: replace(machine))
     calls = []

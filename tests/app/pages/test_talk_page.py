@@ -23,9 +23,9 @@ from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import PROMPT_ANSWERS, RunSnapshot
 from engine.talk.conversation import Sampling
 from engine.talk.talk_sources import folder_of
-from tests.engine.train.test_trainer import execute, planes_on_disk
 from tests.support.folders import make_config, make_model
 from tests.support.routes import send, wait_for
+from tests.support.trained_runs import execute, planes_on_disk
 
 LETTERS = "abcdefghij"
 

@@ -37,17 +37,27 @@ def as_python(code):
     return lambda folder: [sys.executable, "-c", code, str(folder.path)]
 
 
-HOLDS = (
-    "import sys, time; from pathlib import Path\nfrom engine.runs.control import "
-    "CommandReader\nfrom engine.runs.folder import RunFolder\nfrom engine.runs.events import "
-    "ControlReceived, RunEnded, RunStarted, StateChanged\nfrom engine.runs.recorder import "
-    "RunRecorder\nfolder = RunFolder(Path(sys.argv[1])); time.sleep(1)\nwith folder.lock():\n    "
-    "recorder, reader = RunRecorder(folder, folder.id), CommandReader(folder)\n    "
-    "recorder.emit(RunStarted(total_steps=9)); recorder.emit(StateChanged('running'))\n    while "
-    "not (commands := reader.read_new()): time.sleep(0.02)\n    "
-    "recorder.emit(ControlReceived(commands[0])); recorder.emit(RunEnded('stopped')); "
-    "recorder.close()\n"
-)
+HOLDS = """
+import sys
+import time
+from pathlib import Path
+from engine.runs.control import CommandReader
+from engine.runs.events import ControlReceived, RunEnded, RunStarted, StateChanged
+from engine.runs.folder import RunFolder
+from engine.runs.recorder import RunRecorder
+
+folder = RunFolder(Path(sys.argv[1]))
+time.sleep(1)
+with folder.lock():
+    recorder, reader = RunRecorder(folder, folder.id), CommandReader(folder)
+    recorder.emit(RunStarted(total_steps=9))
+    recorder.emit(StateChanged('running'))
+    while not (commands := reader.read_new()):
+        time.sleep(0.02)
+    recorder.emit(ControlReceived(commands[0]))
+    recorder.emit(RunEnded('stopped'))
+    recorder.close()
+"""
 
 
 @pytest.fixture
@@ -159,8 +169,9 @@ def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(
     ("code", "said"),
     [
         (
-            "import sys; print('ramstream: train.steps: -1 is too small.', file=sys.stderr); "
-            "sys.exit(2)",
+            "import sys\n"
+            "print('ramstream: train.steps: -1 is too small.', file=sys.stderr)\n"
+            "sys.exit(2)\n",
             "train.steps: -1 is too small.",
         ),
         (

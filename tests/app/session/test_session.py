@@ -17,7 +17,7 @@ from engine.runs.folder import create_run
 from engine.runs.following import replay
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
-from tests.support.sessions import CONFIG, at_once, call, engine, finished_run, get, post, session  # noqa: F401  (fixtures)
+from tests.support.sessions import CONFIG, at_once, call, finished_run, get, post
 from tests.support.synthetic_run import run_events
 
 # ------------------------------------------------------------------ the one run of this process

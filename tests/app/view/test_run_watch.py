@@ -9,7 +9,7 @@ import pytest
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
-from tests.support.sessions import CONFIG, call, engine, finished_run, get, post, session  # noqa: F401  (fixtures)
+from tests.support.sessions import CONFIG, call, finished_run, get, post
 from tests.support.synthetic_run import run_events
 
 

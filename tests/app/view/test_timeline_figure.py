@@ -4,8 +4,8 @@ predicted.
 
 from __future__ import annotations
 
-import itertools
 import json
+from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
@@ -110,7 +110,7 @@ def test_many_spans_are_merged_without_moving_time():
         assert min(s["start"] for s in own) == min(s["start"] for s in before)
         assert max(s["end"] for s in own) == max(s["end"] for s in before)
         assert sum(s["count"] for s in own) == len(before)
-        assert all(a["start"] <= b["start"] for a, b in itertools.pairwise(own))
+        assert all(a["start"] <= b["start"] for a, b in pairwise(own))
 
 
 def test_few_spans_stay_as_they_are():
@@ -322,7 +322,7 @@ def test_rounds_are_counted():
         "Backward, round 1 of 3",
         "Forward, round 2 of 3",
     ]
-    assert all(a.end == b.start for a, b in itertools.pairwise(phases))
+    assert all(a.end == b.start for a, b in pairwise(phases))
     band = timeline_phases(StepTimeline(1, of_ops(*ops)))
     assert band[3] == {
         "label": "Forward, round 2 of 3: 2.00 s",

@@ -4,8 +4,8 @@ measured times.
 
 from __future__ import annotations
 
-import itertools
 import json
+from itertools import pairwise
 
 import plotly.graph_objects as go
 import pytest
@@ -171,7 +171,7 @@ def test_seven_lanes_are_merged_within_the_limit(limit):
         assert own[0]["start"] == min(s["start"] for s in before)
         assert max(s["end"] for s in own) == max(s["end"] for s in before)
         assert sum(s["count"] for s in own) == len(before)
-        assert all(a["start"] <= b["start"] for a, b in itertools.pairwise(own))
+        assert all(a["start"] <= b["start"] for a, b in pairwise(own))
 
 
 def test_merged_states_say_how_many_ops_they_are():

@@ -10,7 +10,7 @@ from engine.runs.events import SettingsChanged
 from engine.runs.folder import create_run
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
-from tests.support.sessions import CONFIG, engine, get, post, session  # noqa: F401  (fixtures)
+from tests.support.sessions import CONFIG, get, post
 from tests.support.synthetic_run import run_events
 
 

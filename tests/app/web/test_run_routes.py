@@ -15,7 +15,7 @@ from engine.runs.events import StateChanged
 from engine.runs.folder import open_run
 from engine.runs.recorder import RunRecorder
 from tests.support.routes import wait_for
-from tests.support.sessions import CONFIG, at_once, engine, finished_run, get, post, session  # noqa: F401  (fixtures)
+from tests.support.sessions import CONFIG, at_once, finished_run, get, post
 from tests.support.synthetic_run import run_events
 
 # ------------------------------------------------------------------ the list
@@ -60,7 +60,7 @@ def test_many_who_ask_at_once_have_the_runs_read_once(session, monkeypatch):
 
 
 def test_a_row_offers_to_talk_where_there_are_weights(session, engine):
-    _bare, saved, exported = (finished_run(session) for _ in range(3))
+    _, saved, exported = (finished_run(session) for _ in range(3))  # the first has no weights
     (saved.checkpoints_path / "step-40").mkdir(parents=True)
     exported.export_path.mkdir()
     (exported.export_path / "config.json").write_text("{}")

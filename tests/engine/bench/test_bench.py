@@ -38,6 +38,8 @@ from engine.runtime.loss import LossChunks
 from tests.support.folders import make_config
 from tests.support.tiny import FAMILIES, VOCAB, plain_loss, plain_model, tiny_config
 
+pytestmark = pytest.mark.computing
+
 
 @pytest.fixture
 def preset(tmp_path):

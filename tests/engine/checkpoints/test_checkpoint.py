@@ -7,13 +7,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,93 +19,19 @@ from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_chec
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
 from engine.errors import CheckpointError
 from engine.files import body_checksum
-from engine.model.layout import WEIGHT_PLANES, ParameterSpec, lay_out
+from engine.model.layout import WEIGHT_PLANES
 from engine.paths import PROGRAM_ROOT
 from engine.progress import untold
 from engine.runtime.host_store import HostStore
+from tests.support.stores import content, names
+
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 STATE = {
     "schedule": {"step": 10},
     "data": {"row": 320},
     "random": {"torch": "AAEC/w==", "numpy": [1, 2**63, 0.1, None]},
 }
-
-
-def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
-    def unit(name: str, *shapes: tuple[str, tuple[int, ...]]):
-        return lay_out(
-            name,
-            [
-                ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
-                for key, shape in shapes
-            ],
-        )
-
-    return [
-        unit("embed", ("weight", (50, width))),
-        *(
-            unit(
-                f"block.{n}",
-                ("norm", (width,)),
-                ("up", (4 * width, width)),
-                ("down", (width, 4 * width)),
-            )
-            for n in range(blocks)
-        ),
-        unit("head", ("norm", (width,))),
-    ]
-
-
-def planes_of(store) -> list[str]:
-    return [plane for plane in store.planes if plane != "grad"]
-
-
-def fill(store: HostStore, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for unit in store.layouts:
-        for plane in store.planes:
-            array = store.array(unit, plane)
-            array[:] = np.frombuffer(rng.bytes(array.nbytes), array.dtype)
-
-
-def content(store: HostStore) -> dict[tuple[str, str], bytes]:
-    return {
-        (unit, plane): store.array(unit, plane).tobytes()
-        for unit in store.layouts
-        for plane in planes_of(store)
-    }
-
-
-@pytest.fixture
-def new_store():
-    made = []
-
-    def make(
-        dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape
-    ) -> HostStore:
-        store = HostStore(layouts(**shape), dtype, threads=1)
-        made.append(store)
-        store.allocate_weights()
-        if not weights_only:
-            store.allocate_states()
-        if seed is not None:
-            fill(store, seed)
-        return store
-
-    yield make
-    for store in made:
-        store.close()
-
-
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """So that planes of a few KiB are written in several pieces, and synced in between."""
-    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES", 5000)
-
-
-def names(root) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
 
 
 # ---------------------------------------------------------------------- round trip
@@ -199,20 +122,6 @@ def test_state_must_be_json(tmp_path, new_store):
         with pytest.raises(error):
             write_checkpoint(tmp_path / "c", 1, Contents(new_store(), state), keep=1)
     assert not (tmp_path / "c").exists()
-
-
-# ---------------------------------------------------------------------- damage
-
-
-@pytest.fixture
-def two(tmp_path, new_store):
-    """Checkpoints of steps 1 and 2, and what each holds."""
-    store, held = new_store(seed=1), {}
-    for step in (1, 2):
-        fill(store, step)
-        write_checkpoint(tmp_path, step, Contents(store, {"step": step}), keep=5)
-        held[step] = content(store)
-    return tmp_path, held
 
 
 def falls_back(root, held, store, says: str) -> None:
@@ -388,12 +297,19 @@ def test_one_failing_thread_stops_the_others():
 
 KILLED = """
 import os, sys
-from tests.engine.checkpoints.test_checkpoint import Contents, HostStore, write_checkpoint
-from tests.engine.checkpoints.test_checkpoint import fill, layouts
+from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.runtime.host_store import HostStore
+from tests.support.stores import fill, layouts
 store = HostStore(layouts(), "bfloat16", threads=1)
-store.allocate_weights(); store.allocate_states(); fill(store, 7)
-write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1,
-                 progress=lambda done, total: os.kill(os.getpid(), 9) if done > total / 2 else None)
+store.allocate_weights()
+store.allocate_states()
+fill(store, 7)
+
+def die_half_way(done, total):
+    if done > total / 2:
+        os.kill(os.getpid(), 9)
+
+write_checkpoint(sys.argv[1], 3, Contents(store, {}), 1, progress=die_half_way)
 """
 
 
@@ -426,82 +342,3 @@ def test_everything_is_synced_before_the_name_appears(tmp_path, new_store, monke
     monkeypatch.setattr(type(tmp_path), "rename", checking)
     write_checkpoint(tmp_path / "checkpoints", 1, Contents(new_store(), {}), keep=1)
     assert (tmp_path / "checkpoints").stat().st_ino in synced
-
-
-# ---------------------------------------------------------------------- space on the disk
-
-
-def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypatch):
-    root, _ = two
-    store = new_store()
-    needed = checkpoint_bytes(store.layouts, store.dtype)
-    (root / ".step-9.partial").mkdir()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
-    says = rf"^The checkpoint of step 3 needs [\d,]+ bytes in .* and {needed - 1:,} are free; "
-    with pytest.raises(CheckpointError, match=says):
-        write_checkpoint(root, 3, Contents(store, {}), keep=1)
-    assert names(root) == ["step-1", "step-2"]
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed + 2**21))
-    write_checkpoint(root, 3, Contents(store, {}), keep=1)
-    assert names(root) == ["step-3"]
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(tmp_path, new_store, keep):
-    store = new_store()
-    for step in (2, 9, 10, 100):
-        write_checkpoint(tmp_path, step, Contents(store, {}), keep=keep)
-    assert names(tmp_path) == sorted(f"step-{step}" for step in (2, 9, 10, 100)[-keep:])
-
-
-def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypatch):
-    root, _ = two
-    rename = type(root).rename
-
-    def failing(self, target):
-        if self.suffix == ".partial":
-            raise OSError(errno.EIO, "Input/output error")
-        return rename(self, target)
-
-    monkeypatch.setattr(type(root), "rename", failing)
-    with pytest.raises(CheckpointError, match="Input/output error"):
-        write_checkpoint(root, 3, Contents(new_store(), {}), keep=1)
-    assert names(root) == ["step-1", "step-2"]
-
-
-def test_after_a_resume_of_an_older_step_the_later_ones_go(two, new_store):
-    root, _ = two
-    store = new_store(seed=5)
-    write_checkpoint(root, 40, Contents(store, {}), keep=5)
-    (root / "step-40" / "manifest.json").unlink()
-    write_checkpoint(root, 5, Contents(store, {}), keep=5)
-    assert names(root) == ["step-1", "step-2", "step-5"] and newest_checkpoint(root).step == 5
-
-
-def test_the_same_step_again_replaces_it(two, new_store):
-    root, held = two
-    store = new_store(seed=9)
-    write_checkpoint(root, 2, Contents(store, {"again": True}), keep=5)
-    assert names(root) == ["step-1", "step-2"]
-    other = new_store()
-    assert (
-        load_newest_checkpoint(root, other, {}).state == {"again": True}
-        and content(other) == content(store) != held[2]
-    )
-
-
-def test_a_replacement_that_was_killed_between_its_two_renames_loses_nothing(two, new_store):
-    root, held = two
-    (root / "step-2").rename(root / ".step-2.old")
-    (root / ".step-2.partial").mkdir()
-    store = new_store()
-    assert load_newest_checkpoint(root, store, {}).step == 2 and content(store) == held[2]
-    write_checkpoint(root, 3, Contents(store, {}), keep=5)
-    assert names(root) == ["step-1", "step-2", "step-3"]
-    assert load_checkpoint(root / "step-2", store, {}).state == {"step": 2}
-
-
-def test_the_folder_cannot_be_made(tmp_path, new_store):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written in .*file"):
-        write_checkpoint(tmp_path / "file", 1, Contents(new_store(), {}), keep=1)

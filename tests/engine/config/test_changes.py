@@ -11,8 +11,8 @@ from engine.runs.control import CommandReader, send_command
 from engine.runs.events import ControlReceived, LogLine, SettingsChanged, StepFinished
 from engine.train.run import resume_run, start_run
 from engine.train.schedule import learning_rate
-from tests.engine.train.test_trainer import events_of, execute
 from tests.support.folders import make_config
+from tests.support.trained_runs import events_of, execute
 
 
 def test_rate_and_steps_change_at_a_safe_step_and_are_recorded(tmp_path):

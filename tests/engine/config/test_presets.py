@@ -20,6 +20,8 @@ from engine.runs.listing import list_runs
 from tests.support.families import tiny_family_config
 from tests.support.folders import make_data, make_tokenizer
 
+pytestmark = pytest.mark.computing
+
 PRESETS = [
     path
     for path in sorted((Path(launch.__file__).parent / "presets").glob("*.yaml"))

@@ -1,5 +1,5 @@
-"""Tokens on disk are made once and found again. They are never stale and never half, and never take
-more space than the bounds say.
+"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the
+bounds say.
 """
 
 from __future__ import annotations
@@ -219,14 +219,15 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
 ):
     path = write(tmp_path / "a.jsonl")
     code = (
-        "import os, sys; from engine.config.data_settings import DataConfig\n"
+        "import os, sys\n"
+        "from engine.config.data_settings import DataConfig\n"
         "from engine.data.loader import prepare_data\n"
-        "from engine.data.tokenise import Execution\n"
         "from tests.support import data_tokenizers as made\n"
         "config = DataConfig(sys.argv[1], max_seq_len=128, eval_fraction=0.1)\n"
         "tokenizer = made.byte_level_tokenizer(made.CHATML)\n"
+        "from engine.data.tokenise import Execution\n"
         "die = Execution(lambda *_: os.kill(os.getpid(), 9))\n"
-        "prepare_data(config, tokenizer, 1, execution=die)"
+        "prepare_data(config, tokenizer, 1, execution=die)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL

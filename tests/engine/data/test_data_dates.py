@@ -17,11 +17,12 @@ TURNS = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": 
 GIVEN = "{{ date_string if date_string is defined else strftime_now('%d %b %Y') }}\n"
 ASKED = (
     "\n{% if strftime_now is defined %}{% for m in messages %}"
-    '{{ strftime_now("%A, %-d %B %Y, %Y-%m-%d %H:%M") }}{% endfor %}{% endif %}\n\n'
+    '{{ strftime_now("%A, %-d %B %Y, %Y-%m-%d %H:%M") }}'
+    "{% endfor %}{% endif %}\n\n"
 )
 WITHIN = (
-    "{%- macro day(format) %}{{ strftime_now(format) }}{% endmacro %}{% set f = '%B' %}{{ day(f + "
-    "' %Y') }} "
+    "{%- macro day(format) %}{{ strftime_now(format) }}{% endmacro %}"
+    "{% set f = '%B' %}{{ day(f + ' %Y') }} "
 )
 
 

@@ -1,4 +1,4 @@
-"""Memory for a data set does not grow with its tokens, which stay on disk, whether made or
+"""Memory for a data set does not grow with its tokens: these stay on disk, whether they are made or
 found.
 """
 
@@ -28,13 +28,9 @@ tokenizer = made.byte_level_tokenizer(made.CHATML)
 data = prepare_data(config, tokenizer, 1, execution=Execution(processes=int(sys.argv[2])))
 for step in range(1, 20):
     batches(data.train, 8, 8, step)
-print(json.dumps({
-    "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
-    "cached": data.summary["cached"],
-    "tokens": data.train.tokens,
-    "print": data.fingerprint,
-    "rows": len(data.train),
-}))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+print(json.dumps({"peak": peak, "cached": data.summary["cached"], "tokens": data.train.tokens,
+                  "print": data.fingerprint, "rows": len(data.train)}))
 """
 
 
@@ -63,6 +59,7 @@ def small_and_large(tmp_path_factory):
     return texts(folder / "small.jsonl", 3), texts(folder / "large.jsonl", 14)
 
 
+@pytest.mark.everything("it tokenises 17 MB, for 15 seconds")
 def test_memory_does_not_grow_with_the_tokens(small_and_large):
     small, large = small_and_large
     few, many = prepared(small), prepared(large)
@@ -77,6 +74,7 @@ def test_memory_does_not_grow_with_the_tokens(small_and_large):
     )
 
 
+@pytest.mark.everything("it tokenises 17 MB, for 15 seconds")
 def test_memory_does_not_grow_where_other_processes_tokenise(small_and_large):
     small, large = small_and_large
     few, many = prepared(small, 2), prepared(large, 2)

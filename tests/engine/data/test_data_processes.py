@@ -1,5 +1,5 @@
-"""Helper processes tokenise: they make the same bits as one process and raise the same errors in
-the same order, and none of them is left over.
+"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none
+of them is left.
 """
 
 from __future__ import annotations
@@ -225,8 +225,10 @@ def test_a_stop_ends_the_processes(tmp_path, tokenizer, problem, own_cache):
 def test_processes_need_no_torch_and_end_with_a_killed_run(tmp_path):
     path = write(tmp_path / "a.jsonl", rows(600))
     code = (
-        "import os, sys, psutil; from engine.config.data_settings import DataConfig\n"
-        "from engine.data import encoded; from engine.data.loader import prepare_data\n"
+        "import os, sys, psutil\n"
+        "from engine.config.data_settings import DataConfig\n"
+        "from engine.data import encoded\n"
+        "from engine.data.loader import prepare_data\n"
         "from engine.data.tokenise import Execution\n"
         "from tests.support import data_tokenizers as made\n"
         "encoded._ROWS = 16\n"

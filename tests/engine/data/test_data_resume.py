@@ -12,8 +12,8 @@ import pytest
 from engine.checkpoints.restore import newest_checkpoint
 from engine.runs.events import DataPrepared, RunStarted
 from engine.train.run import resume_run, start_run
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
 from tests.support.folders import WORDS, make_config, make_data
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 
 @pytest.fixture

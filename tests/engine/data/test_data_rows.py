@@ -1,5 +1,5 @@
-"""Rows and batches are tested: packing, shifted labels, padding, the held-out split, and an order
-in which a run can be resumed.
+"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be
+resumed.
 """
 
 from __future__ import annotations
@@ -131,9 +131,12 @@ def test_uneven_micro_batches_have_the_rows_of_a_step(source, tokenizer):
     whole = batches(rows, 10, 10, 2)[0]
     parts = batches(rows, 10, 4, 2)
     assert [len(part.input_ids) for part in parts] == [4, 3, 3]
-    lines = [line for part in parts for line in part.input_ids]
-    lengths = [int((line != tokenizer.pad_token_id).sum()) for line in lines]
-    assert lengths == sorted(lengths, reverse=True)  # the longest rows where most rows are
+    lengths = [
+        [int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts
+    ]
+    # The longest rows are where most rows are.
+    in_order = [length for own in lengths for length in own]
+    assert in_order == sorted(in_order, reverse=True)
     assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (
         whole.tokens,
         whole.loss_tokens,

@@ -8,103 +8,32 @@ import json
 
 import pytest
 
-from engine.config.settings import ModelConfig, TrainConfig
-from engine.errors import ConfigError
+from engine.config.settings import ModelConfig
 from engine.fit import choose as choosing
 from engine.fit.choose import choose
 from engine.fit.cost import MicroBatch, op_seconds
 from engine.fit.job import Job, Target
 from engine.fit.sizes import COMFORTABLE, LOGITS_BYTES, SMALL_GPU_BYTES
 from engine.fit.spreads import LEAST_TOKENS, MOST_ROUNDS
-from engine.machine.rates import TYPICAL, Rates
+from engine.machine.rates import TYPICAL
 from engine.model.build import build_model
-from engine.model.layout import DOCUMENTS, Activations
 from engine.model.measure_shape import shape_of
-from engine.model.shape import ModelShape, UnitShape
 from engine.plan.build_step import build_step_plan
 from engine.plan.choices import PlanChoices, PlaneSizes
 from engine.plan.ops import StepPlan
 from engine.plan.simulate import simulate
 from engine.plan.validate import validate
 from engine.words import GIB
+from tests.support.chosen import QUICK, big_shape, config, on_gpu
 from tests.support.tiny import tiny_config
 
-
-def big_shape(dtype: str = "bfloat16") -> ModelShape:
-    """Qwen2.5 7B as its configuration gives it, without building it."""
-    block = UnitShape(
-        "block",
-        233057792,
-        233057792,
-        18944,
-        Activations(225400.0),
-        Activations(237688.0, 2.0),
-        Activations(106616.0),
-    )
-    outer = 152064 * 3584
-    units = (
-        UnitShape("embed", outer, outer),
-        *(dataclasses.replace(block, name=f"block {k}") for k in range(28)),
-        UnitShape("head", outer + 3584, outer + 3584),
-    )
-    return ModelShape(
-        model_type="qwen2",
-        source="qwen",
-        dtype=dtype,
-        attention="sdpa",
-        units=units,
-        tied=False,
-        packs=True,
-        hidden_size=3584,
-        vocab_size=152064,
-        active_parameters=sum(u.parameter_count for u in units),
-        max_position_embeddings=32768,
-        logit_bytes=14 if dtype == "bfloat16" else 16,
-        argument_numel=256,
-        attention_heads=28,
-        attention_width=3584,
-    )
-
-
-def config(**changes) -> TrainConfig:
-    base = TrainConfig.from_dict(
-        {
-            "model": {"source": "m"},
-            "data": {"source": "d", "packing": False},
-            "train": {"batch_size": 148},
-        }
-    )
-    return base.with_values({name.replace("__", "."): value for name, value in changes.items()})
-
-
-def on_gpu(gib: float, shape: ModelShape | None = None, length: int = 1024, **changes):
-    job = Job(shape or big_shape(), config(**changes), length)
-    return choose(job, Target("cuda", round(gib * GIB), 200 * GIB))
+pytestmark = [pytest.mark.computing, pytest.mark.usefixtures("compiler")]
 
 
 # ---------------------------------------------------------------------- policy
 
 LIMITS = (12, 16, 20, 24, 28, 32, 48, 80, 139)
-QUICK = Rates(50e9, 50e9, 6e14, 5e14, 4e12, 4e9, 3e9, 45e9, 45e9, 3e14)
-"""Of a machine with a large GPU."""
 NUMEL = {unit.name: unit.numel for unit in big_shape().units}
-
-
-@pytest.fixture(autouse=True)
-def compiler(monkeypatch):
-    """Says why nothing can be compiled; here something can."""
-
-    def say(problem: str) -> None:
-        monkeypatch.setattr(choosing, "compiler_problem", lambda: problem)
-
-    say("")
-    return say
-
-
-@pytest.fixture(params=["", "Triton is not installed"], ids=["compiler", "no compiler"])
-def either(compiler, request):
-    compiler(request.param)
-    return not request.param
 
 
 def plan_of(chosen) -> StepPlan:
@@ -379,144 +308,3 @@ def test_on_the_cpu_a_small_model_stays_and_keeps_its_activations():
     assert small.micro_batch_size == 32 and small.gpu_bytes < 2 * GIB
     large = choose(Job(big_shape(), config(), 1024), Target("cpu", None, 160 * GIB)).choices
     assert (large.resident_blocks, large.kept_blocks, large.host_boundaries) == (0, 0, False)
-
-
-def test_rotary_embeddings_are_counted_for_every_row_of_their_own_positions():
-    same = dict(
-        train__micro_batch_size=37,
-        engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
-    )
-    free = dataclasses.replace(big_shape(), attention=DOCUMENTS)
-    packed, plain = (
-        {
-            item.name: item.bytes
-            for item in on_gpu(24, free, data__packing=packing, **same).gpu_items
-        }
-        for packing in (True, False)
-    )
-    assert (
-        packed["Rotary embeddings"] == 148 * 1024 * 256 * 2
-        and plain["Rotary embeddings"] == 4 * 1024 * 256 * 2
-    )
-
-
-def test_what_cannot_fit_is_answered_with_the_leanest_choices():
-    chosen = on_gpu(1)
-    assert (
-        chosen.micro_batch_size == 1
-        and chosen.choices.host_boundaries
-        and chosen.choices.resident_blocks == 0
-    )
-    assert chosen.gpu_bytes > GIB
-
-
-def test_dense_masks_are_counted_only_where_rows_are_packed():
-    same = dict(
-        train__micro_batch_size=37,
-        engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
-    )
-    sizes = [
-        {item.name: item.bytes for item in on_gpu(24, data__packing=packing, **same).gpu_items}
-        for packing in (True, False)
-    ]
-    masks = sizes[0].pop("Tokens and masks") - sizes[1].pop("Tokens and masks")
-    assert (
-        masks == 148 * 1024 * 1024 and sizes[0]["Working set"] > sizes[1]["Working set"]
-    )  # which keeps a mask too
-    plain = on_gpu(24)
-    unpackable = dataclasses.replace(big_shape(), packs=False)
-    assert on_gpu(24, unpackable, data__packing=True) == plain
-    sliding = dataclasses.replace(big_shape(), sliding_window=512)
-    assert (
-        on_gpu(24, sliding, length=512) == on_gpu(24, length=512) and on_gpu(24, sliding) != plain
-    )
-
-
-def test_attention_by_documents_makes_no_masks_on_the_gpu():
-    shape = dataclasses.replace(big_shape(), argument_numel=0)
-    plain, free = on_gpu(24, shape), dataclasses.replace(shape, attention=DOCUMENTS)
-    assert (
-        on_gpu(24, free, data__packing=True)
-        == on_gpu(24, dataclasses.replace(free, sliding_window=512))
-        == plain
-    )
-    assert not any("mask" in item.note for item in on_gpu(24, free, data__packing=True).gpu_items)
-    sliding = dataclasses.replace(free, sliding_window=512)
-    assert not free.masked_blocks(True, 1024, "cpu") and sliding.masked_blocks(True, 1024, "cpu")
-    assert not sliding.masked_blocks(True, 1024, "cuda") and not sliding.masked_blocks(
-        True, 512, "cpu"
-    )
-
-
-def test_masks_of_short_rows_in_float32_are_counted_on_the_gpu():
-    free = dataclasses.replace(big_shape("float32"), attention=DOCUMENTS, argument_numel=0)
-    same = dict(
-        engine__rounds=1,
-        engine__residency=0,
-        engine__save_level="boundary_host",
-        train__batch_size=8,
-    )
-
-    def masks(rows: int, length: int) -> int:
-        packed, plain = (
-            {
-                item.name: item.bytes
-                for item in on_gpu(
-                    80, free, length, data__packing=packing, train__micro_batch_size=rows, **same
-                ).gpu_items
-            }
-            for packing in (True, False)
-        )
-        return packed["Tokens and masks"] - plain["Tokens and masks"]
-
-    assert (
-        masks(4, 512) == 8 * 512 * 512 * 4
-        and masks(8, 512) == 0
-        and masks(1, 1024) == 8 * 1024 * 1024 * 4
-    )
-
-
-# ---------------------------------------------------------------------- contradictions
-
-
-@pytest.mark.parametrize(
-    "field,changes",
-    [
-        ("engine.residency", dict(engine__residency=29)),
-        ("engine.rounds", dict(engine__rounds=3)),
-        ("engine.rounds", dict(engine__rounds=4, train__micro_batch_size=74)),
-    ],
-)
-def test_contradictions_are_refused_by_name(field, changes):
-    with pytest.raises(ConfigError) as caught:
-        on_gpu(80, **changes)
-    assert (
-        caught.value.field == field
-        and "\n" not in str(caught.value)
-        and str(caught.value).endswith(".")
-    )
-
-
-def test_rows_beyond_a_table_of_positions_are_refused():
-    table = shape_of(build_model(tiny_config("gpt2"), ModelConfig(source="tiny")))
-    assert table.learned_positions and not big_shape().learned_positions
-    choose(Job(table, config(), 64), Target("cpu", None, 8 * GIB))
-    with pytest.raises(ConfigError, match="data.max_seq_len.*64 positions"):
-        choose(Job(table, config(), 65), Target("cpu", None, 8 * GIB))
-
-
-def test_boundaries_that_do_not_fit_in_host_memory_are_not_chosen_for_speed():
-    """With these rates rounds with boundaries on the host are a little faster; there is RAM for
-    them in one case.
-    """
-
-    def boundaries(ram: int) -> int:
-        asked = config(train__batch_size=256)
-        target = Target("cuda", 48 * GIB, ram * GIB, QUICK)
-        return choose(Job(big_shape(), asked, 1024), target).host_boundary_bytes
-
-    assert boundaries(125) <= 125 * GIB - big_shape().host_bytes

@@ -33,9 +33,10 @@ V2 = {
     "proc/self/cgroup": "0::/user.slice/job",
 }
 V1 = {
-    "proc/self/mountinfo": "31 24 0:27 / /sys/fs/cgroup/memory rw shared:9 - "
-    "cgroup cgroup rw,memory\n"
-    "32 24 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct",
+    "proc/self/mountinfo": (
+        "31 24 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n"
+        "32 24 0:28 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu,cpuacct"
+    ),
     "proc/self/cgroup": "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/",
 }
 

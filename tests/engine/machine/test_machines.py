@@ -33,7 +33,7 @@ from engine.machine.read_machine import Machine
 from engine.paths import PROGRAM_ROOT
 from engine.runtime import host_threads
 from engine.words import GIB, MIB
-from tests.engine.fit.test_choose import big_shape
+from tests.support.chosen import big_shape
 
 BY_NAME = {entry.name: entry for entry in machines()}
 

@@ -254,12 +254,11 @@ def test_a_large_model_is_checked_without_torch_and_without_a_network(tmp_path):
     script = """
 import sys
 from engine.cli.check import CheckedJob, NamedMachine, check
-text, code = check(
-    CheckedJob(model="meta-llama/Llama-3.1-405B"),
-    NamedMachine(ram_gib=8192, gpu_gib=141, disk_gib=20000),
-    sys.argv[1],
-)
-heavy = sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers", "huggingface_hub"})
+job = CheckedJob(model="meta-llama/Llama-3.1-405B")
+machine = NamedMachine(ram_gib=8192, gpu_gib=141, disk_gib=20000)
+text, code = check(job, machine, sys.argv[1])
+loaded = {name.partition(".")[0] for name in sys.modules}
+heavy = sorted(loaded & {"torch", "transformers", "huggingface_hub"})
 print(text.splitlines()[0], code, heavy)
 """
     done = subprocess.run(

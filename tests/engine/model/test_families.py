@@ -22,7 +22,10 @@ from engine.model.measure_shape import shape_of
 from engine.plan.choices import PlanChoices
 from tests.engine.model.test_packing import NOT_PACKED, PACKED, WHY_NOT_PACKED
 from tests.support.families import VOCAB, Verdict, table, tiny_family_config, verdict
-from tests.support.tiny import plain_loss, plain_model, random_batches, streamed
+from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.tiny import MOST_USED, plain_loss, plain_model, random_batches, streamed
+
+pytestmark = pytest.mark.computing
 
 ENCODER_DECODER = "is an encoder-decoder model"
 ENCODER = "sees the tokens after each token"
@@ -90,6 +93,7 @@ REFUSED = {
     "xlm": "changes the hidden state between block 0 and block 1",
 }
 """Every family that is refused, and why."""
+ONE_PER_REASON = {why: family for family, why in REFUSED.items()}.values()
 
 NEVER_TIED = ("bailing_hybrid", "inkling_text", "kimi_linear", "moshi", "nemotron_h", "xlstm")
 """Families whose code has no way to tie the head to the embedding."""
@@ -177,15 +181,18 @@ def law_one(
         run.close()
 
 
-@pytest.mark.parametrize(
-    "family, tied",
-    [
-        pytest.param(family, tied, id=f"{family}-{'tied' if tied else 'untied'}")
-        for family in SUPPORTED
-        for tied in (False, True)
-        if not (tied and family in NEVER_TIED)
-    ],
-)
+def families_and_ties() -> list:
+    """Returns every family with a head of its own and, if its code allows it, with a tied one."""
+    found = []
+    for family in SUPPORTED:
+        marks = [] if family in MOST_USED else [pytest.mark.everything(FAMILY_SWEEP)]
+        found.append(pytest.param(family, False, id=f"{family}-untied", marks=marks))
+        if family not in NEVER_TIED:
+            found.append(pytest.param(family, True, id=f"{family}-tied", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("family, tied", families_and_ties())
 def test_streamed_training_equals_plain_training(family, tied):
     law_one(
         tiny_family_config(family, tied=tied),
@@ -194,7 +201,7 @@ def test_streamed_training_equals_plain_training(family, tied):
     )
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@pytest.mark.parametrize("family", in_tiers(SUPPORTED, MOST_USED, FAMILY_SWEEP))
 def test_what_is_allocated_is_what_was_said(family):
     """Law 5, to the byte: planes and boundaries on the host, buffers on the device."""
     config, rows, tokens = tiny_family_config(family), 2, 10
@@ -216,7 +223,7 @@ def test_what_is_allocated_is_what_was_said(family):
         run.close()
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@pytest.mark.parametrize("family", in_tiers(SUPPORTED, MOST_USED, FAMILY_SWEEP))
 def test_no_token_is_seen_before_its_turn(family):
     plain = plain_model(tiny_family_config(family)).eval()
     ids = torch.arange(3, 15).unsqueeze(0)
@@ -228,7 +235,7 @@ def test_no_token_is_seen_before_its_turn(family):
     assert not torch.allclose(before[-1], after[-1])
 
 
-@pytest.mark.parametrize("family", sorted(REFUSED))
+@pytest.mark.parametrize("family", in_tiers(sorted(REFUSED), ONE_PER_REASON, FAMILY_SWEEP))
 def test_what_cannot_be_right_is_refused_by_name(family):
     with pytest.raises(ModelError, match=re.escape(REFUSED[family])) as refusal:
         build_model(tiny_family_config(family), ModelConfig(source="tiny", dtype="float32"))
@@ -270,7 +277,7 @@ def test_dropout_draws_the_same_numbers_in_the_recompute(family):
     for position, layer in enumerate(find_layers(plain, config), start=1):
         layer.register_forward_pre_hook(lambda *_, position=position: seed(position))
     loss, total = torch.zeros(()), sum(b.loss_tokens for b in batches)
-    for batch in batches:
+    for micro_batch, batch in enumerate(batches):  # noqa: B007  `seed` reads it
         seed(0)
         logits = plain(input_ids=torch.from_numpy(batch.input_ids), use_cache=False).logits
         labels = torch.from_numpy(batch.labels).reshape(-1)

@@ -34,10 +34,8 @@ def attempt(work):
 def build():
     build_model(load_config(source), ModelConfig(source=source))
 
-def tokenizer():
-    load_tokenizer(source)
-
-works = [tokenizer, build, lambda: load_config(source), tokenizer, build]
+tokenizer, config = lambda: load_tokenizer(source), lambda: load_config(source)
+works = [tokenizer, build, config, tokenizer, build]
 threads = [threading.Thread(target=attempt, args=(work,)) for work in works]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

@@ -21,7 +21,10 @@ from engine.model.packing_trial import Packing, packing_of
 from engine.model.skeleton import tensors_in
 from engine.plan.choices import PlanChoices
 from tests.support.families import tiny_family_config
-from tests.support.tiny import VOCAB, Batch, plain_model, streamed, tiny_config
+from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.tiny import MOST_USED, VOCAB, Batch, plain_model, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
 
 LENGTHS = ((9, 4, 11), (1, 20, 3))
 """Tokens of the documents of each row."""
@@ -201,7 +204,7 @@ def difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).norm() / theirs.norm())
 
 
-@pytest.mark.parametrize("family", PACKED)
+@pytest.mark.parametrize("family", in_tiers(PACKED, MOST_USED, FAMILY_SWEEP))
 def test_packed_documents_do_not_see_each_other(family):
     config = tiny_family_config(family)
     plain = plain_model(config)
@@ -221,7 +224,7 @@ def test_the_comparison_can_tell(family):
     assert difference(gradients(plain, mixed)[1], gradients(plain, apart)[1]) > 1e-3
 
 
-@pytest.mark.parametrize("family", NOT_PACKED)
+@pytest.mark.parametrize("family", in_tiers(NOT_PACKED, ("bloom", "mamba"), FAMILY_SWEEP))
 def test_a_family_whose_documents_see_each_other_is_found(family):
     packing = packing_of(tiny_family_config(family))
     assert not packing.safe and packing.problem == WHY_NOT_PACKED

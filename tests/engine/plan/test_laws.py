@@ -16,6 +16,8 @@ from engine.plan.validate import PlanError, validate
 from engine.runtime.cpu_backend import CpuBackend
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
 
+pytestmark = pytest.mark.computing
+
 BASE = PlanChoices(micro_batches=2)
 SAME_BITS = {
     "one slot": dict(slots=1, prefetch_depth=1),

@@ -5,7 +5,7 @@ every schedule keeps.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from itertools import pairwise
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_ops_keep_their_lane_and_their_waits(choices):
         assert all(starts[op.index] >= ends[k] - 1e-9 for k in op.waits)
     for lane in Lane:
         own = [op.index for op in plan.ops if op.lane == lane]
-        assert all(starts[b] >= ends[a] - 1e-9 for a, b in itertools.pairwise(own))
+        assert all(starts[b] >= ends[a] - 1e-9 for a, b in pairwise(own))
 
 
 def test_compute_that_nothing_holds_up_is_the_whole_step():

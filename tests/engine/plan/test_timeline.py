@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -162,9 +162,7 @@ def test_waits_fill_the_gaps_of_compute_and_nothing_else(rounds):
     assert {span["lane"] for span in step.spans} <= set(Lane) and len(step.waits) > 2
     compute = [(span["start"], span["end"]) for span in step.spans if span["lane"] == Lane.COMPUTE]
     busy = sorted(compute + [(wait["start"], wait["end"]) for wait in step.waits])
-    assert all(
-        before[1] == pytest.approx(after[0], abs=2e-6) for before, after in itertools.pairwise(busy)
-    )
+    assert all(before[1] == pytest.approx(after[0], abs=2e-6) for before, after in pairwise(busy))
     assert all(wait["end"] > wait["start"] for wait in step.waits)
 
 

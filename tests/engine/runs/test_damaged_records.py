@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.view.run_watch import Watch
 from app.view.run_row import run_row
+from app.view.run_watch import Watch
 from app.view.run_words import details
 from engine.cli.train import runs_as_text
 from engine.runs.events import LogLine, RunStarted, StepFinished
@@ -23,9 +23,9 @@ from engine.runs.listing import summarise
 from engine.runs.recorder import RunRecorder
 from engine.runs.snapshot import DAMAGED_TOLD, RunSnapshot
 from engine.train.run import start_run
-from tests.engine.train.test_trainer import execute
 from tests.support.folders import make_config
 from tests.support.synthetic_run import cannot_apply_step, run_events, step_finished
+from tests.support.trained_runs import execute
 
 SEEDS, CHANGES = range(4), 150
 BYTES = b'0123456789eE.-+"{}[],: \n\x00\xffatn'

@@ -1,4 +1,6 @@
-"""Events become lines: nothing is lost on the way to JSON and back, in older and newer versions."""
+"""Events become lines: nothing is lost on the way to JSON and back, from older and to newer
+versions.
+"""
 
 from __future__ import annotations
 

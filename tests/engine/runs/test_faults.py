@@ -37,12 +37,8 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401  a fixture
     refused,
     resumes_to_the_end,
-    runs,  # noqa: F401  a fixture
-    stopped_run,  # noqa: F401  a fixture
-    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config
@@ -84,8 +80,9 @@ def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk
         with pytest.raises(
             RunError, match="cannot be written.*No space left on device.*free some disk space"
         ):
-            for _ in range(10_000):
+            while taken < 10_000:
                 send_command(folder, "save")
+                taken += 1
         ballast.unlink()
         with open(folder.control_path, "ab") as file:  # some systems take half of it
             file.write(b'{"command": "pau')

@@ -365,7 +365,7 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
 
     class Failing:
         def __init__(self, path, mode):
-            self.file = open(path, mode)  # noqa: SIM115  closed on leaving the context
+            self.file = open(path, mode)  # noqa: SIM115  `__exit__` closes it
 
         def __enter__(self):
             return self

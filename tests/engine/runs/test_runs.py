@@ -1,4 +1,6 @@
-"""Run folders have ids and a lock; runs are `interrupted`, deleted and sent commands."""
+"""Tests of run folders: ids, the lock and what `interrupted` means, deleting, commands from other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -158,12 +160,19 @@ def test_the_lock_is_not_inherited_by_forked_children(tmp_path):
     os.close(writing)
     assert os.waitpid(child, 0)[1] == 0
     script = (
-        "import os, sys; from pathlib import Path; from engine.runs.folder import RunFolder\n"
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from engine.runs.folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).lock():\n"
         "    reading, writing = os.pipe()\n"
         "    child = os.fork()\n"
-        "    if child == 0: os.write(writing, b'.'); sys.stdin.read(); os._exit(0)\n"
-        "    os.read(reading, 1); print(child, flush=True); os.kill(os.getpid(), 9)"
+        "    if child == 0:\n"
+        "        os.write(writing, b'.')\n"
+        "        sys.stdin.read()\n"
+        "        os._exit(0)\n"
+        "    os.read(reading, 1)\n"
+        "    print(child, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, folder.path],

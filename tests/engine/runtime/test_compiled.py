@@ -25,8 +25,10 @@ from engine.runtime.compiled import CompiledBlock, CompiledFunction, set_up_comp
 from engine.runtime.loss import LossChunks, LossTargets, TailGradients, chunked_loss
 from tests.engine.model.test_packing import packed_and_apart
 from tests.engine.plan.test_laws import BASE, assert_same_bits, planes_after
-from tests.engine.runtime.test_device_homes import at_home, states
+from tests.support.device_homes import at_home, states
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+
+pytestmark = pytest.mark.computing
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no C compiler")
 
@@ -46,6 +48,7 @@ SAME_BITS = {
 
 
 @needs_compiler
+@pytest.mark.everything("torch compiles the blocks of eight plans, for half a minute")
 def test_compiled_plans_give_the_same_bits_and_nearly_those_of_eager_ones():
     expected = planes_after(COMPILED)
     for changes in SAME_BITS.values():
@@ -67,6 +70,7 @@ def test_blocks_really_are_compiled():
 
 
 @needs_compiler
+@pytest.mark.everything("torch compiles three plans in two precisions, for 20 seconds")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_compiled_optimizer_on_the_device_is_the_host_s_but_for_rounding(dtype):
     """Over units whose decayed part ends inside a piece, of several sizes."""

@@ -21,6 +21,8 @@ from engine.runtime.kv_cache import cache_bytes
 from tests.engine.plan.test_laws import DelayedBackend, assert_same_bits
 from tests.support.tiny import FAMILIES, VOCAB, plain_model, random_batches, streamed, tiny_config
 
+pytestmark = pytest.mark.computing
+
 
 def test_temperature_zero_is_the_likeliest_token():
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])

@@ -54,9 +54,8 @@ def test_allocates_what_the_layout_says_to_the_byte(dtype):
     )
     store.allocate_states()
     for own in layouts:
-        assert {
-            plane: store.array(own.unit, plane).nbytes for plane in store.planes
-        } == own.plane_bytes(dtype)
+        found = {plane: store.array(own.unit, plane).nbytes for plane in store.planes}
+        assert found == own.plane_bytes(dtype)
     assert store.allocated_bytes == sum(own.host_bytes(dtype) for own in layouts)
     store.close()
     assert store.allocated_bytes == 0

@@ -18,6 +18,8 @@ from tests.support.tiny import (
     tiny_config,
 )
 
+pytestmark = pytest.mark.computing
+
 STEPS = 10
 RATE = 3e-3
 

@@ -11,7 +11,10 @@ from engine.runtime.generate import AnswerLimits
 from tests.engine.model.test_families import SUPPORTED
 from tests.engine.runtime.test_generate import PROMPTS, plain_answer
 from tests.support.families import tiny_family_config
-from tests.support.tiny import plain_model, streamed
+from tests.support.tiers import FAMILY_SWEEP, in_tiers
+from tests.support.tiny import MOST_USED, plain_model, streamed
+
+pytestmark = pytest.mark.computing
 
 UNTRUSTED = {
     "bamba": "its logits with a cache are 0.4 % off in transformers itself",
@@ -29,7 +32,7 @@ CHANGES = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}}
 NEW_TOKENS = 10
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
+@pytest.mark.parametrize("family", in_tiers(SUPPORTED, MOST_USED, FAMILY_SWEEP))
 def test_greedy_answers_equal_generate(family):
     config = tiny_family_config(family, **CHANGES.get(family, {}))
     plain = plain_model(config).eval()

@@ -26,9 +26,9 @@ from engine.talk.talkers import borrow, load
 from engine.talk.voice import Voice
 from engine.train.paused_calls import GOES_ON, PausedCalls
 from engine.train.run import resume_run, start_run
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 QUESTION = [{"role": "user", "content": "say after three"}]
 GREEDY = Sampling(max_new_tokens=6)

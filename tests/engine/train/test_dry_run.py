@@ -27,11 +27,11 @@ from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.dry_run import longest_batches
 from engine.train.run import resume_run, start_run
 from tests.engine.plan.test_laws import BASE, SAME_BITS, DelayedBackend, assert_same_bits
-from tests.engine.runtime.test_device_homes import HOMES, at_home
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
-from tests.support.failing import failed, preset, runs  # noqa: F401
+from tests.support.device_homes import HOMES, at_home
+from tests.support.failing import failed
 from tests.support.folders import make_config
 from tests.support.tiny import plain_model, random_batches, streamed, tiny_config
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 CHOICES = {
     name: dataclasses.replace(BASE, **SAME_BITS[name])
@@ -80,7 +80,9 @@ def _alone(op: Op) -> Op:
 )
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
-    """The steps after it are as without it, also with lanes late and with dropout."""
+    """An engine that had no dry run gives the same bits, also in the steps after it, with lanes
+    late and with dropout.
+    """
     plain = plain_model(tiny_config("gpt2", attn_pdrop=0.1, resid_pdrop=0.1))
     found = []
     for dry in (True, False):

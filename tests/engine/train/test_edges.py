@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from engine.fit.needs import Verdict
 from engine.paths import PROGRAM_ROOT
 from engine.runs.events import FitReported
@@ -60,6 +62,7 @@ def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_les
     assert "does not fit" in refused.reason and "RAM" in refused.reason
 
 
+@pytest.mark.everything("three runs of a model of 1 GiB take half a minute")
 def test_the_kernel_holds_a_run_to_what_it_said_it_needs(tmp_path):
     judged_under_a_limit(tmp_path, "cpu")
 

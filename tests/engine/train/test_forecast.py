@@ -25,9 +25,9 @@ from engine.runs.snapshot import RunSnapshot
 from engine.train.forecast import Forecast
 from engine.train.run import start_run
 from engine.words import GIB
-from tests.engine.train.test_trainer import events_of, execute
 from tests.support.folders import make_config
 from tests.support.synthetic_run import records, run_events
+from tests.support.trained_runs import events_of, execute
 
 
 def item(name: str, size: float) -> dict:

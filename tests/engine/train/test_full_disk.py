@@ -15,9 +15,7 @@ import pytest
 import engine.runs.recorder
 import engine.train.disk_space
 import engine.train.memory_watch
-import engine.train.planning
-from app.view.run_bar import ShownRun, run_bar
-from engine.errors import DiskFullError
+import engine.train.prepare
 from engine.runs.control import send_command
 from engine.runs.events import (
     ControlReceived,
@@ -34,10 +32,8 @@ from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from engine.runs.reserve import RECORD_BYTES, RESERVE_FILE
 from engine.runs.snapshot import RunSnapshot
-from engine.train.disk_space import DiskSpaceWatch, wait_in_words
 from engine.train.run import start_run
 from engine.words import MIB
-from tests.engine.train.test_trainer import execute
 from tests.support.disks import small_file_system
 from tests.support.failing import (
     at_event,
@@ -48,12 +44,11 @@ from tests.support.failing import (
     fill,
     intact,
     plenty,
-    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import make_config
+from tests.support.trained_runs import execute
 
 SECONDS = 60
 LOOK_SECONDS = 0.05
@@ -357,17 +352,6 @@ def test_a_run_short_of_memory_does_not_wait_for_disk_space(
     assert "checkpoint of step 6 needs" in failed(capsys, no_space_for_a_checkpoint, preset, code=1)
 
 
-def test_where_there_seems_to_be_space_it_is_tried_less_often(monkeypatch, tmp_path):
-    lacks = DiskFullError("", str(tmp_path), needed=5, free=7, full="The disk quota is used up")
-    watch = DiskSpaceWatch(lacks)
-    assert not watch.found()
-    monkeypatch.setattr(engine.train.disk_space, "AGAIN_SECONDS", 0.0)
-    assert watch.found()
-    assert "which did not take it; free some disk space" in wait_in_words(
-        lacks, 6, is_stopping=False
-    )
-
-
 # ---------------------------------------------------------------------- the record
 
 
@@ -434,34 +418,3 @@ def test_other_requests_are_kept_for_the_run_that_goes_on(
     folder, _ = trains(capsys, no_space_for_the_record, preset, act, extra=MANY_LINES)
     records = equals(folder, whole)
     assert [r.event.command for r in records if isinstance(r.event, ControlReceived)] == ["save"]
-
-
-def test_a_bar_offers_what_such_a_run_can_take():
-    for lacks, actions, saves in (
-        ("record", ["stop", "discard"], False),
-        ("checkpoint", ["save", "stop", "discard"], True),
-        ("stop", ["save", "stop", "discard"], False),
-    ):
-        bar = run_bar(
-            RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for=lacks),
-            ShownRun("r", "Run", True),
-        )
-        assert (bar["sentence"], bar["actions"], bar["waits"], bar["stop_saves"]) == (
-            "The disk is full.",
-            actions,
-            True,
-            saves,
-        )
-    waiting = RunSnapshot(state="paused", reason="The disk is full.", lacks_space_for="record")
-    bar = run_bar(waiting, ShownRun("r", "Run", True, "save"))
-    assert (bar["sentence"], bar["actions"]) == ("The disk is full.", ["stop", "discard"]), (
-        "a request hides no other"
-    )
-    bar = run_bar(waiting, ShownRun("r", "Run", False))
-    assert bar["actions"] == ["resume"] and bar["stop_saves"] and not bar["waits"]
-    bar = run_bar(RunSnapshot(state="paused"), ShownRun("r", "Run", True))
-    assert (
-        "Resume continues at once" in bar["sentence"]
-        and "resume" in bar["actions"]
-        and not bar["waits"]
-    )

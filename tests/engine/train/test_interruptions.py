@@ -36,21 +36,17 @@ from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import start_run
 from engine.words import MIB
-from tests.engine.train.test_trainer import execute
 from tests.support.failing import (
     at_event,
     at_step,
     command,
     failed,
     intact,
-    preset,  # noqa: F401  a fixture
     resumes_to_the_end,
-    runs,  # noqa: F401  a fixture
-    stopped_run,  # noqa: F401  a fixture
-    whole,  # noqa: F401  a fixture
     whole_checkpoints,
 )
 from tests.support.folders import WORDS, make_config
+from tests.support.trained_runs import execute
 
 ROOT = Path(__file__).parents[3]
 
@@ -253,7 +249,9 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
 def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     capsys, preset, runs, monkeypatch, whole
 ):
-    """It may take longer than memory lasts: nothing of it is applied, the one before is saved."""
+    """The step may take longer than memory lasts; nothing of it is applied, and the one before it
+    is saved.
+    """
     with monkeypatch.context() as low:
         real, ops = BlockOps.work, []
 

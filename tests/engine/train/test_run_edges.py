@@ -26,9 +26,9 @@ from engine.runs.events import (
 from engine.runs.listing import list_runs
 from engine.runtime.streaming_engine import StreamingEngine
 from engine.train.run import resume_run, start_run
-from tests.engine.train.test_trainer import events_of, execute, planes_on_disk
 from tests.support.asking import ask_run
 from tests.support.folders import make_config, make_data, make_model, make_tokenizer
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 
 def test_a_last_evaluation_that_fails_costs_nothing_and_is_made_up_for(tmp_path, monkeypatch):

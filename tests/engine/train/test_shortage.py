@@ -30,7 +30,7 @@ from engine.train.memory_watch import MemoryWatch, PeakMemory
 from engine.train.run import start_run
 from engine.words import GIB, MIB
 from tests.engine.train.test_forecast import REPORT
-from tests.support.failing import at_event, failed, preset, runs  # noqa: F401
+from tests.support.failing import at_event, failed
 from tests.support.folders import make_config
 
 HELD = {"planes": 14 * GIB, "boundaries": 3 * GIB, "data": GIB // 2}

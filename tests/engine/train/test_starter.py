@@ -1,4 +1,6 @@
-"""The bundled starter is what its script makes; every bundled preset is a valid configuration."""
+"""The bundled starter is what its script makes and learns what it should, and every bundled preset
+is a valid configuration.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,15 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+import launch
 from engine.config.settings import TrainConfig
 from engine.data.loader import prepare_data
 from engine.data.rows import batches
 from engine.paths import PROGRAM_ROOT
+from engine.runs.events import ExactMatchMeasured, StepFinished
+from engine.runs.folder import open_run
+from engine.runs.following import replay
+from engine.runs.listing import list_runs
 
 ASSETS, PRESETS = PROGRAM_ROOT / "assets", PROGRAM_ROOT / "presets"
 
@@ -103,3 +110,30 @@ def test_the_held_out_questions_are_enough_and_new(starter):
     )
     known = {answer.split("<|end|>")[0] for answer in taught}
     assert not known & {prompt.expected_text for prompt in prompts}
+
+
+@pytest.mark.parametrize(
+    "steps, questions, right, loss",
+    [
+        pytest.param(120, 20, 4, 0.5, id="short"),
+        pytest.param(
+            450, 100, 80, 0.2, id="whole", marks=pytest.mark.everything("it takes 48 seconds")
+        ),
+    ],
+)
+def test_the_starter_learns_roman_numerals(tmp_path, steps, questions, right, loss):
+    """None of the held-out `questions` is answered before training, and `right` of them at least
+    are answered exactly after it.
+    """
+    changes = (f"train.steps={steps}", f"output.exact_match_samples={questions}")
+    arguments = [word for change in changes for word in ("--set", change)]
+    starter = PRESETS / "starter.yaml"
+    assert launch.main(["train", str(starter), "--runs-dir", str(tmp_path), *arguments]) == 0
+    (run,) = list_runs(tmp_path)
+    assert run.state == "finished"
+    events = [record.event for record in replay(open_run(tmp_path, run.id).events_path)]
+    before, after = [event for event in events if isinstance(event, ExactMatchMeasured)]
+    assert (before.correct, before.total, after.total) == (0, questions, questions)
+    assert after.correct >= right
+    losses = [event.loss for event in events if isinstance(event, StepFinished)]
+    assert len(losses) == steps and losses[-1] < loss < 1 < losses[0]

@@ -36,31 +36,10 @@ from engine.runs.following import replay
 from engine.runs.listing import list_runs
 from engine.runs.snapshot import RunSnapshot
 from engine.runtime.streaming_engine import StreamingEngine
-from engine.train.run import Run, resume_run, start_run
+from engine.train.run import resume_run, start_run
 from tests.support.asking import ask_run
 from tests.support.folders import WORDS, make_config, make_model, make_tokenizer
-
-
-def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:
-    """Run to the end; `at_step` gives requests to make when a step has finished."""
-
-    def react(record):
-        if isinstance(record.event, StepFinished) and at_step and record.event.step in at_step:
-            run.request(at_step[record.event.step])
-
-    run.recorder.subscribe(react)
-    return run.execute()
-
-
-def events_of(run: Run, kind: type) -> list:
-    return [r.event for r in replay(run.folder.events_path) if isinstance(r.event, kind)]
-
-
-def planes_on_disk(run: Run) -> dict[str, bytes]:
-    info = newest_checkpoint(run.folder.checkpoints_path)
-    return {
-        p.name: p.read_bytes() for p in sorted(info.path.iterdir()) if p.name != "manifest.json"
-    } | {"step": str(info.step).encode()}
+from tests.support.trained_runs import events_of, execute, planes_on_disk
 
 
 def test_a_run_from_start_to_end_and_its_record(tmp_path):

@@ -12,8 +12,8 @@ from engine.config.settings import TrainConfig
 from engine.errors import ConfigError
 from engine.runs.events import LogLine, RunEnded
 from engine.train.run import start_run
-from tests.engine.train.test_trainer import events_of
 from tests.support.folders import make_config
+from tests.support.trained_runs import events_of
 
 
 @pytest.fixture

@@ -1,0 +1,52 @@
+"""Host stores and checkpoints for the tests of this folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.checkpoints import checkpoint
+from engine.checkpoints.checkpoint import Contents, write_checkpoint
+from engine.runtime.host_store import HostStore
+from tests.support.stores import content, fill, layouts
+
+
+@pytest.fixture
+def new_store():
+    made = []
+
+    def make(
+        dtype: str = "bfloat16", seed: int | None = None, weights_only: bool = False, **shape
+    ) -> HostStore:
+        store = HostStore(layouts(**shape), dtype, threads=1)
+        made.append(store)
+        store.allocate_weights()
+        if not weights_only:
+            store.allocate_states()
+        if seed is not None:
+            fill(store, seed)
+        return store
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """So that planes of a few KiB are written in several pieces, and synced in between."""
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "UNSYNCED_BYTES", 5000)
+
+
+# ---------------------------------------------------------------------- damage
+
+
+@pytest.fixture
+def two(tmp_path, new_store):
+    """Checkpoints of steps 1 and 2, and what each holds."""
+    store, held = new_store(seed=1), {}
+    for step in (1, 2):
+        fill(store, step)
+        write_checkpoint(tmp_path, step, Contents(store, {"step": step}), keep=5)
+        held[step] = content(store)
+    return tmp_path, held

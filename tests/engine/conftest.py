@@ -1,0 +1,39 @@
+"""Runs for tests of the engine to break, and the whole run that a broken one has to equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.train.run import start_run
+from tests.support.folders import make_config
+from tests.support.trained_runs import execute
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Returns the folder of the test's runs, which need not exist yet."""
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def preset(tmp_path):
+    """Returns the file with the settings of a small run."""
+    path = tmp_path / "preset.yaml"
+    make_config(tmp_path).save(path)
+    return path
+
+
+@pytest.fixture
+def stopped_run(tmp_path, runs):
+    """Returns a run that was stopped after step 6, with the checkpoints of two steps."""
+    run = start_run(make_config(tmp_path), runs)
+    assert execute(run, {6: "stop"}).state == "stopped"
+    return run
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """Returns a run of the same settings that nothing has broken."""
+    run = start_run(make_config(tmp_path), tmp_path / "whole")
+    assert execute(run).state == "finished"
+    return run

@@ -1,0 +1,42 @@
+"""A memory of shapes that can be emptied, and a model for a hub."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.model import find_shape as shapes
+from engine.model import kept_shapes
+from tests.support.folders import make_model
+
+
+@pytest.fixture
+def unedited(monkeypatch):
+    """The engine is what this process read, also while somebody edits it."""
+    monkeypatch.setattr(kept_shapes, "_sources", lambda: kept_shapes._SOURCES)
+
+
+@pytest.fixture
+def forgetful(monkeypatch):
+    """`forget()`: as a new process would, the memory is empty. Its `built` lists what was built
+    since.
+    """
+    built, build = [], shapes._build
+    monkeypatch.setattr(shapes, "_build", lambda model: built.append(model.source) or build(model))
+
+    def forget() -> None:
+        monkeypatch.setattr(shapes, "_known", {})
+        monkeypatch.setattr(shapes, "_failures", {})
+        built.clear()
+
+    forget.built = built
+    forget()
+    return forget
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Returns the folder of a model with some megabytes of weights, so that a download can be ended
+    in the middle of them.
+    """
+    folder = tmp_path_factory.mktemp("wide") / "model"
+    return make_model(folder, hidden_size=256, intermediate_size=512)

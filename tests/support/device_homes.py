@@ -1,0 +1,64 @@
+"""Plans with the states of some units at home on the device, for tests of what they compute."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from engine.model.layout import PLANE_ITEM_BYTES
+from engine.plan.choices import PlanChoices
+from engine.plan.ops import UPDATE_LANES, Lane
+from tests.engine.plan.test_laws import (
+    BASE,
+)
+
+SUMS = {
+    "vertical": {},
+    "device": dict(rounds=2, gradient_sum="device"),
+    "host": dict(rounds=2, gradient_sum="host"),
+}
+
+
+HOMES = {
+    "some": ("embed", "block 0"),
+    "others": ("block 1", "head"),
+    "all": ("embed", "block 0", "block 1", "block 2", "head"),
+}
+
+
+LATE = [
+    UPDATE_LANES,
+    (Lane.H2D,),
+    (Lane.D2H, Lane.HOST),
+    (Lane.COMPUTE,),
+    (*UPDATE_LANES, Lane.H2D),
+    *((lane,) for lane in UPDATE_LANES),
+    (*UPDATE_LANES, Lane.HOST),
+    Lane,
+]
+
+
+def at_home(
+    homes: tuple[str, ...], buffers: int, gradient_sum: str = "vertical", **changes
+) -> PlanChoices:
+    return dataclasses.replace(
+        BASE, device_homes=homes, update_buffers=buffers, **SUMS[gradient_sum], **changes
+    )
+
+
+def states(planes: list[torch.Tensor], dtype: str) -> list[dict[str, torch.Tensor]]:
+    """For each unit its fp32 masters and both moments."""
+    names, found = list(PLANE_ITEM_BYTES[dtype]), []
+    for start in range(0, len(planes), len(names)):
+        unit = dict(zip(names, planes[start : start + len(names)]))
+        master = unit["weight_high"]
+        if dtype == "bfloat16":
+            bits = (master.view(torch.int16).to(torch.int32) << 16) + unit["weight_low"].to(
+                torch.int32
+            )
+            master = bits.view(torch.float32)
+        found.append(
+            {"master": master, "exp_avg": unit["exp_avg"], "exp_avg_sq": unit["exp_avg_sq"]}
+        )
+    return found

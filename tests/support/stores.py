@@ -1,0 +1,57 @@
+"""Host stores with random contents, which checkpoints are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.model.layout import ParameterSpec, lay_out
+from engine.runtime.host_store import HostStore
+
+
+def layouts(blocks: int = 3, width: int = 24, prefix: str = "model"):
+    def unit(name: str, *shapes: tuple[str, tuple[int, ...]]):
+        return lay_out(
+            name,
+            [
+                ParameterSpec(key, f"{prefix}.{name}.{key}", shape, decay=len(shape) > 1)
+                for key, shape in shapes
+            ],
+        )
+
+    return [
+        unit("embed", ("weight", (50, width))),
+        *(
+            unit(
+                f"block.{n}",
+                ("norm", (width,)),
+                ("up", (4 * width, width)),
+                ("down", (width, 4 * width)),
+            )
+            for n in range(blocks)
+        ),
+        unit("head", ("norm", (width,))),
+    ]
+
+
+def planes_of(store) -> list[str]:
+    return [plane for plane in store.planes if plane != "grad"]
+
+
+def fill(store: HostStore, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for unit in store.layouts:
+        for plane in store.planes:
+            array = store.array(unit, plane)
+            array[:] = np.frombuffer(rng.bytes(array.nbytes), array.dtype)
+
+
+def content(store: HostStore) -> dict[tuple[str, str], bytes]:
+    return {
+        (unit, plane): store.array(unit, plane).tobytes()
+        for unit in store.layouts
+        for plane in planes_of(store)
+    }
+
+
+def names(root) -> list[str]:
+    return sorted(path.name for path in root.iterdir())

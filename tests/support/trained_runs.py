@@ -1,0 +1,31 @@
+"""Runs that really train, on the CPU, and what they leave on the disk."""
+
+from __future__ import annotations
+
+from engine.checkpoints.restore import newest_checkpoint
+from engine.runs.events import RunEnded, StepFinished
+from engine.runs.following import replay
+from engine.train.run import Run
+
+
+def execute(run: Run, at_step: dict[int, str] | None = None) -> RunEnded:
+    """Runs to the end; `at_step` gives the request to make when a step has finished."""
+
+    def react(record):
+        if isinstance(record.event, StepFinished) and at_step and record.event.step in at_step:
+            run.request(at_step[record.event.step])
+
+    run.recorder.subscribe(react)
+    return run.execute()
+
+
+def events_of(run: Run, kind: type) -> list:
+    """Returns the events of one kind in the run's record."""
+    return [r.event for r in replay(run.folder.events_path) if isinstance(r.event, kind)]
+
+
+def planes_on_disk(run: Run) -> dict[str, bytes]:
+    """Returns the bytes of the newest checkpoint's files by name, and its step."""
+    info = newest_checkpoint(run.folder.checkpoints_path)
+    files = [path for path in sorted(info.path.iterdir()) if path.name != "manifest.json"]
+    return {path.name: path.read_bytes() for path in files} | {"step": str(info.step).encode()}

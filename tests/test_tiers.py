@@ -1,0 +1,122 @@
+"""The two tiers of the tests: what a plain run has in it, and how the others are asked for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.paths import PROGRAM_ROOT
+from tests.support.tiny import MOST_USED
+from tests.test_rooms import TREES, rooms
+
+FP32 = "tests/engine/runtime/test_parity.py::test_streamed_training_equals_plain_training"
+BF16 = f"{FP32.replace('parity.py', 'parity_in_bf16.py')}_in_bf16"
+STARTER = "tests/engine/train/test_starter.py::test_the_starter_learns_roman_numerals"
+TWO_TESTS = """
+import pytest
+
+def test_plain():
+    pass
+
+@pytest.mark.everything("it is long")
+@pytest.mark.parametrize("size", [1, 2])
+def test_long(size):
+    pass
+"""
+
+
+def told(folder: Path, *arguments: str) -> list[str]:
+    """Returns the lines that pytest prints in `folder`."""
+    of_this_run = ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS")
+    environment = {name: value for name, value in os.environ.items() if name not in of_this_run}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 5), done.stdout + done.stderr  # 5: nothing was left to run
+    return done.stdout.splitlines()
+
+
+# --------------------------------------------------------------------- what a plain run has
+
+
+@pytest.fixture(scope="module")
+def plain() -> set[str]:
+    """Returns the names of the tests of a plain run."""
+    return {line for line in told(PROGRAM_ROOT, "--collect-only") if "::" in line}
+
+
+def test_a_plain_run_has_tests_of_every_room(plain):
+    listed = [room.replace(".", "/") for tree in TREES for room in rooms(tree)]
+    folders = [room for room in listed if (PROGRAM_ROOT / room).is_dir()]  # others are one file
+    for folder in (*folders, "browser", "gpu"):
+        assert any(name.startswith(f"tests/{folder}/") for name in plain), folder
+
+
+def test_a_plain_run_trains_eight_families_in_both_precisions(plain):
+    assert len(set(MOST_USED)) == 8
+    for family in MOST_USED:
+        for tie in ("tied", "untied"):
+            assert {f"{FP32}[{family}-{tie}]", f"{BF16}[{family}-{tie}]"} <= plain
+
+
+def test_a_plain_run_has_flows_in_a_browser_and_the_starter(plain):
+    assert sum(name.startswith("tests/browser/") for name in plain) >= 2
+    assert f"{STARTER}[short]" in plain and f"{STARTER}[whole]" not in plain
+
+
+# --------------------------------------------------------------------- how the others are asked for
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    """Returns a folder with the settings of this project and a test of each tier."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(PROGRAM_ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(PROGRAM_ROOT / "tests" / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "test_two.py").write_text(TWO_TESTS, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments, passed",
+    [
+        ("-n 0", 1),
+        ("-n 2", 1),
+        ("tests/test_two.py", 1),
+        ("-n 2 --everything", 3),
+        ("-m everything -n 0", 2),
+        ("tests/test_two.py::test_long", 2),
+        ("tests/test_two.py::test_long[2]", 1),
+        ("-k long -n 0", 0),
+    ],
+)
+def test_the_second_tier_runs_when_it_is_asked_for(project, arguments, passed):
+    lines = told(project, *arguments.split())
+    tests = f"{passed} passed" if passed else "3 deselected"
+    assert any(tests in line for line in lines), lines
+    is_asked_for = "everything" in arguments or "::" in arguments
+    last_line = "2 tests were left out; `pytest --everything` runs them too."
+    assert (lines[-1] == last_line) != is_asked_for, lines
+    assert sum("left out" in line for line in lines) == (not is_asked_for)
+
+
+def test_the_tests_of_a_file_share_a_process(project):
+    folder = project / "tests"
+    shutil.copy(folder / "test_two.py", folder / "test_three.py")
+    lines = told(project, "-n", "2", "--everything", "-vv")
+    for file in ("test_two.py", "test_three.py"):
+        passed = [line for line in lines if "PASSED" in line and f"tests/{file}::" in line]
+        assert len(passed) == 3 and len({line.split()[0] for line in passed}) == 1, lines
+
+
+def test_a_test_is_left_out_for_a_reason(project):
+    file = project / "tests" / "test_two.py"
+    file.write_text(TWO_TESTS.replace('("it is long")', ""), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-n", "0"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "test_long[1] is marked `everything` without a reason" in done.stderr
