@@ -255,7 +255,7 @@ class Talk:
             with self._changing():
                 answers[side].write(text, len(ids[side]))
 
-        tokens: dict[str, Iterator[int]] = {}
+        tokens: dict[str, Generator[int, None, None]] = {}
         for side, messages in heard.items():
             drawn = self._loaded.answer(side, messages, question.sampling)
             tokens[side] = self._timed(answers[side], drawn)

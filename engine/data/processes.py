@@ -17,7 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from engine.data import identity
 from engine.data.encode import Encoder
@@ -129,7 +129,7 @@ class EncodingProcesses:
         )
 
 
-def _receive(pipe: BinaryIO) -> Any:
+def _receive(pipe: IO[bytes]) -> Any:
     """Reads one message. Raises EOFError when the other side is gone, even within a message."""
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:

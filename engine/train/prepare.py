@@ -18,7 +18,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
@@ -158,7 +158,7 @@ def _build(
         on_device = backend.device.type != "cpu"
         store = HostStore(
             model.layouts,
-            cast(Literal["bfloat16", "float32"], model.dtype),
+            model.dtype,
             backend.register if on_device else None,
             backend.unregister if on_device else None,
         )
