@@ -35,7 +35,7 @@ class ModelConfig:
     """These settings choose the model."""
 
     source: str = ""
-    """This is the local folder or the Hugging Face id of a decoder-only language model."""
+    """The model is a decoder-only language model: a local folder or a Hugging Face id."""
 
     init: Literal["pretrained", "random"] = "pretrained"
     """`pretrained` loads the weights; `random` initialises them from the model's own configuration.
@@ -47,7 +47,7 @@ class ModelConfig:
     """
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    """This is the attention implementation of transformers. `auto` goes document by document,
+    """Attention is computed by this implementation of transformers. `auto` goes document by document,
     without masks, where that is exact for the model, and is `sdpa` or `eager` elsewhere.
     """
 
@@ -80,7 +80,7 @@ class OptimConfig:
     """
 
     learning_rate: float = 1.0e-5
-    """This is the peak learning rate of AdamW."""
+    """The learning rate of AdamW rises to this peak."""
 
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """After warm-up, the learning rate falls to 0 along a cosine or a line, or stays constant."""
@@ -98,7 +98,7 @@ class OptimConfig:
     """AdamW decays its second moment by this factor."""
 
     eps: float = 1.0e-8
-    """This is AdamW's epsilon."""
+    """AdamW adds this to the root of the second moment, by which it divides."""
 
     max_grad_norm: float | None = 1.0
     """The global gradient norm is clipped to this; null never clips."""
@@ -178,7 +178,7 @@ class EngineConfig:
     """
 
     save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
-    """This is kept of blocks between forward and backward: their inputs on the host, their inputs
+    """So much is kept of blocks between forward and backward: their inputs on the host, their inputs
     on the device, or all activations (no recompute). `auto` keeps as many blocks' activations as
     there is memory for.
     """
@@ -225,14 +225,13 @@ class OutputConfig:
     """These settings are about what a run writes and reports."""
 
     checkpoint_every: int = 0
-    """A checkpoint is written each time after this many steps; 0 writes one at the end only."""
+    """A checkpoint is written after every so many steps; 0 writes one at the end only."""
 
     keep_checkpoints: int = 2
     """This many checkpoints, the newest ones, are kept on disk."""
 
     eval_every: int = 0
-    """The held-out rows are evaluated each time after this many steps; 0 evaluates at the end only.
-    """
+    """The held-out rows are evaluated after every so many steps; 0 evaluates at the end only."""
 
     exact_match_samples: int = 0
     """This many held-out examples are answered greedily before and after training, and compared
@@ -248,7 +247,7 @@ class OutputConfig:
     """Each of these answers has at most this many tokens."""
 
     timeline_every: int = 10
-    """A per-unit timeline is recorded each time after this many steps (at most 500 are kept)."""
+    """A timeline of all units is recorded after every so many steps (at most 500 are kept)."""
 
     export: bool = True
     """The run writes a Hugging Face folder when it ends."""
@@ -259,8 +258,8 @@ class OutputConfig:
     """
 
     webhook: str | None = None
-    """This address is told when the run ends, by a POST of JSON ({text, run, name, state, reason,
-    step, loss, ...}).
+    """When the run ends, this address gets a POST of JSON: {text, run, name, state, reason, step,
+    loss, ...}.
     """
 
     def check(self) -> None:
