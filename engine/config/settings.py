@@ -47,8 +47,8 @@ class ModelConfig:
     """
 
     attention: Literal["auto", "sdpa", "eager"] = "auto"
-    """Attention is computed by this implementation of transformers. `auto` goes document by document,
-    without masks, where that is exact for the model, and is `sdpa` or `eager` elsewhere.
+    """Attention is computed by this implementation of transformers. `auto` goes document by
+    document, without masks, where that is exact for the model, and is `sdpa` or `eager` elsewhere.
     """
 
     def check(self) -> None:
@@ -178,9 +178,9 @@ class EngineConfig:
     """
 
     save_level: Literal["auto", "boundary_host", "boundary", "all"] = AUTO
-    """So much is kept of blocks between forward and backward: their inputs on the host, their inputs
-    on the device, or all activations (no recompute). `auto` keeps as many blocks' activations as
-    there is memory for.
+    """So much is kept of blocks between forward and backward: their inputs on the host, their
+    inputs on the device, or all activations (no recompute). `auto` keeps as many blocks'
+    activations as there is memory for.
     """
 
     residency: int | Auto = AUTO
