@@ -258,8 +258,8 @@ class OutputConfig:
     """
 
     webhook: str | None = None
-    """When the run ends, this address gets a POST of JSON: {text, run, name, state, reason, step,
-    loss, ...}.
+    """This address gets a POST of JSON when the run ends: {text, run, name, state, reason, step, loss,
+    ...}.
     """
 
     def check(self) -> None:
