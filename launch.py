@@ -33,10 +33,17 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()  # a closed pipe is found here, and not while Python exits
+        return code
     except RamstreamError as error:
         print(f"ramstream: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read the output, such as `head`, has enough of it. What is still in the buffer
+        # goes nowhere, so that Python does not complain about it at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
         return 130

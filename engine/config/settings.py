@@ -258,8 +258,8 @@ class OutputConfig:
     """
 
     webhook: str | None = None
-    """This address gets a POST of JSON when the run ends: {text, run, name, state, reason, step, loss,
-    ...}.
+    """This address gets a POST of JSON when the run ends: {text, run, name, state, reason, step,
+    loss, ...}.
     """
 
     def check(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from engine.paths import PROGRAM_ROOT
 from engine.runs.listing import list_runs
 from tests.support.folders import make_config
 
@@ -197,3 +198,17 @@ def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
         launch.main([f"--port={port}"])
     told = capsys.readouterr().err
     assert ended.value.code == 2 and port in told and told.count("\n") == 1
+
+
+def test_a_reader_that_has_enough_ends_a_command_without_a_word():
+    command = subprocess.Popen(
+        [sys.executable, "launch.py", "check", "--table", "--csv"],
+        cwd=PROGRAM_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert command.stdout.readline().startswith("model")
+    command.stdout.close()
+    assert command.stderr.read() == ""
+    assert command.wait() == 1
