@@ -20,6 +20,7 @@ from engine.paths import PROGRAM_ROOT
 from tests.test_rooms import TREES
 
 LONGEST_FILE = 450
+LONGEST_LINE = 100
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 TENSORS = {"torch.Tensor", "Tensor", "np.ndarray", "torch.Tensor | None", "np.ndarray | None"}
@@ -110,6 +111,18 @@ def long_files(root: Path = PROGRAM_ROOT) -> Iterator[str]:
             yield f"{file.relative_to(root)} has {length} lines"
 
 
+def wide_lines(root: Path = PROGRAM_ROOT) -> Iterator[str]:
+    """Yields the lines of code, of any language, that are longer than LONGEST_LINE characters. Ruff
+    lets lines without a space pass, and Biome lines that cannot be broken.
+    """
+    patterns = ("*.py", "*.js", "*.css", "*.html")
+    others = [root / name for name in (".ci/run", "biome.json", "package.json", "pyproject.toml")]
+    for file in [*_files(root, *patterns, trees=(*TREES, "tests", "assets/make")), *others]:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if len(line) > LONGEST_LINE:
+                yield f"{file.relative_to(root)}:{number}: {len(line)} characters"
+
+
 RULES: dict[str, Callable[[ast.Module], Iterator[tuple[int, str]]]] = {
     "docstrings are sentences": fragments,
     "tensors have shapes": shapeless,
@@ -124,6 +137,10 @@ def test_every_file_keeps_the_rule(rule: str) -> None:
 
 def test_no_file_is_long() -> None:
     assert list(long_files()) == []
+
+
+def test_no_line_is_wide() -> None:
+    assert list(wide_lines()) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ _LOCAL = 5
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?", VOCABULARY),
     (
-        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|dff|dim_ff|d_ff",
+        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|"
+        r"dff|dim_ff|d_ff",
         48,
     ),
     (r"(num_(local_|routed_)?|n_routed_|moe_num_)experts|zero_expert_num", 8),
@@ -29,7 +30,8 @@ _SIZES: tuple[tuple[str, int], ...] = (
     (r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|num_selected_experts", 2),
     (r"(.*_)?n(um)?_shared_experts", 1),
     (
-        r"sliding_window(_size)?|window_size|attention_(chunk|window)_size|local_attention|attention_window|index_topk|"
+        r"sliding_window(_size)?|window_size|attention_(chunk|window)_size|local_attention|"
+        r"attention_window|index_topk|"
         r"keep_window_size",
         _LOCAL,
     ),

@@ -23,7 +23,8 @@ DEPTH = (
 )
 SIZES = (
     (
-        r"((un)?padded_)?vocab_size|decoder_vocab_size|.*_vocab_size|type_vocab_size|vocab_size_per_layer_input",
+        r"((un)?padded_)?vocab_size|decoder_vocab_size|.*_vocab_size|type_vocab_size|"
+        r"vocab_size_per_layer_input",
         VOCAB,
     ),
     (r"pad_token_id", 0),
@@ -31,30 +32,35 @@ SIZES = (
     (r"eos_token_id|sep_token_id", 2),
     (r".*_token_(id|index)|unk_index|mask_index|lang_id", 3),
     (
-        r"max_(source_|target_)?position(s|_embeddings)|n_positions|n_ctx|max_seq_len|model_max_length|context_length|"
+        r"max_(source_|target_)?position(s|_embeddings)|n_positions|n_ctx|max_seq_len|"
+        r"model_max_length|context_length|"
         r"original_max_position_embeddings",
         64,
     ),
     (DEPTH, LAYERS),
     (
-        r"hidden_size|d_model|n_embd|embedding_(size|dim)|emb_dim|dim|word_embed_proj_dim|lru_width|attention_hidden_size|"
+        r"hidden_size|d_model|n_embd|embedding_(size|dim)|emb_dim|dim|word_embed_proj_dim|"
+        r"lru_width|attention_hidden_size|"
         r"(input|output)_embedding_size|backbone_hidden_size|dim_model_base|hidden_dim",
         32,
     ),
     (
-        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|dff|dim_ff|d_ff|"
+        r"(.*_)?(intermediate|ffn_hidden|feed_forward)_size(_mlp)?|(.*_)?ffn_dim|n_inner|d_inner|"
+        r"dff|dim_ff|d_ff|"
         r"(.*_)?expert_intermediate_size",
         48,
     ),
     (r"n_heads?|num_heads|(.*_)?attention_heads|index_n_heads|num_query_groups", 4),
     (r"(.*_)?num_(key_value|kv)_heads", 2),
     (
-        r"(?!qk_rope)(.*_)?head_dim|attention_head_(dim|size)|dim_head|d_head|kv_channels|query_pre_attn_scalar",
+        r"(?!qk_rope)(.*_)?head_dim|attention_head_(dim|size)|dim_head|d_head|kv_channels|"
+        r"query_pre_attn_scalar",
         8,
     ),
     (r"qk_rope_head_dim|rotary_dim", 4),
     (
-        r"sliding_window(_size)?|window_size|attention_(chunk_size|window_size)|local_attention|keep_window_size|"
+        r"sliding_window(_size)?|window_size|attention_(chunk_size|window_size)|local_attention|"
+        r"keep_window_size|"
         r"index_topk|rel_extent",
         8,
     ),

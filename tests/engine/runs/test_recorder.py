@@ -383,7 +383,8 @@ def test_an_error_midway_costs_no_record_and_repeats_none(tmp_path, monkeypatch)
                     raise OSError(errno.EIO, os.strerror(errno.EIO))
                 yield line
 
-    monkeypatch.setattr(Path, "open", lambda path, mode: Failing(path, mode))  # noqa: PLW0108  a class would not be bound
+    # A class in place of the lambda would not be bound to the path.
+    monkeypatch.setattr(Path, "open", lambda path, mode: Failing(path, mode))  # noqa: PLW0108
     assert follower.read_new() == records[:2]
     with pytest.raises(RunError, match="cannot be read"):
         follower.read_new()

@@ -157,9 +157,8 @@ def _is_deliberate(found: Difference, used: set[str]) -> bool:
 
 
 def _print_table(table: list[tuple[str, int, int, int, int, float]]) -> None:
-    print(
-        f"\n{'area':<10}{'things':>8}{'values':>10}{'differences':>13}{'deliberate':>12}{'seconds':>9}"
-    )
+    heads = f"{'area':<10}{'things':>8}{'values':>10}{'differences':>13}{'deliberate':>12}"
+    print(f"\n{heads}{'seconds':>9}")
     total = ("total", *(sum(row[column] for row in table) for column in range(1, 6)))
     for name, things, values, wrong, wanted, seconds in [*table, total]:
         print(f"{name:<10}{things:>8,}{values:>10,}{wrong:>13,}{wanted:>12,}{seconds:>9.0f}")
