@@ -1,4 +1,4 @@
-"""This module defines the errors that a user can act on.
+"""The errors that a user can act on are defined in this module.
 
 Each message is one plain sentence, which the terminal and the screen show unchanged.
 """
@@ -29,7 +29,7 @@ class DataError(RamstreamError):
 
 
 class ModelError(RamstreamError):
-    """The model cannot be loaded, or cannot be streamed correctly."""
+    """The model fails to load, or it cannot be streamed correctly."""
 
 
 class FitError(RamstreamError):
@@ -61,7 +61,7 @@ class HostMemoryError(RamstreamError):
 
 
 class CheckpointError(RamstreamError):
-    """A checkpoint cannot be written, read or verified."""
+    """Writing, reading or verifying a checkpoint failed."""
 
 
 class DiskFullError(CheckpointError):
@@ -90,7 +90,8 @@ class NonFiniteError(RamstreamError):
 
 
 class RunError(RamstreamError):
-    """A run folder does not exist, is in use by another process, or cannot do what was requested.
+    """A run folder does not exist, is in use by another process, or cannot do what is requested
+    here.
     """
 
 

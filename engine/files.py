@@ -1,6 +1,6 @@
-"""This module writes files so that, after a power failure, each is either complete or absent.
+"""Files are written so that, after a power failure, each of them is either complete or absent.
 
-It also measures the free space on a disk. It does not import torch.
+The module also measures the free space on a disk. It does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def new_digest() -> Any:
 
 
 def checksum_of(content: bytes) -> str:
-    """Returns the checksum that `new_digest` would give, for content that is in memory as a whole.
+    """Returns the checksum that `new_digest` would give for content that is completely in
+    memory.
     """
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 

@@ -101,8 +101,7 @@ def ending(code: int) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as "SIGTERM", or "signal 99" for a number without a name.
-    """
+    """Returns the name of a signal, such as "SIGTERM", or "signal 99" for an unnamed one."""
     try:
         return signal.Signals(number).name
     except ValueError:

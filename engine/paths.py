@@ -1,4 +1,4 @@
-"""This module finds bundled files and turns a user's source string into a path."""
+"""Functions of this module find bundled files and turn a user's source string into a path."""
 
 from __future__ import annotations
 

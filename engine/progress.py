@@ -20,6 +20,5 @@ def untold(done: float, total: float, message: str = "") -> None:
 
 
 def saying(progress: Progress, message: str) -> Progress:
-    """Returns a `Progress` that calls `progress` with `message` in place of the work's own message.
-    """
+    """Returns a `Progress` that calls `progress` with `message` instead of the work's own."""
     return lambda done, total, _="": progress(done, total, message)

@@ -1,4 +1,4 @@
-"""This module defines units of memory, and formats sizes, times and counts as text."""
+"""Units of memory are defined here, and sizes, times and counts are formatted as text."""
 
 from __future__ import annotations
 
