@@ -17,7 +17,9 @@ checkpoint could not be written, because of a quota or because other programs wr
 
 
 class DiskSpaceWatch:
-    """A `DiskSpaceWatch` checks, from its creation on, for the space that `lacks` asks for."""
+    """A `DiskSpaceWatch` waits, from its creation on, for the space that `lacks` reports as
+    missing.
+    """
 
     def __init__(self, lacks: DiskFullError):
         self._lacks = lacks

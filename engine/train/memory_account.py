@@ -1,4 +1,4 @@
-"""A `MemoryAccount` measures which items take the memory of a run.
+"""A `MemoryAccount` finds out which items take the memory of a run.
 
 A run that ends for a lack of memory reports the account in its message.
 """

@@ -146,7 +146,7 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
 
 
 def host_shortage(shares: Sequence[Share], rss: int) -> str:
-    """Names the item that broke the plan, then lists all items."""
+    """Names the item that exceeded its plan, then lists all items."""
     ours = "; ".join(str(share) for share in shares if share.ours)
     others = "".join(f"; {share}" for share in shares if not share.ours)
     return f"{blamed(shares)} (this process takes {in_gib(rss)}: {ours}{others})"
@@ -182,7 +182,7 @@ def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -
 
 
 def gpu_shortage(shares: Sequence[Share]) -> str:
-    """Names the item that broke the plan, then lists all items."""
+    """Names the item that exceeded its plan, then lists all items."""
     return f"{blamed(shares)} ({'; '.join(map(str, shares))})"
 
 

@@ -64,7 +64,7 @@ class Observer:
         self._host_total = host_limit()
 
     def submitted(self, step: int, micro: Sequence[MicroBatch], began: float) -> None:
-        """Notes that a step starts now.
+        """Registers a step that starts now.
 
         Its rows were assembled from `began` on, a time of `time.perf_counter`.
         """
@@ -76,8 +76,8 @@ class Observer:
         )
 
     def start_clock(self) -> None:
-        """Times the next step from now, not from the previous step, since the engine was
-        drained.
+        """Starts the time of the next step now instead of at the previous step, since the engine
+        was drained.
         """
         self._mark = time.perf_counter()
         self._spans = None
@@ -134,7 +134,7 @@ class Observer:
         self._recorder.emit(self._forecast.event(step, moment))
 
     def tell_compiling(self, where: str = "the first step") -> None:
-        """Logs once how long compiling took, in the first step or in the dry run."""
+        """Writes to the log, once, how long compiling took in the first step or in the dry run."""
         if self._compiling_told:
             return
         self._compiling_told = True

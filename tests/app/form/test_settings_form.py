@@ -1,4 +1,6 @@
-"""The settings form: values there and back, errors in its words, and presets."""
+"""The settings form converts values in both directions, words errors in its own terms, and loads
+presets.
+"""
 
 from __future__ import annotations
 

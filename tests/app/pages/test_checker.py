@@ -1,5 +1,5 @@
-"""What the fit panel says and draws, pure functions of the engine's report, and the route that the
-page asks.
+"""The fit panel's texts and drawings are pure functions of the engine's report, and the page gets
+them by a route.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs side by side: that a record is read once, and the route."""
+"""Runs are compared side by side through a route, and each record is read once."""
 
 from __future__ import annotations
 

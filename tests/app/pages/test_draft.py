@@ -1,4 +1,4 @@
-"""The Train form filled from a run, by its route."""
+"""The Train form is filled from a run through its route."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hardware tab's routes and words, without a browser."""
+"""The Hardware tab's routes and texts are tested without a browser."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ MODELS = (LLAMA, "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-h
 
 @pytest.fixture(autouse=True)
 def few_models_and_no_rates(tmp_path, monkeypatch):
-    """A table of a few models takes no time."""
+    """Keeps the table to a few models, so that it is made quickly."""
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("engine.fit.model_table.catalog", lambda: tuple(map(entry_of, MODELS)))
 

@@ -1,5 +1,5 @@
-"""The chat of the Talk tab and its routes: what is in memory when, histories by side, stop, and a
-run that is paused.
+"""The chat of the Talk tab and its routes are tested: which weights are in memory when, the history
+of each side, stopping, and a paused run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def fake():
 
 @pytest.fixture
 def talk(tmp_path, fake, monkeypatch):
-    """A chat over one run with two checkpoints, whose weights are pretended."""
+    """Returns a chat over one run with two checkpoints, whose weights are fake."""
     from engine.runs.folder import create_run
 
     session = Session(tmp_path / "runs")

@@ -1,5 +1,5 @@
-"""Runs in processes of their own: seen at once, controlled like any run, and told when they end
-before they began.
+"""Runs in separate processes are shown at once and controlled like any run, and it is reported when
+one ends before it began.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long work: its progress in words, and that it can be ended at each stage without leaving anything
+"""Long work reports its progress in words and can be ended at each stage without leaving anything
 half done.
 """
 
@@ -136,7 +136,7 @@ def test_a_server_that_ends_cancels_what_is_under_way():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder of runs, run with checkpoints)"""
+    """Returns the folder of runs and a run with checkpoints."""
     folder = tmp_path_factory.mktemp("jobs")
     run = start_run(make_config(folder), folder / "runs")
     assert run.execute().state == "finished"

@@ -1,5 +1,5 @@
-"""Runs that wait for their turn: order, what survives a restart, and that one which cannot start
-holds up no other.
+"""Queued runs start in order and survive a restart, and a run that cannot start does not hold up
+the others.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_whi
 
 @pytest.fixture
 def behind_a_stopped_run(tmp_path, queue, place):
-    """A queue of `a` after a restart, behind a run that a person will stop."""
+    """Returns a queue with `a` after a restart, behind a run that a person will stop."""
     queue.add(named("a"))
     queue.close()
     again = Elsewhere(place, by_itself=False).queue(tmp_path)

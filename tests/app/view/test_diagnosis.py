@@ -1,4 +1,4 @@
-"""What is said of a run's time and memory, and what is offered."""
+"""The diagnosis says where a run's time and memory go, and what could be changed."""
 
 from __future__ import annotations
 

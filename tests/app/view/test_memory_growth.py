@@ -1,4 +1,4 @@
-"""Whether memory stays as it is, from samples whose story is known."""
+"""Memory growth is recognised in samples for which the right answer is known."""
 
 from __future__ import annotations
 

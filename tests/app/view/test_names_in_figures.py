@@ -1,5 +1,5 @@
-"""Names in figures: Plotly draws `<b>`, `<a href>` and a few tags more, and fills in `%{...}` of
-templates.
+"""Names are escaped in figures, since Plotly interprets `<b>`, `<a href>` and a few more tags, and
+expands `%{...}` in templates.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What is shown of optimizers on the device: their rows in the timeline, and predicted beside
-measured times.
+"""Optimizers on the device have rows in the timeline, and predicted times are shown next to
+measured ones.
 """
 
 from __future__ import annotations

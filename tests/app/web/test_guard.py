@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins, bodies and the login."""
+"""Requests are accepted or refused by their host, origin and body, and by the login."""
 
 from __future__ import annotations
 

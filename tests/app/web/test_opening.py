@@ -1,5 +1,5 @@
-"""A page that is opened: its head names what its scripts load, and the run that it will show is
-read already.
+"""When a page is opened, its head names the files that its scripts load, and the run to show has
+already been read.
 """
 
 from __future__ import annotations

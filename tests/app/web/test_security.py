@@ -1,5 +1,5 @@
-"""Every route of the app as it is served, ours and Gradio's, against what may not pass: a list that
-is made from the application itself, so that a route added later is in it.
+"""Every route of the served app, ours and Gradio's, refuses requests that it must not accept. The
+list of routes comes from the application itself, so that a route added later is included.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Requests whose paths lead elsewhere: each is answered by a sentence, and nothing outside is read
-or written.
+"""Requests with paths that lead outside the run folders are answered with a sentence, and nothing
+outside is read or written.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Requests that no page of ours would send: paths that lead elsewhere, bodies of every wrong kind.
-Each is answered by a sentence, nothing outside is read or written, and the app goes on answering.
+"""The app withstands requests that none of its pages would send: paths that lead outside, and
+malformed bodies of every kind. Each is answered with a sentence, nothing outside is read or
+written, and the app keeps responding.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def test_wrong_bodies_are_told_in_a_sentence(ask, path):
 
 @pytest.fixture(scope="module")
 def calls(app):
-    """Returns a call of every function of the page that runs here, with nothing in its form, by its
-    name.
+    """Returns, by name, a call with an empty form for every page function that runs on the
+    server.
     """
 
     async def ask():

@@ -1,4 +1,6 @@
-"""The real server on a real socket, asked by those who speak slowly, too much, or no HTTP."""
+"""A real server on a real socket withstands clients that send slowly, send too much, or do not
+speak HTTP.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def port(app):
 
 @pytest.fixture
 def line(port):
-    """A connection; afterwards the server still answers others."""
+    """Opens a connection; afterwards the server must still answer other clients."""
     with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as line:
         yield line
     with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as other:

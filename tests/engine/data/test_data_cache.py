@@ -1,5 +1,5 @@
-"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the
-bounds say.
+"""Tokens are cached on disk: made once, found again, never stale, never incomplete, and never above
+the size limits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Made-up conversations are rendered by real families' templates: masks equal a slow reference's,
-and typed special tokens are text.
+"""Invented conversations are rendered by the templates of real model families: the masks equal
+those of a slow reference, and special tokens that a user typed are plain text.
 """
 
 from __future__ import annotations

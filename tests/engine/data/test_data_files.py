@@ -1,5 +1,5 @@
-"""Tables, text files and folders have the rows they hold, the split that names say, and the place
-that an error names.
+"""Tables, text files and folders give the right rows, the splits that their names indicate, and
+errors that name the right place.
 """
 
 from __future__ import annotations

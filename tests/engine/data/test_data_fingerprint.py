@@ -1,5 +1,5 @@
-"""The fingerprint of a data set is what it was when everything was held in lists, so that older
-runs go on with it.
+"""The fingerprint of a data set is the same as when all data was held in lists, so that older runs
+can be resumed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""JSON files are read piece by piece: the rows are those that `json.loads` makes of the whole, in
-the memory of one item.
+"""JSON files are read piece by piece: the rows equal those that `json.loads` gives for the whole
+file, but take only the memory of one item.
 """
 
 from __future__ import annotations

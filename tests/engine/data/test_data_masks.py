@@ -1,5 +1,5 @@
-"""Every answer carries loss, with its end-of-turn token, and nothing else does, under many chat
-templates.
+"""With many chat templates, the loss covers every answer with its end-of-turn token, and nothing
+else.
 """
 
 from __future__ import annotations

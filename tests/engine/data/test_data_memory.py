@@ -1,5 +1,5 @@
-"""Memory for a data set does not grow with its tokens: these stay on disk, whether they are made or
-found.
+"""The memory for a data set does not grow with its tokens: they stay on disk, whether new or found
+in the cache.
 """
 
 from __future__ import annotations

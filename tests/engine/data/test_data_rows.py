@@ -1,5 +1,5 @@
-"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be
-resumed.
+"""Rows become batches: packing, shifted labels, padding, the held-out split and an order that can
+be resumed are tested.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One byte of a run's record changed, anywhere: the list of runs, the replay and the screen of the
-run go on.
+"""Whichever byte of a run's record is changed, the list of runs, the replay and the run's screen
+still work.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ NEWER = b'{"kind":"of_a_newer_version","run_id":"r","seq":1,"time":1.0,"step":7}
 
 @pytest.fixture
 def written(tmp_path):
-    """A run of the made-up kind that is over, and the lines of its record."""
+    """Returns an invented run that is over, and the lines of its record."""
     folder = RunFolder(tmp_path / "runs" / "written")
     folder.path.mkdir(parents=True)
     make_config(tmp_path).save(folder.path / "config.yaml")

@@ -1,4 +1,4 @@
-"""Events become lines: nothing is lost on the way to JSON and back, from older and to newer
+"""Events become lines: nothing is lost on the way to JSON and back, or between older and newer
 versions.
 """
 

@@ -1,5 +1,5 @@
-"""A record read fast, by msgspec, is the record read plainly: each line by json, each value looked
-at.
+"""Reading a record fast, with msgspec, gives the same result as reading it plainly, where json
+parses each line and each value is checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.synthetic_run import cannot_apply_step, run_events, step_fini
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A record with resumes, and its lines."""
+    """Returns a record with resumes, and its lines."""
     return recorded(tmp_path_factory.mktemp("whole") / "r", *resumed_run()).splitlines(
         keepends=True
     )

@@ -1,6 +1,6 @@
-"""Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and
-at most the steps since the last checkpoint are lost. What a run does that waits for space is in
-test_full_disk.py.
+"""Each fault of the disk and of the files on it is provoked. The run ends with one sentence and a
+complete record, and loses at most the steps since the last checkpoint. Runs that wait for space are
+in test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MiB."""
+    """Mounts a file system of 4 MiB."""
     with small_file_system(tmp_path / "small", 4) as place:
         yield place
 

@@ -1,4 +1,4 @@
-"""The recorder on a full disk: what it does when its owner lets it wait for space, and when not."""
+"""On a full disk, the recorder waits for space if its owner allows that, and raises otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 60
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A file system of 40 MiB, at which is looked often."""
+    """Mounts a file system of 40 MiB that is checked often."""
     monkeypatch.setattr(engine.runs.recorder, "LOOK_SECONDS", 0.05)
     with small_file_system(tmp_path / "disk", 40) as place:
         yield place

@@ -1,5 +1,5 @@
-"""The record of a run: one valid line an event whatever happens. What it adds up to is in
-test_snapshot.py.
+"""The record of a run has one valid line for each event, whatever happens. The snapshot built from
+it is tested in test_snapshot.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The list of runs, with their names and notes: it says what the whole record says, and hides no
-run that is damaged.
+"""The list of runs, with their names and notes, agrees with the complete records and hides no
+damaged run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tests of run folders: ids, the lock and what `interrupted` means, deleting, commands from other
-processes.
+"""Run folders are tested: ids, the lock and what `interrupted` means, deletion, and commands from
+other processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Law 7: the record replayed is the live snapshot; and what a snapshot says of a run."""
+"""Law 7 holds: replaying the record gives the live snapshot. What a snapshot says about a run is
+tested as well.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines of a record by step, and as traces that other tools open."""
+"""Timelines of a record are found by step, and written as traces that other tools can open."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The dry run: the same step on the longest rows, which leaves everything as it was and ends a run
-that does not fit.
+"""The dry run takes a normal step on the longest rows, changes nothing, and fails a run that does
+not fit.
 """
 
 from __future__ import annotations

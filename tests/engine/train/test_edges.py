@@ -1,5 +1,5 @@
-"""The verdict is right at the edge: with just enough memory a run completes, with a little less it
-is refused.
+"""The fit verdict is exact: with just enough memory a run completes; with a little less it is
+refused.
 """
 
 from __future__ import annotations

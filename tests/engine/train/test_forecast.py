@@ -1,5 +1,5 @@
-"""Predicted against measured: the sums over a report, the comparison, the record, `runs --json` and
-the screen.
+"""Predictions are compared with measurements: the sums over a report, the comparison itself, the
+record, `runs --json` and the screen.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A run that meets a full disk waits for space, says so, and goes on as if nothing had been: a
-checkpoint, or the record, that has no space, on a small file system that really fills up.
+"""A run on a full disk waits for space, says so, and then continues as if nothing had happened.
+Either a checkpoint or the record lacks space, on a small file system that really fills up.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ LOOK_SECONDS = 0.05
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch, whole):
-    """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large
-    one. Made after `whole`, to which nothing is to happen.
+    """Mounts a file system of 40 MiB that is checked often and that the fit report takes for a
+    large one. It is made after `whole`, which must not be affected.
     """
     monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
     for module in (engine.train.disk_space, engine.runs.recorder):
@@ -74,7 +74,9 @@ def free_disk_space(folder: RunFolder) -> None:
 
 
 def ask(word: str) -> Act:
-    """Ask once whoever reads the record can know that the run waits."""
+    """Returns an act that sends `word` after enough time for a reader of the record to see that the
+    run waits.
+    """
 
     def act(folder: RunFolder) -> None:
         time.sleep(2.5 * LOOK_SECONDS)
@@ -187,7 +189,7 @@ def fold(records) -> RunSnapshot:
 
 @pytest.fixture
 def no_space_for_a_checkpoint(disk, monkeypatch):
-    """From step 5 on, the disk has space for the record alone."""
+    """From step 5 on, the disk has space only for the record."""
     at_event(monkeypatch, at_step(5), lambda: fill(disk, 500_000))
     return disk
 

@@ -1,5 +1,6 @@
-"""Faults while a run goes on, each made to happen: signals, the clock, numbers, memory and devices.
-One sentence, a whole record, and at most the steps since the last checkpoint are lost.
+"""Each fault that can occur during a run is provoked: signals, the clock, numbers, memory and
+devices. The run ends with one sentence and a complete record, and loses at most the steps since the
+last checkpoint.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Killed with SIGKILL at any moment, resumed, and equal to the undisturbed run to the bit.
+"""A run that is killed with SIGKILL at any moment and resumed equals the undisturbed run bit for
+bit.
 
-`python -m tests.engine.train.test_kill --kills 50` makes fifty kills. Every life of a run is a
-process of its own, forked from one that has imported everything and has no threads, so that most of
-its time is the run's.
+`python -m tests.engine.train.test_kill --kills 50` kills a run fifty times. Every session of a run
+is a separate process, forked from one that has imported everything and has no threads, so that most
+of its time is spent on the run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the curves need of the record: norms of units, the data's share of waiting, the machine's
-limits.
+"""The record contains what the curves need: norms of units, the time spent waiting for data, and
+the machine's limits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs at their edges: ends that fail, requests at odd moments, short runs, moved folders, odd text
-and odd models.
+"""Runs handle edge cases: failing ends, requests at unusual moments, short runs, moved folders,
+unusual text and unusual models.
 """
 
 from __future__ import annotations

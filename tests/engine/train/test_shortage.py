@@ -1,5 +1,5 @@
-"""Out of memory by item: the sentences for made-up figures, the watch with a faked sampler, and the
-way to a run's end.
+"""A shortage of memory is explained by item: the sentences for invented figures, the watch with a
+fake sampler, and the end of a run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The bundled starter is what its script makes and learns what it should, and every bundled preset
-is a valid configuration.
+"""The bundled starter equals the output of its script and learns what it should, and every bundled
+preset is a valid configuration.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whole runs on the CPU: the record, stop and resume to the bit, requests, failures, export and
-sampling.
+"""Complete runs on the CPU are tested: the record, stopping and resuming bit for bit, requests,
+failures, export and sampling.
 """
 
 from __future__ import annotations
