@@ -200,7 +200,7 @@ class StepFinished(Event, frozen=True):
     exposed: dict[str, Number] = {}
     """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other."""
     data_seconds: Number = 0.0
-    """Of the seconds with cause `other`, this many were spent assembling the step's rows."""
+    """This many of the seconds with cause `other` were spent assembling the step's rows."""
 
 
 class StepTimeline(Event, frozen=True):

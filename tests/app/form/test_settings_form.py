@@ -42,7 +42,7 @@ def all_fields(cls=TrainConfig, prefix=""):
 
 
 def another_value(setting, default):
-    """A valid value that differs from the default."""
+    """Returns a valid value that differs from the default."""
     special = {
         "train.epochs": 1.5,
         "train.steps": 7,

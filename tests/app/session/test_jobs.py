@@ -144,7 +144,7 @@ def run(tmp_path_factory):
 
 
 def stages_of(run, target):
-    """Every call of an export's progress."""
+    """Returns every progress call of an export."""
     calls = []
     export_run(
         run[0], run[1], target, progress=lambda done, total, text: calls.append((text, done, total))
@@ -183,7 +183,7 @@ def test_an_export_into_an_empty_folder_leaves_that_folder_when_it_is_cancelled(
     def progress(done, total, text):
         if (
             text == "Writing the model" and done == total
-        ):  # all is written, and not in its place yet
+        ):  # everything is written but not yet moved into place
             raise Cancelled
 
     with pytest.raises(Cancelled):
@@ -210,7 +210,7 @@ def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypa
 
 
 class SlowTalk(FakeTalk):
-    """Loading the second model lasts until it is cancelled."""
+    """A `SlowTalk` loads the second model until it is cancelled."""
 
     def load(self, source, progress):
         while self.loaded:

@@ -30,7 +30,7 @@ def snapshot(events):
 
 
 def drawn(value, key=""):
-    """Every text that Plotly could draw."""
+    """Yields every text that Plotly could draw."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from drawn(inner, name)
@@ -42,7 +42,9 @@ def drawn(value, key=""):
 
 
 def check(figure):
-    """Nothing but our own line breaks and the empty second box of a hover label is markup."""
+    """Checks that the only markup is our own line breaks and the empty second box of a hover
+    label.
+    """
     for key, text in drawn({"data": figure["data"], "layout": figure["layout"]}):
         plain = text.replace("<br>", "").replace("<extra></extra>", "")
         assert "<" not in plain and ">" not in plain, (key, text)

@@ -72,7 +72,7 @@ def ask(app):
             assert answer.status_code == 200 or 400 <= answer.status_code < 500, what
             if answer.status_code != 200:
                 said = answer.json()
-                sentence = said.get("error") or said["detail"]  # of Gradio's files
+                sentence = said.get("error") or said["detail"]  # from Gradio's file routes
                 assert (
                     0 < len(sentence) <= 2000
                     and "Traceback" not in sentence

@@ -25,7 +25,7 @@ SEED_OF_THE_SPLIT = 20_010_911
 
 
 def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
-    """The fingerprint as it was computed from lists of documents."""
+    """Returns the fingerprint as it used to be computed, from lists of documents."""
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     sides: tuple[list, list] = ([], [])
     for part, weight in config.parts():

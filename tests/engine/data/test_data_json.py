@@ -88,7 +88,7 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
             place = f"at line {error.lineno}, column {error.colno}); fix the file."
             assert place in str(caught.value) or str(caught.value).startswith(
                 "Item "
-            )  # an item before that place
+            )  # an item before the damaged place
         else:
             if isinstance(tree, list) and tree and all(isinstance(row, dict) for row in tree):
                 assert read(path) == tree

@@ -44,7 +44,9 @@ def prepared(path, processes=0) -> dict:
 
 
 def texts(path, megabytes):
-    """A text longer than a row, again and again: some hundred thousand characters a batch."""
+    """Writes a text longer than a row again and again: some hundred thousand characters per
+    batch.
+    """
     with path.open("w") as file:
         for i in range(megabytes * 50):
             file.write(

@@ -46,8 +46,8 @@ def others() -> list[psutil.Process]:
 
 
 def rows(count=400):
-    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special
-    tokens typed.
+    """Yields rows, of which some are skipped, cut, trained one turn at a time or warned about, and
+    some contain typed special tokens.
     """
     for i in range(count):
         said = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"

@@ -61,7 +61,7 @@ LISTS = {
 
 
 def filled(kind: type[Event]) -> Event:
-    """An event whose fields all differ from their defaults."""
+    """Returns an event whose fields all differ from their defaults."""
     values = {}
     for field in fields(kind):
         default = getattr(kind(), field.name)

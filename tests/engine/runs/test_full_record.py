@@ -92,7 +92,9 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
 
 
 def test_a_wait_ends_when_its_owner_ends_the_run(disk):
-    """An error elsewhere: its thread sets `endings` to None, and no lane is left waiting."""
+    """After an error elsewhere, the owner's thread sets `endings` to None, and no lane keeps
+    waiting.
+    """
     recorder, told, problems = RunRecorder(disk, "r"), threading.Event(), []
     recorder.wait_for_disk_space(lambda: 0)
     recorder.subscribe(

@@ -227,7 +227,7 @@ def test_a_last_line_torn_anywhere_is_set_aside(tmp_path):
         folder = tmp_path / str(cut)
         folder.mkdir()
         (folder / "events.jsonl").write_bytes(full[:cut])
-        expected = 2 if cut >= len(full) - 1 else 1  # without its newline only, the line is whole
+        expected = 2 if cut >= len(full) - 1 else 1  # a line without its newline is kept
         assert len(list(replay(folder / "events.jsonl"))) == (2 if cut == len(full) else 1)
         again = RunRecorder(folder, "r")
         assert again.emit(LogLine(text="next")).seq == expected + 1

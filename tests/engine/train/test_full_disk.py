@@ -96,8 +96,8 @@ def waits(folder: RunFolder) -> list[StateChanged]:
 
 @contextmanager
 def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
-    """Beside the run: the first of `acts` when it waits for space, the next one when it says so
-    once more.
+    """Performs the first of `acts` when the run waits for space, and the next one when it says so
+    again.
     """
     problems: list[BaseException] = []
 
@@ -114,7 +114,7 @@ def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
                 act(RunFolder(Path(found[0].path)))
         except BaseException as error:
             problems.append(error)
-            (runs / "ballast").unlink(missing_ok=True)  # or the run would wait for ever
+            (runs / "ballast").unlink(missing_ok=True)  # otherwise the run would wait forever
 
     follower = threading.Thread(target=follow)
     follower.start()
@@ -126,7 +126,7 @@ def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
 def trains(
     capsys, disk: Path, preset: Path, *acts: Act, extra: tuple[str, ...] = ()
 ) -> tuple[RunFolder, str]:
-    """The folder of a run that ends well, and what the terminal showed."""
+    """Returns the folder of a run that succeeds, and the terminal's output."""
     with when_it_waits(disk, *acts):
         code, shown, _ = command(capsys, "--runs-dir", disk, "train", preset, *extra)
     assert code == 0
@@ -134,13 +134,15 @@ def trains(
 
 
 def fails(capsys, disk: Path, preset: Path, *acts: Act) -> str:
-    """The sentence with which a run ends that could not wait any longer."""
+    """Returns the sentence with which a run ends when it can no longer wait."""
     with when_it_waits(disk, *acts):
         return failed(capsys, disk, preset, code=1)
 
 
 def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
-    """The run waited once, said `reason`, and then equals one that never met a full disk."""
+    """Checks that the run waited once, said `reason`, and then equals one whose disk was never
+    full.
+    """
     records = equals(folder, whole)
     (told,) = waits(folder)
     assert (
@@ -248,7 +250,7 @@ def test_two_who_stop_at_once_ask_for_one_stop(
     def twice(folder: RunFolder) -> None:
         monkeypatch.setattr(
             engine.train.disk_space, "LOOK_SECONDS", 1.0
-        )  # in which nobody can have read what the run says
+        )  # too soon for anyone to have read what the run says
         send_command(folder, "stop")
         while len(waits(folder)) < 2:
             time.sleep(0.01)
