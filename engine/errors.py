@@ -25,7 +25,7 @@ class ConfigError(RamstreamError):
 
 
 class DataError(RamstreamError):
-    """The data set cannot be read, has no usable rows, or trains on no token."""
+    """The data set cannot be read, has no usable rows, or has no tokens to train on."""
 
 
 class ModelError(RamstreamError):

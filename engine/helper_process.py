@@ -74,7 +74,7 @@ class HelperProcess:
     def _read(self) -> None:
         for line in self._output:
             self._lines.put(line)
-        self._lines.put(b"")  # tells the reader of the queue that the helper has ended
+        self._lines.put(b"")  # an empty line means that the helper has ended
 
     def wait(self) -> int:
         """Waits for the helper to end; returns its exit code, which is negative for a signal."""

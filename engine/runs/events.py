@@ -102,9 +102,9 @@ class StateChanged(Event, frozen=True):
     reason: str = ""
     lacks_space_for: str = field(name="room", default="")
     """A paused run waits for disk space to write this: its `record`, a `checkpoint`, or the
-    checkpoint with which it is to `stop`. The run continues without a request once there is space;
-    the event that restores the earlier state then contains `found`. In the record, this field is
-    called `room`.
+    checkpoint that it writes before it stops (`stop`). The run continues without a request once
+    there is space; the event that restores the earlier state then contains `found`. In the record,
+    this field is called `room`.
     """
 
 
@@ -144,7 +144,7 @@ class PlanBuilt(Event, frozen=True):
     grid: str = ""
 
     def __post_init__(self) -> None:
-        # This choice is drawn, so it must be a number. The others are shown as they are.
+        # This choice is drawn, so it must be a number. The others are shown unchanged.
         seconds = self.choices.get("predicted_seconds")
         if seconds is None:
             return

@@ -144,7 +144,7 @@ class Follower:
 
 
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
-    """Applies what was added to a record to its snapshot.
+    """Applies the new records of a file to its snapshot.
 
     If a fault in the program prevents a record from being applied, only that record is skipped, and
     the log names it. Raises RunError when the file cannot be read.

@@ -125,7 +125,7 @@ def _summary(folder: RunFolder) -> RunSummary:
             total_steps = steps
     session_time, earlier_seconds = _session(folder, created)
     seconds = earlier_seconds + max(0.0, (ends.last_time or created) - session_time)
-    # If there is no state near the end, the lines there are those of steps.
+    # If no state is found near the end, the lines there belong to steps.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
     return RunSummary(

@@ -169,7 +169,7 @@ class RunRecorder:
             before.append(LogLine("info", waited))
         record = self._append(*before, event)
         self._lack = None
-        # A resume relies on these lines, so they must outlive a power failure.
+        # A resume relies on these lines, so they must survive a power failure.
         if isinstance(event, (CheckpointWritten, RunEnded)):
             self._sync()
         return record

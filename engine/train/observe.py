@@ -128,8 +128,8 @@ class Observer:
             self._sample_memory(applied.step)
 
     def compare(self, step: int, moment: str) -> None:
-        """Records the comparison of predictions and measurements, as far as they are known by
-        now.
+        """Records the comparison of predictions and measurements, as far as they are known so
+        far.
         """
         self._recorder.emit(self._forecast.event(step, moment))
 

@@ -175,7 +175,7 @@ def _machine_for(folder: RunFolder) -> Machine:
 def _limit_gpu_memory(backend: Backend, config: TrainConfig) -> int:
     """Limits how much memory the device's allocator may take.
 
-    Returns the bytes that this process may take in all, its CUDA context included.
+    Returns how many bytes this process may take in total, including its CUDA context.
     """
     # The peak and the limit hold for the whole process, so those of an earlier run are reset.
     backend.reset_peak()
