@@ -1,14 +1,15 @@
-"""Ramstream starts here: the app (no arguments), and everything it does on the command line.
+"""Ramstream starts here, as the app (without arguments) or as a command in a terminal.
 
     python launch.py                     the app, on http://127.0.0.1:7860
     python launch.py train PRESET.yaml   train without a browser
-    python launch.py check PRESET.yaml   will it fit this machine? without a preset: what does?
+    python launch.py check PRESET.yaml   whether it fits this machine; without a preset: what fits
     python launch.py export RUN_ID DIR   the trained model as a Hugging Face folder
     python launch.py runs                all runs and their states
     python launch.py trace RUN_ID        a step's timeline as a file for Perfetto
     python launch.py bench [PRESET.yaml] how fast this machine and the engine are
 
-Installed, the same is called `ramstream`. Bad input ends with exit code 2 and one plain sentence.
+When installed, this program is called `ramstream`. Bad input gives one plain sentence and exit code
+2.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ HIGHEST_PORT = 65_535
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parses the command line and does what it asks for; returns the exit code."""
-    # torch's threads on the CPU spin while they wait for each other: beside any other work on the
-    # machine, steps then take ten times as long. The variable is read when torch is imported, and a
-    # user's own setting of it wins.
+    """Parses the command line and runs its command; returns the exit code."""
+    # By default, torch's CPU threads spin while they wait for each other, and steps take ten times
+    # as long when the machine has any other work. torch reads the variable when it is imported. A
+    # user's own setting takes precedence.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()  # a closed pipe is found here, and not while Python exits
+        sys.stdout.flush()  # detects a closed pipe here, not while Python exits
         return code
     except RamstreamError as error:
         print(f"ramstream: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read the output, such as `head`, has enough of it. What is still in the buffer
-        # goes nowhere, so that Python does not complain about it at its exit.
+        # The reader of the output, such as `head`, has closed the pipe. The rest of the buffer is
+        # discarded, so that Python does not report an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -144,7 +145,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A `_Parser` answers a wrong argument with one sentence, like every other bad input."""
+    """A `_Parser` reports a wrong argument in one sentence, as for all other bad input."""
 
     def error(self, message: str) -> NoReturn:
         print(f"ramstream: {message}; see {_called()} --help.", file=sys.stderr)
@@ -152,7 +153,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _called() -> str:
-    """Returns how this program was called: as an installed command, or as this file."""
+    """Returns the command that started this program: the installed command or this file."""
     return "ramstream" if Path(sys.argv[0]).name == "ramstream" else "python launch.py"
 
 
@@ -283,7 +284,7 @@ def _bench_arguments(commands: _Commands) -> None:
 
 
 def _runs_dir_argument(command: argparse.ArgumentParser) -> None:
-    # Without a value of its own, a command keeps the one that was given before its name.
+    # Where the option is not given after the command's name, the value given before it is kept.
     command.add_argument(
         "--runs-dir", type=Path, default=argparse.SUPPRESS, help="where runs are kept"
     )
@@ -296,7 +297,7 @@ def _set_argument(command: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    """Returns the number of a port; 0 lets the system choose one."""
+    """Returns a port number; with 0, the system chooses the port."""
     try:
         port = int(text)
     except ValueError:

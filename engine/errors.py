@@ -1,15 +1,16 @@
-"""Errors that a user can act on are defined here.
+"""The errors that a user can act on are defined in this module.
 
-Each message is one plain sentence, which the terminal and the screen show as it is.
+Each message is one plain sentence, which the terminal and the screen show unchanged.
 """
 
 from __future__ import annotations
 
 
 class RamstreamError(Exception):
-    """An error that ends in one sentence for the user says what is wrong, where, and what to do.
+    """A `RamstreamError` is shown to the user as one sentence: what is wrong, where, and what to
+    do.
 
-    This is the base class of all of them.
+    It is the base class of all errors in this module.
     """
 
 
@@ -24,11 +25,11 @@ class ConfigError(RamstreamError):
 
 
 class DataError(RamstreamError):
-    """The data set cannot be read, has no usable rows, or trains on no token."""
+    """The data set cannot be read, has no usable rows, or has no tokens to train on."""
 
 
 class ModelError(RamstreamError):
-    """It is not possible to load the model, or to stream it correctly."""
+    """The model fails to load, or it cannot be streamed correctly."""
 
 
 class FitError(RamstreamError):
@@ -38,8 +39,8 @@ class FitError(RamstreamError):
 class GpuMemoryError(FitError):
     """The GPU ran out of memory.
 
-    `in_use` says in words how much memory was in use. `account` says what took how much, and which
-    buffers the plan gives how much to. `first` names what to try before any setting is changed.
+    `in_use` says in words how much memory was in use. `account` says how much each item took, and
+    how much the plan gives to each buffer. `first` names what to try before changing a setting.
     """
 
     def __init__(self, in_use: str = "", account: str = "", first: str = ""):
@@ -52,22 +53,22 @@ class GpuMemoryError(FitError):
 
 
 class DeviceError(RamstreamError):
-    """The GPU or its driver reported an error, or no longer answers."""
+    """The GPU or its driver reported an error or stopped responding."""
 
 
 class HostMemoryError(RamstreamError):
-    """Host memory ran low while a run went on."""
+    """Host memory ran low during a run."""
 
 
 class CheckpointError(RamstreamError):
-    """It is not possible to write, read or verify a checkpoint."""
+    """Writing, reading or verifying a checkpoint failed."""
 
 
 class DiskFullError(CheckpointError):
     """The disk lacks the space for a checkpoint.
 
-    The checkpoint needs `needed` bytes in `folder`, where `free` bytes are free. `full` names the
-    cause, as the beginning of a sentence.
+    The checkpoint needs `needed` bytes in `folder`, where `free` bytes are free. `full` is the
+    beginning of a sentence and names the cause.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class DiskFullError(CheckpointError):
 
 
 class CacheError(RamstreamError):
-    """Sampling with a key-value cache failed; the same answer can be computed without one."""
+    """Sampling with a key-value cache failed. The same answer can be computed without the cache."""
 
 
 class NonFiniteError(RamstreamError):
@@ -89,18 +90,20 @@ class NonFiniteError(RamstreamError):
 
 
 class RunError(RamstreamError):
-    """A run folder does not exist, is in use by another process, or cannot do what was asked."""
+    """A run folder does not exist, is in use by another process, or cannot do what is requested
+    here.
+    """
 
 
 _MOST_QUOTED = 200
-"""A sentence of ours quotes at most this many characters of another program's error."""
+"""A message of this program quotes at most this many characters from another program's error."""
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of another program's error, to stand within a sentence.
+    """Returns the first line of another program's error, for use within a sentence.
 
-    The line loses its full stop and is cut where it is long. An error without words gives the name
-    of its class.
+    The full stop is removed and a long line is shortened. For an error without a message, the name
+    of its class is returned.
     """
     lines = str(error).strip().splitlines()
     text = lines[0].rstrip(". ") if lines else ""

@@ -1,6 +1,6 @@
-"""Files are written here so that after a power failure they are there whole or not at all.
+"""Files are written so that, after a power failure, each of them is either complete or absent.
 
-The free space of a disk is found here too. No torch is imported.
+The module also measures the free space on a disk. It does not import torch.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ _DIGEST_BYTES = 16
 
 
 def new_digest() -> Any:
-    """Returns a BLAKE2b hash that is fed a file's content piece by piece.
+    """Returns a new BLAKE2b hash, to be updated with a file's content piece by piece.
 
-    A manifest keeps its `hexdigest()`.
+    A manifest stores its `hexdigest()`.
     """
     return hashlib.blake2b(digest_size=_DIGEST_BYTES)
 
 
 def checksum_of(content: bytes) -> str:
-    """Returns the same checksum for content that is at hand in one piece."""
+    """Returns the checksum that `new_digest` would give for content that is completely in
+    memory.
+    """
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def body_checksum(body: dict[str, Any]) -> str:
-    """Returns the checksum of a manifest's `body`, which holds everything but that checksum."""
+    """Returns the checksum of a manifest's `body`: all of its values except that checksum."""
     return checksum_of(json.dumps(body, sort_keys=True).encode())
 
 
 def sync_folder(path: Path) -> None:
-    """Waits until the entries of a folder are on the disk: the names that were made, renamed or
+    """Waits until a folder's entries are on the disk: the names that were created, renamed or
     removed.
 
-    Raises OSError, but not on a file system that cannot sync folders: such a system does by itself
-    what it can.
+    Raises OSError, except on a file system that cannot sync folders; there it does nothing.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -53,8 +54,8 @@ def sync_folder(path: Path) -> None:
 
 
 def disk_free(path: str | os.PathLike[str]) -> int:
-    """Returns the bytes that this user may still write at `path` or, where it does not exist, at
-    its nearest existing parent.
+    """Returns how many bytes this user may still write at `path` or, if it does not exist, at its
+    nearest existing parent.
     """
     place = Path(path).expanduser().absolute()
     while not place.exists():
@@ -63,11 +64,11 @@ def disk_free(path: str | os.PathLike[str]) -> int:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""These are the system's error numbers for a full disk and for a quota that is used up."""
+"""These are the system's error numbers for a full disk and for an exhausted quota."""
 
 
 def is_full_in_words(error: OSError) -> str:
-    """Returns the beginning of a sentence that says which error of FULL came."""
+    """Returns the beginning of a sentence that says which error in FULL occurred."""
     return "The disk quota is used up" if error.errno == errno.EDQUOT else "The disk is full"
 
 
@@ -88,7 +89,7 @@ def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
     power failure the new one.
 
     `durable=False` does not wait for the disk; it is for content that may be lost in a power
-    failure. Raises OSError; nothing is left beside the file then.
+    failure. If it raises OSError, no partial file is left behind.
     """
     partial = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:8]}.partial")
     encoded = content.encode() if isinstance(content, str) else content
@@ -105,7 +106,7 @@ def write_whole(path: Path, content: str | bytes, durable: bool = True) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Returns the size of a file in bytes, 0 where there is no file."""
+    """Returns the size of a file in bytes, or 0 if there is no file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

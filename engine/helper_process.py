@@ -1,8 +1,8 @@
-"""A `HelperProcess` is another Python process that does one thing for this one.
+"""A `HelperProcess` is another Python process that does one task for this one.
 
 This process has threads and may use a GPU, so the helper is a new process and never a fork. It has
-a session of its own: Ctrl-C in a terminal reaches this process alone, which then ends its helper. A
-helper whose owner is gone reads the end of its input; it should end then, however the owner ended.
+its own session, so Ctrl-C in a terminal reaches only this process, which then ends its helper. When
+the owner is gone, however it ended, the helper reads the end of its input and should exit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from engine.paths import PROGRAM_ROOT
 class HelperProcess:
     """A helper runs `program`, a line of Python.
 
-    `variables` are added to its environment. `quiet` throws its error output away. Raises OSError
-    where the system starts no process.
+    `variables` are added to its environment. With `quiet`, its error output is discarded. Raises
+    OSError if the system cannot start the process.
     """
 
     def __init__(self, program: str, variables: Mapping[str, str], quiet: bool = False):
         path = os.pathsep.join(filter(None, (str(PROGRAM_ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            # -P keeps the working directory off the module path, where a user's file could stand
-            # in for a library.
+            # -P keeps the working directory off the module path, where a user's file could replace
+            # a library.
             [sys.executable, "-P", "-c", program],
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ class HelperProcess:
     def next_line(self, patience: float) -> dict[str, Any] | None:
         """Returns the next line of the helper's output, which must be JSON.
 
-        Returns None where the helper says nothing for `patience` seconds, and an empty dictionary
+        Returns None if the helper writes nothing for `patience` seconds, and an empty dictionary
         once it has ended. A caller of this method must not read `output` as well.
         """
         if self._reader is None:
@@ -74,7 +74,7 @@ class HelperProcess:
     def _read(self) -> None:
         for line in self._output:
             self._lines.put(line)
-        self._lines.put(b"")  # tells the reader of the queue that the helper has ended
+        self._lines.put(b"")  # an empty line means that the helper has ended
 
     def wait(self) -> int:
         """Waits for the helper to end; returns its exit code, which is negative for a signal."""
@@ -90,18 +90,18 @@ class HelperProcess:
         if self._reader is not None:
             self._reader.join()
         for pipe in (self._input, self._output):
-            # Closing flushes; bytes that were sent may find nobody to read them any more.
+            # Closing flushes the pipe, which fails if the helper can no longer read the bytes.
             with contextlib.suppress(OSError):
                 pipe.close()
 
 
 def ending(code: int) -> str:
-    """Returns the words for an exit code: "SIGKILL" for -9, "exit code 3" for 3."""
+    """Returns a description of an exit code: "SIGKILL" for -9, "exit code 3" for 3."""
     return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as "SIGTERM", or its number where it has no name."""
+    """Returns the name of a signal, such as "SIGTERM", or "signal 99" for an unnamed one."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -111,7 +111,8 @@ def signal_name(number: int) -> str:
 def take_output() -> BinaryIO:
     """Returns the stream for a helper's answers; the helper itself calls this.
 
-    From then on, whatever a library prints goes to the error output, since it is no answer.
+    From then on, everything that a library prints goes to the error output, since it is not an
+    answer.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

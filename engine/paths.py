@@ -1,4 +1,4 @@
-"""Bundled files are found here, and a user's source string becomes a path."""
+"""Functions of this module find bundled files and turn a user's source string into a path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAM_ROOT = Path(__file__).resolve().parent.parent
 
 
 def cache_folder() -> Path:
-    """Returns the folder for what can be made again and takes time to make.
+    """Returns the cache folder, for files that are slow to make and can be made again.
 
     It is `RAMSTREAM_CACHE`, or else `ramstream` in the user's cache folder (`XDG_CACHE_HOME`, by
     default ``~/.cache``).
@@ -22,7 +22,7 @@ def cache_folder() -> Path:
     if own:
         return Path(own).expanduser()
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification says that a relative path is to be ignored.
+    # The XDG specification requires relative paths to be ignored.
     if not shared.is_absolute():
         shared = Path("~/.cache").expanduser()
     return shared / "ramstream"
@@ -31,7 +31,7 @@ def cache_folder() -> Path:
 def lasting_source(source: str) -> str:
     """Returns `source` in a form that works from any working directory.
 
-    Bundled assets and hub ids stay as they are.
+    Bundled assets and hub ids are returned unchanged.
     """
     registry = registry_entry(source)
     if registry is not None:
@@ -45,7 +45,7 @@ def lasting_source(source: str) -> str:
 
 
 def lasting_sources(source: Any) -> Any:
-    """Returns `lasting_source` of a data set, or of each part of a mix of `DataSource`s."""
+    """Applies `lasting_source` to a data set, or to each part of a mix of `DataSource`s."""
     if isinstance(source, str):
         return lasting_source(source)
     return [dataclasses.asdict(part) | {"source": lasting_source(part.source)} for part in source]
@@ -53,7 +53,7 @@ def lasting_sources(source: Any) -> Any:
 
 def registry_entry(source: str) -> tuple[Path, str] | None:
     """Returns the registry file and the entry that ``path/dataset_info.json:name`` names, or None
-    where there is no such file.
+    if there is no such file.
     """
     file, colon, name = source.rpartition(".json:")
     if not colon:
@@ -67,8 +67,9 @@ def registry_entry(source: str) -> tuple[Path, str] | None:
 def resolve_source(source: str) -> Path | None:
     """Returns the existing local path that `source` names.
 
-    The path is looked for from the working directory first, then beside the program, where bundled
-    assets are. Returns None for a name that is no path one can look at, which must be a hub id.
+    The path is resolved first against the working directory, then against the program's folder,
+    where bundled assets are. Returns None if no accessible path has this name; the name must then
+    be a hub id.
     """
     try:
         given = Path(source).expanduser()
@@ -83,14 +84,14 @@ def resolve_source(source: str) -> Path | None:
 
 
 def named_folder(text: str) -> Path:
-    """Returns the folder that a person named, whether it exists or not.
+    """Returns the folder that a person named, whether or not it exists.
 
     Raises RunError for a text that cannot be the name of a folder, and for a path that this user
-    may not look at.
+    may not access.
     """
     try:
         path = Path(text).expanduser().resolve()
-        path.exists()  # raises where the path may not be looked at
+        path.exists()  # raises if the path may not be accessed
     except _NO_PATH as error:
         reason = error.strerror if isinstance(error, OSError) else "that is no path"
         raise RunError(
@@ -100,6 +101,6 @@ def named_folder(text: str) -> Path:
 
 
 _NO_PATH = (OSError, ValueError, RuntimeError)
-"""pathlib raises these: OSError for a name that is too long or may not be looked at, ValueError for
-a zero byte, and RuntimeError for the home of an unknown user.
+"""pathlib raises these: OSError for a name that is too long or that may not be accessed, ValueError
+for a zero byte, and RuntimeError for the home folder of an unknown user.
 """

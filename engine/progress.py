@@ -1,4 +1,4 @@
-"""Long work tells how far it is through a `Progress`."""
+"""Long work reports its progress through a `Progress`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A `Progress` is called with what is done, the total (0 where nobody knows it), and words for
-    what is being done.
+    """A `Progress` is called with the amount done, the total (0 if unknown), and a message that
+    says what is being done.
 
-    The calls come from one thread at a time. An exception that it raises ends the work.
+    It is called from one thread at a time. If it raises an exception, the work ends.
     """
 
     def __call__(self, done: float, total: float, message: str = "", /) -> None: ...
 
 
 def untold(done: float, total: float, message: str = "") -> None:
-    """Ignores the progress; it is for work that nobody follows."""
+    """Ignores the progress, for work that nobody follows."""
 
 
 def saying(progress: Progress, message: str) -> Progress:
-    """Returns a `Progress` that passes `message` on in place of the work's own words."""
+    """Returns a `Progress` that calls `progress` with `message` instead of the work's own."""
     return lambda done, total, _="": progress(done, total, message)

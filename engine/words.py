@@ -1,4 +1,4 @@
-"""Units of memory are defined here, and the words for sizes, times and counts."""
+"""Units of memory are defined here, and sizes, times and counts are formatted as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MIB = 1 << 20
 
 
 def in_hours(seconds: float) -> str:
-    """Returns a rough time such as "45 s", "12 min", "3.4 h" or "2.1 days"."""
+    """Returns an approximate time such as "45 s", "12 min", "3.4 h" or "2.1 days"."""
     if seconds >= 172_800:
         return f"{seconds / 86_400:,.3g} days"
     if seconds >= 7_200:
@@ -27,7 +27,7 @@ def counted(count: int, thing: str) -> str:
 
 def in_seconds(seconds: float) -> str:
     """Returns a time such as "0.034 s", "2.41 s", "11.5 s" or "1,234 s"."""
-    # The limits are where rounding adds a digit: 9.995 would be written as 10.0.
+    # These limits are the points at which rounding adds a digit: 9.995 would be written as 10.0.
     if seconds >= 99.95:
         return f"{seconds:,.0f} s"
     if seconds >= 9.995:
@@ -36,7 +36,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_gib(count: float) -> str:
-    """Returns a size such as "12.3 GiB"; smaller ones as "312 MiB" or "4 KiB"."""
+    """Returns a size such as "12.3 GiB", "312 MiB" or "4 KiB"."""
     if abs(count) >= GIB:
         return f"{count / GIB:,.1f} GiB"
     if abs(count) >= MIB:

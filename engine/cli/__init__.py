@@ -1,4 +1,4 @@
-"""Text for a terminal is made in this room: `launch.py` prints it.
+"""Text for a terminal is made in this room, and `launch.py` prints it.
 
 It may import every other room of `engine`.
 """

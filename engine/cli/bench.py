@@ -1,8 +1,8 @@
-"""The command `launch.py bench` measures this machine and the engine on it.
+"""The command `launch.py bench` measures this machine and the engine's speed on it.
 
-- The ceilings of the machine are measured and kept, since plans are made with them.
-- A preset's model is trained with random weights on random tokens, streamed as a run would be.
-- Where they fit, the same model's states are then all kept on the device, and it is trained again.
+- The ceilings of the machine are measured and stored, since plans are made with them.
+- A preset's model is trained with random weights on random tokens, streamed as in a run.
+- If all states of the model fit on the device, it is then trained again with its states there.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ from engine.runtime.open_backend import open_backend
 from engine.words import GIB
 
 CEILING_SECONDS = {"cuda": 0.5, "cpu": 0.3}
-"""Each ceiling is measured for so many seconds."""
+"""Each ceiling is measured for this many seconds, by device."""
 _RANDOM = ("data.source=random tokens", "model.init=random")
-"""These settings hold for a training without a preset."""
+"""A training without a preset uses these settings."""
 LEAST_STEPS = 4
 HIDDEN = 0.05
-"""Compute bounds a step up to this share of waiting."""
+"""Compute is named as the bound of a step whose waits take at most this fraction of its time."""
 RESIDENT_TOKENS = 65_536
-"""A micro-batch has at most this many tokens where all states are on the device; more gain nothing.
+"""A micro-batch has at most this many tokens when all states are on the device; more tokens would
+not be faster.
 """
 RESIDENT_SHARE = 0.95
-"""States and kept activations may take this share of the free device memory."""
+"""States and saved activations may take this fraction of the free device memory."""
 BOUNDS = {
     "h2d": "the bus to the device",
     "d2h": "the bus from the device",
@@ -77,7 +78,7 @@ class Trainings:
     """The command line names the trainings to measure; there are none without a preset and
     overrides.
 
-    Each text of `then` holds further overrides; with them, the first training is measured once more
+    Each text in `then` holds further overrides, with which the first training is measured once more
     on the planes of the same model.
     """
 
@@ -86,7 +87,7 @@ class Trainings:
     then: Sequence[str] = ()
 
     def configs(self) -> list[TrainConfig]:
-        """Returns a configuration for each training. Raises ConfigError for bad input."""
+        """Returns one configuration for each training. Raises ConfigError for bad input."""
         configs = []
         if self.preset is not None:
             configs = [TrainConfig.load(self.preset, tuple(self.overrides))]
@@ -110,10 +111,10 @@ class Trainings:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Each training runs for `seconds`, its first half to warm up.
+    """Each training runs for `seconds`, of which the first half is the warm-up.
 
-    `say` is told what is measured meanwhile. With `compare`, the model is also trained with all
-    states on the device.
+    `say` is called with a text for each measurement that begins. With `compare`, the model is also
+    trained with all states on the device.
     """
 
     seconds: float
@@ -123,9 +124,9 @@ class Measuring:
 
 @dataclass(frozen=True)
 class _Bench:
-    """A bench has everything that the trainings of one model share.
+    """A `_Bench` holds what the trainings of one model share.
 
-    `free` is how many bytes of RAM were free before the planes were filled.
+    `free` is the number of bytes of RAM that were free before the planes were filled.
     """
 
     how: Measuring
@@ -144,7 +145,7 @@ class _Bench:
 
 
 def bench(trainings: Trainings, how: Measuring, as_json: bool) -> str:
-    """Returns the figures as text or JSON; without trainings, those of the machine alone.
+    """Returns the figures as text or JSON; without trainings, only those of the machine.
 
     Raises RamstreamError for bad input and for a training that does not fit.
     """
@@ -188,7 +189,8 @@ def measured(configs: Sequence[TrainConfig], backend: Backend, how: Measuring) -
             load_config(model.source), backend, model.dtype, attention=model.attention
         )
         try:
-            # Before the first training, which moves parts of the model to the device.
+            # The shape is read before the first training, which moves parts of the model to the
+            # device.
             shape = replace(shape_of(planes.model, model.source), packs=False)
             shared = _Bench(how, planes, shape, ceilings, free)
             for config in configs:
@@ -211,7 +213,7 @@ def _training(config: TrainConfig, bench: _Bench) -> dict[str, Any]:
 
 
 def _refuse_what_does_not_fit(config: TrainConfig) -> None:
-    # The disk is left out, since a bench writes nothing to it.
+    # The disk is not considered, since a bench writes nothing to it.
     report = estimate(config, replace(read_machine(), disk_path=""))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
@@ -221,10 +223,10 @@ def _refuse_what_does_not_fit(config: TrainConfig) -> None:
 
 
 def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chosen]:
-    """Trains as a run would; returns the figures and the choices of the plan."""
+    """Trains as in a run; returns the figures and the choices of the plan."""
     limit, backend, shape = None, bench.backend, bench.shape
     gc.collect()
-    backend.reset_peak()  # what was measured or trained before has left memory behind
+    backend.reset_peak()  # frees what earlier measurements and trainings left cached
     if bench.device == "cuda":
         limit = config.engine.within_cap(backend.memory()["free"] + CUDA_CONTEXT_BYTES)
     length, rows = config.data.max_seq_len, config.train.batch_size
@@ -253,7 +255,7 @@ def _streamed(config: TrainConfig, bench: _Bench) -> tuple[dict[str, Any], Chose
 def _as_figures(
     config: TrainConfig, bench: _Bench, chosen: Chosen, run: RunFigures, rss: int
 ) -> dict[str, Any]:
-    """Returns the figures of a run; the second half of its steps counts."""
+    """Returns the figures of a run, from the second half of its steps."""
     shape, ceilings = bench.shape, bench.ceilings
     length, rows = config.data.max_seq_len, config.train.batch_size
     steady = run.steps[len(run.steps) // 2 :]
@@ -265,7 +267,7 @@ def _as_figures(
     longest_wait = max(exposed, key=lambda cause: exposed[cause])
     micro_batch = MicroBatch(chosen.micro_batch_size, length)
     predicted = predicted_seconds(shape, choices, ceilings.rates(), micro_batch, bench.device)
-    assert ceilings.sweep is not None  # only a measurement for plans leaves it out
+    assert ceilings.sweep is not None  # only a measurement for plans omits it
     adamw = statistics.fmean(step.rates["adamw_g_s"] for step in steady) * 1e9
     return {
         "parameters": shape.parameter_count,
@@ -301,7 +303,7 @@ def _as_figures(
 
 
 def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
-    """Returns the mean over steps of each value in their field `name`."""
+    """Returns the mean over the steps of each value in their dictionary `name`."""
     means = {}
     for key in getattr(steps[0], name):
         means[key] = statistics.fmean(getattr(step, name).get(key, 0.0) for step in steps)
@@ -312,15 +314,15 @@ def _mean(steps: Sequence[StepFigures], name: str) -> dict[str, float]:
 
 
 def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, Any]:
-    """Trains with all states on the device, with and without recompute, where that fits.
+    """Trains with all states on the device, with and without recompute, if they fit.
 
-    Each way takes the largest micro-batch that it can.
+    Both use the largest micro-batch that fits.
     """
     backend, shape, say = bench.backend, bench.shape, bench.how.say
     rows, length = config.train.batch_size, config.data.max_seq_len
     on_device = bench.device == "cuda"
     gc.collect()
-    backend.reset_peak()  # what was streamed before has left memory behind
+    backend.reset_peak()  # frees what the streamed training left cached
     free = backend.memory()["free"] if on_device else sample_host_memory()[1]
     needed = resident_bytes(shape.parameter_count, shape.dtype)
     if needed > RESIDENT_SHARE * free:
@@ -334,8 +336,8 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
     found: list[ResidentFigures] = []
     why_not = ""
     for recompute in (True, False):
-        # On the CPU, a size that is too large is not refused but ends the process. The planner's
-        # size fits.
+        # On the CPU, a size that is too large does not raise an error but ends the process. The
+        # planner's size is known to fit.
         sizes = [chosen.micro_batch_size]
         if on_device:
             left = RESIDENT_SHARE * free - needed
@@ -368,15 +370,15 @@ def _resident(config: TrainConfig, bench: _Bench, chosen: Chosen) -> dict[str, A
 def _resident_sizes(
     config: TrainConfig, shape: ModelShape, left: float, recompute: bool, compiled: bool
 ) -> list[int]:
-    """Returns the rows of a micro-batch to try, largest first.
+    """Returns the micro-batch sizes to try, in rows, largest first.
 
-    Their activations alone must not take more than the `left` bytes that the states leave.
+    Their activations must not take more than `left` bytes, the memory that the states leave free.
     """
     rows, length = config.train.batch_size, config.data.max_seq_len
     sizes = []
     for size in _micro_batch_sizes(rows):
         block = _block_bytes(shape, size, length, compiled)
-        # With recompute, a block keeps its input alone while others are computed.
+        # With recompute, a block keeps only its input while other blocks are computed.
         other = block
         if recompute:
             other = size * length * shape.hidden_size * shape.item_bytes

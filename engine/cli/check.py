@@ -1,7 +1,7 @@
-"""The fit report of a preset or a model is printed here, by `launch.py check`.
+"""The fit report of a preset or a model is printed by the command `launch.py check`.
 
-Without either it prints what a machine can train, and with ``--table`` the table of models and
-machines.
+Without either, it prints what a machine can train; with ``--table``, it prints a table of models
+and machines.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TITLES = ((PartName.HOST, "RAM"), (PartName.GPU, "GPU memory"), (PartName.DISK, 
 class CheckedJob:
     """The command line names the job to check.
 
-    A `model` alone is checked with the default settings; beside a preset it replaces the preset's
-    model. `overrides` are settings such as ``train.steps=10``.
+    A `model` without a preset is checked with the default settings; with a preset, it replaces the
+    preset's model. `overrides` are settings such as ``train.steps=10``.
     """
 
     preset: str | Path | None = None
@@ -71,9 +71,9 @@ class CheckedJob:
 
 @dataclass(frozen=True)
 class NamedMachine:
-    """The command line names the machine to check: a known one, or this one without a `name`.
+    """The command line names the machine to check: a known one or, without a `name`, this one.
 
-    Figures in GiB replace those of the machine.
+    Figures given in GiB replace those of the machine.
     """
 
     name: str | None = None
@@ -82,7 +82,7 @@ class NamedMachine:
     disk_gib: float | None = None
 
     def machine(self, runs_dir: str | Path) -> Machine:
-        """Returns the machine. Raises RamstreamError for a name that is not known."""
+        """Returns the machine. Raises RamstreamError for an unknown name."""
         if self.name is None:
             found = read_machine(runs_dir)
         else:
@@ -93,7 +93,7 @@ class NamedMachine:
 def check(
     job: CheckedJob, machine: NamedMachine, runs_dir: str | Path, as_json: bool = False
 ) -> tuple[str, int]:
-    """Returns text and exit code of a check, as `run_check` does.
+    """Returns the text and the exit code of a check, like `run_check`.
 
     Without a preset and a model, the text says what the machine can train. Raises RamstreamError
     for bad input.
@@ -109,11 +109,11 @@ def check(
 
 
 def check_table(job: CheckedJob, runs_dir: str | Path, names: Sequence[str], form: str) -> str:
-    """Returns the table of models and machines in a form: text, json or csv.
+    """Returns the table of models and machines in one of the forms text, json and csv.
 
-    `names` are known machines that are shown beside this one; by default a few in text, and all
-    supported ones in the other forms. The job's model is not used. Raises RamstreamError for bad
-    input.
+    `names` are known machines to show in addition to this one. By default, these are a few in the
+    text form, and all supported ones in the other forms. The job's model is not used. Raises
+    RamstreamError for bad input.
     """
     config = replace(job, model=None).config()
     if not names and form == "text":
@@ -172,9 +172,9 @@ def run_check(config: TrainConfig, machine: Machine, as_json: bool) -> tuple[str
 
 
 def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[str]:
-    """Returns lines on two machines that would train a job which lacks memory here.
+    """Returns lines about two machines that could train a job that lacks memory here.
 
-    They are the one with the least memory and the fastest one.
+    These are the machine with the least memory and the fastest one.
     """
     memories = [part for part in (report.host, report.gpu) if part is not None]
     if not any(part.verdict == Verdict.DOES_NOT_FIT for part in memories):
@@ -199,9 +199,9 @@ def _offers(config: TrainConfig, shape: ModelShape, report: FitReport) -> list[s
 
 
 def report_as_text(report: FitReport, machine: Machine) -> str:
-    """Returns the report for people.
+    """Returns the report as text for people.
 
-    The verdict comes first, then what would help, every item, the plan, and the time.
+    It contains the verdict, then what would help, every item, the plan, and the time.
     """
     model = report.model
     active = ""
@@ -237,7 +237,7 @@ def _notes(machine: Machine) -> list[str]:
 
 
 def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
-    """Returns the choices of the plan in lines."""
+    """Returns the choices of the plan as lines of text."""
     boundaries = "on the host" if choices["host_boundaries"] else "on the device"
     on_device = "all blocks are streamed"
     if choices["resident_blocks"]:
@@ -261,7 +261,9 @@ def _plan_as_text(choices: Mapping[str, Any], blocks: int) -> list[str]:
 
 
 def _time_in_words(time: Mapping[str, Any]) -> list[str]:
-    """Returns what a step and the run take, in lines; none where no rates are known."""
+    """Returns lines that say how long a step and the run take, or no lines if no rates are
+    known.
+    """
     seconds = time.get("step_seconds")
     if not seconds:
         return []
@@ -279,12 +281,14 @@ def _time_in_words(time: Mapping[str, Any]) -> list[str]:
 
 
 def kernels_in_words(choices: Mapping[str, Any]) -> str:
-    """Says in words whether the blocks are compiled."""
+    """Returns a text that says whether the blocks are compiled."""
     return "compiled kernels" if choices["compiled"] else "eager kernels"
 
 
 def _updates_in_words(choices: Mapping[str, Any], units: int) -> str:
-    """Returns where the optimizer runs; `units` are the blocks, the embedding and the head."""
+    """Returns a text that says where the optimizer runs; `units` counts the blocks, embedding and
+    head.
+    """
     homes = len(choices["device_homes"])
     if not homes:
         return "all units are updated on the host"

@@ -1,6 +1,6 @@
-"""A run in a terminal shows a progress bar, which follows the run's own record.
+"""A run in a terminal shows a progress bar, which is drawn from the run's own record.
 
-Ctrl-C asks the run to stop and save.
+Ctrl-C makes the run stop and save.
 """
 
 from __future__ import annotations
@@ -47,19 +47,20 @@ from engine.train.run import Run, resume_run, start_run
 from engine.words import counted, in_gib, in_seconds
 
 IN_BYTES = ("download", "load_model", "allocate", "checkpoint")
-"""The progress of these jobs is counted in bytes."""
+"""The progress of these jobs is measured in bytes."""
 BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, FitError)}
-"""A run that ends with one of these errors was given bad input."""
+"""These errors mean that the run was given bad input."""
 
 
 def run_in_terminal(
     preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None
 ) -> int:
-    """Trains `preset`, or goes on with run `resume`; returns the exit code.
+    """Trains `preset`, or resumes the run `resume`; returns the exit code.
 
-    The code is 0 when the run finished or was stopped, 2 when model, data or settings cannot be
-    used, and 1 when the run failed otherwise. The first Ctrl-C (or SIGTERM, or a terminal that
-    closes) stops and saves; the second leaves at once. Raises ConfigError for bad input.
+    The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
+    used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
+    terminal) stops and saves the run; the second ends the process at once. Raises ConfigError for
+    bad input.
     """
     if resume is not None:
         if preset is not None or overrides:
@@ -74,7 +75,7 @@ def run_in_terminal(
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     numbers = [signal.SIGINT, signal.SIGTERM]
-    # nohup starts a program with SIGHUP ignored, and so it must stay.
+    # nohup starts a program with SIGHUP ignored, and it must remain ignored.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, screen.interrupt) for number in numbers}
@@ -95,20 +96,20 @@ def run_in_terminal(
 
 
 def _say(text: str, file: TextIO | None = None) -> None:
-    """Prints a line, also where nobody reads the pipe or terminal any more.
+    """Prints a line, even if nothing reads the pipe or terminal any more.
 
-    The end of a run must not depend on that.
+    The end of a run must not depend on its output being read.
     """
     file = file or sys.stdout
     try:
         print(text, file=file, flush=True)
     except OSError:
-        # Later output goes nowhere, so that it cannot fail either.
+        # Later output is discarded, so that it cannot fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 class _Screen:
-    """A `_Screen` shows the records of a run as they come."""
+    """A `_Screen` shows the records of a run as they arrive."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -118,12 +119,12 @@ class _Screen:
         _say(f"Run {run.id} in {run.folder.path}")
 
     def interrupt(self, number: int, _: FrameType | None) -> None:
-        """Handles a signal. A handler must not wait for locks, so it only queues the request."""
+        """Queues a request when a signal arrives; a signal handler must not wait for locks."""
         self._interrupts += 1
         if self._interrupts > 1:
             os._exit(128 + number)
         self._run.request("stop")
-        # The terminal may be gone: its end may have sent the signal.
+        # The terminal may be closed, which may be why the signal was sent.
         with contextlib.suppress(OSError):
             os.write(
                 2, b"\nStopping after this step and saving; press Ctrl-C again to leave at once.\n"
@@ -196,7 +197,7 @@ class _Screen:
                 )
             case ExportWritten():
                 line = f"Model written to {self._run.folder.path / event.path}"
-            # Lines of level error are details of a fault; the sentence on it comes last.
+            # Lines of level error are details of a fault; the sentence that explains it comes last.
             case LogLine() if event.level != "error":
                 line = f"{event.level}: {event.text}"
             case StateChanged() if event.lacks_space_for != "found":
@@ -204,7 +205,9 @@ class _Screen:
         return line
 
     def _show_job(self, event: JobProgressed) -> None:
-        """Shows a bar for work that takes longer than a moment; it goes when the work is done."""
+        """Shows a bar for work that takes longer than a moment, and removes it when the work is
+        done.
+        """
         if self._job is not None and self._job[0] == event.job:
             bar = self._job[1]
         else:
@@ -240,7 +243,9 @@ class _Screen:
 
 
 def job_in_words(event: JobProgressed) -> str:
-    """Returns words for a job: "Load model", "Download, 3 of 7 files", or the job's own words."""
+    """Returns a text for a job: "Load model", "Download, 3 of 7 files", or the job's own
+    message.
+    """
     name = event.job.replace("_", " ").capitalize()
     if event.message and event.job in IN_BYTES:
         return f"{name}, {event.message}"
@@ -248,7 +253,7 @@ def job_in_words(event: JobProgressed) -> str:
 
 
 def plan_in_words(choices: dict[str, Any]) -> str:
-    """Returns the choices of a plan in one line; what they do not name is left out."""
+    """Returns the choices of a plan in one line, leaving out those that are missing."""
     rows = counted(choices["micro_batch_size"], "row")
     parts = [f"{counted(choices['micro_batches'], 'micro-batch')} of {rows}"]
     if "rounds" in choices:
@@ -267,7 +272,7 @@ def plan_in_words(choices: dict[str, Any]) -> str:
 
 
 def forecast_in_words(quantities: Mapping[str, Comparison]) -> str:
-    """Returns one line that compares what was measured of a run with what was predicted."""
+    """Returns one line that compares the measurements of a run with the predictions."""
     parts = []
     for name, pair in quantities.items():
         words = in_seconds if name.endswith("_seconds") else in_gib
@@ -284,7 +289,7 @@ def forecast_in_words(quantities: Mapping[str, Comparison]) -> str:
 def runs_as_text(runs_dir: Path, as_json: bool) -> str:
     """Returns a table of all runs, newest first, or JSON.
 
-    The JSON also has what was predicted and measured of each run.
+    The JSON also contains the predictions and measurements of each run.
     """
     runs = list_runs(runs_dir)
     if as_json:
@@ -316,9 +321,9 @@ def runs_as_text(runs_dir: Path, as_json: bool) -> str:
 
 
 def _forecast(run: RunSummary) -> dict[str, Any]:
-    """Returns the comparison of a run, {} where its record has none or cannot be read.
+    """Returns the comparison of a run, or {} if its record has none or cannot be read.
 
-    The run's `reason` says that it cannot be read.
+    In the latter case, the run's `reason` says so.
     """
     try:
         return forecast_of(Path(run.path))
@@ -329,8 +334,8 @@ def _forecast(run: RunSummary) -> dict[str, Any]:
 def forecast_of(folder: Path) -> dict[str, Any]:
     """Returns the latest comparison in a run folder's record.
 
-    It has the form ``{quantity: {predicted, measured, error}}`` and is empty where there is none,
-    as in records of older versions. Raises RunError when the record cannot be read.
+    It has the form ``{quantity: {predicted, measured, error}}`` and is empty if there is no
+    comparison, as in records from older versions. Raises RunError when the record cannot be read.
     """
     record = last_of_kind(folder / EVENTS_FILE, ForecastChecked.kind)
     if record is None or not isinstance(record.event, ForecastChecked):

@@ -1,5 +1,5 @@
-"""A run's folder and what is recorded in it belong to this room: events, their one writer, their
-readers, and the snapshot that they add up to. No torch is imported.
+"""A run's folder and its record are handled in this room: the events, their only writer, their
+readers, and the snapshot built from them. The room does not import torch.
 
 It may import the rooms before it in `engine`, up to `model`.
 """

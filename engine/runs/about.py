@@ -1,6 +1,6 @@
-"""A person's name for a run and notes on it are kept in ``about.json`` in the run folder.
+"""The name and the note that a person gives to a run are kept in ``about.json`` in its folder.
 
-They change no id and no setting.
+They do not change the run's id or any setting.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOTE_LIMIT = 4000
 
 @dataclass(frozen=True)
 class About:
-    """A person gave a run this name and this note.
+    """An `About` holds the name and the note that a person gave to a run.
 
-    A text is empty where nothing was written: the run is then called as its configuration says.
+    Either text may be empty. Without a name, the run is shown under its configuration's name.
     """
 
     name: str = ""
@@ -32,7 +32,7 @@ class About:
 def read_about(path: Path) -> About:
     """Reads what a person wrote about the run in folder `path`.
 
-    A file that is missing or damaged counts as empty: it is no reason not to show a run.
+    A missing or damaged file counts as empty, since it must not prevent a run from being shown.
     """
     try:
         values = json.loads((path / ABOUT_FILE).read_text(encoding="utf-8"))
@@ -45,10 +45,10 @@ def read_about(path: Path) -> About:
 
 
 def write_about(folder: RunFolder, name: str, note: str) -> About:
-    """Writes both texts, without the white space around them, and returns what is kept.
+    """Strips both texts, writes them, and returns what was written.
 
-    With an empty name, the run has the configuration's name again. Raises RunError for a name of
-    several lines, for texts that are too long, and when the file cannot be written.
+    With an empty name, the run is shown under its configuration's name again. Raises RunError for a
+    name of several lines, for texts that are too long, and when the file cannot be written.
     """
     about = About(name.strip(), note.strip())
     if not about.name.isprintable():

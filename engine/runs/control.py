@@ -1,6 +1,6 @@
 """Commands to a run are written to a small file in its folder and read between its steps.
 
-No torch is imported.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
     """Asks the process that executes a run to stop, discard, pause, resume or save, or to change
     settings, at its next step boundary.
 
-    Raises RunError for another word, for a run that no process executes, since nobody would obey,
-    and when the file cannot be written.
+    Raises RunError for an unknown command, for a run that no process executes, since nothing would
+    obey it, and when the file cannot be written.
     """
     request: dict[str, Any] = {"command": command, "time": time.time(), "id": uuid.uuid4().hex}
     if isinstance(command, Change):
@@ -50,11 +50,14 @@ def send_command(folder: RunFolder, command: str | Change) -> None:
 
 
 def _append_line(path: Path, line: bytes) -> None:
-    """Appends a line in one write, so that lines of several processes never mix. Raises OSError."""
+    """Appends a line in one write, so that lines from several processes are never interleaved.
+    Raises OSError.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         size = os.fstat(descriptor).st_size
-        # A full disk may have taken only half of the request before; a line break ends that half.
+        # On a full disk, only part of the previous request may have been written; a line break ends
+        # it.
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             line = b"\n" + line
         if os.write(descriptor, line) < len(line):
@@ -67,13 +70,13 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 class CommandReader:
-    """A `CommandReader` reads the commands that were sent since the run's lock was taken.
+    """A `CommandReader` reads the commands sent since the run's lock was taken.
 
-    Commands to an earlier process are not obeyed.
+    Commands sent to an earlier process are ignored.
     """
 
     def __init__(self, folder: RunFolder):
-        """`folder` must be the very object that holds the run's lock."""
+        """`folder` must be the same object that holds the run's lock."""
         if folder.control_start is None:
             raise RuntimeError("commands are read by the process that holds the run's lock.")
         self._path = folder.control_path
@@ -82,8 +85,8 @@ class CommandReader:
     def read_new(self) -> list[str | Change]:
         """Returns the commands since the last call, in order.
 
-        Lines that are no command are passed over, and a file that cannot be read counts as empty:
-        requests are no reason to end a run.
+        Lines that are not commands are skipped, and a file that cannot be read counts as empty,
+        since a bad request must not end a run.
         """
         commands: list[str | Change] = []
         for line in self._new_lines():
@@ -96,7 +99,7 @@ class CommandReader:
         """Returns the lines that were completed since the last call."""
         try:
             size = file_size(self._path)
-            self._offset = min(self._offset, size)  # somebody may have emptied the file
+            self._offset = min(self._offset, size)  # the file may have been truncated
             if size == self._offset:
                 return []
             with self._path.open("rb") as file:
@@ -110,7 +113,7 @@ class CommandReader:
 
 
 def _command_of(line: bytes) -> str | Change | None:
-    """Returns the command that a line asks for, None where it asks for none."""
+    """Returns the command in a line, or None if the line is not a command."""
     try:
         request = json.loads(line)
         command = request["command"]

@@ -1,9 +1,9 @@
-"""Tables hold the rows of one kind of event as arrays, a column for each field.
+"""A table holds the rows of one kind of event as arrays, one column for each field.
 
-The curves are drawn from them. Their size is bounded, whatever a run's length.
+The curves are drawn from these tables. Their size is bounded, however long a run is.
 
-The thread that appends must be the one that reads: a column cannot grow while an array that shares
-its memory is alive.
+Rows must be appended and read by the same thread: a column cannot grow while another array shares
+its memory.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from engine.runs.events import EvalFinished, MemorySampled, StepFinished, UnitNorms
 
 EXPOSED_CAUSES = ("h2d", "d2h", "optimizer", "other")
-"""These causes always have a column; a record may bring further ones."""
+"""These causes always have a column; a record may contain others as well."""
 
 ROWS = 32_768
-"""A table keeps at most this many rows. The number is a power of two."""
+"""A table keeps at most this many rows. This must be a power of two."""
 MOST_UNITS = 4096
-"""Norms of at most this many units are kept, since a damaged record may name any number."""
+"""Norms are kept for at most this many units, since a damaged record may contain any number of
+them.
+"""
 
 StepEvent = StepFinished | MemorySampled | EvalFinished | UnitNorms
 """These kinds of events have a table; each event of them belongs to a step."""
@@ -46,18 +48,18 @@ def _zeros(count: int) -> array[float]:
 
 @dataclass
 class EventTable(Generic[E]):
-    """An `EventTable` holds the rows of one kind of event, an array for each field.
+    """An `EventTable` holds the rows of one kind of event, with one array for each field.
 
     Each row also has its Unix `time` and its `number` in the run, counted from 0. Steps never
     decrease.
 
-    A run of any length takes a bounded memory and is drawn equally fast: once there are `ROWS`
-    rows, the older half is thinned out to the rows whose number is a multiple of some power of two,
-    so that they lie evenly. The record keeps every row.
+    The memory and the drawing time of a table are bounded for a run of any length: once there are
+    `ROWS` rows, the older half is reduced to the rows whose number is a multiple of some power of
+    two, so that they are evenly spaced. The record keeps every row.
     """
 
     worked_out: ClassVar[tuple[str, ...]] = ()
-    """These columns are no fields of the event; the table works them out."""
+    """These columns are not fields of the event; the table computes them."""
 
     step: array[int] = field(default_factory=_integers)
     time: array[float] = field(default_factory=_floats)
@@ -68,7 +70,7 @@ class EventTable(Generic[E]):
 
     @property
     def count(self) -> int:
-        """Returns the number of rows of the run, those that were thinned out included."""
+        """Returns how many rows the run has had, including rows that were thinned out."""
         return self.number[-1] + 1 if self.number else 0
 
     def append(self, time: float, event: E) -> None:
@@ -82,7 +84,7 @@ class EventTable(Generic[E]):
         self.step.append(event.step)
 
     def arrays(self) -> Iterator[array[Any]]:
-        """Yields every array of the table, all of one length."""
+        """Yields every array of the table; all have the same length."""
         for column in dataclasses.fields(self):
             values = getattr(self, column.name)
             if isinstance(values, dict):
@@ -91,13 +93,13 @@ class EventTable(Generic[E]):
                 yield values
 
     def drop_after(self, step: int) -> None:
-        """Forgets the rows of steps after `step`."""
+        """Removes the rows of steps after `step`."""
         first = bisect.bisect_right(self.step, step)
         for values in self.arrays():
             del values[first:]
 
     def _thin_out(self) -> None:
-        """Keeps about a quarter of `ROWS` rows of the older half.
+        """Reduces the older half of the rows to about a quarter of `ROWS`.
 
         Rows that an earlier call kept are multiples of its stride, so the stride is doubled until
         few enough rows remain.
@@ -113,23 +115,23 @@ class EventTable(Generic[E]):
 
 @functools.cache
 def _fields_of(table: type[EventTable]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns a function that reads the fields which a kind of table shares with its event.
+    """Returns a function that reads the fields that a type of table shares with its event.
 
-    The function takes a table, and gives its columns, or an event, and gives its values.
+    Given a table, the function returns its columns; given an event, it returns its values.
     """
     own = ("step", "time", "number", *table.worked_out)
     names = [column.name for column in dataclasses.fields(table) if column.name not in own]
     if len(names) > 1:
         return attrgetter(*names)
-    # attrgetter gives a tuple only for several names.
+    # attrgetter returns a tuple only when it has several names.
     return lambda row: tuple(getattr(row, name) for name in names)
 
 
 @dataclass
 class StepTable(EventTable[StepFinished]):
-    """A `StepTable` holds the drawn fields of `StepFinished`.
+    """A `StepTable` holds the fields of `StepFinished` that are drawn.
 
-    `exposed` holds an array for each cause, with 0.0 where a step does not name it.
+    `exposed` holds an array for each cause, with 0.0 for a step that does not name the cause.
     `tokens_so_far` counts the tokens of a step and of all steps before it.
     """
 
@@ -163,10 +165,10 @@ class StepTable(EventTable[StepFinished]):
 
 @dataclass
 class MemoryTable(EventTable[MemorySampled]):
-    """A `MemoryTable` holds the drawn fields of `MemorySampled`, in bytes and watts.
+    """A `MemoryTable` holds the fields of `MemorySampled` that are drawn, in bytes and watts.
 
-    `energy` counts the watt hours that the card took while the run trained, those for steps that a
-    resume did again included.
+    `energy` counts the watt hours that the card used while the run trained, including those for
+    steps that were repeated after a resume.
     """
 
     worked_out = ("energy",)
@@ -187,10 +189,10 @@ class MemoryTable(EventTable[MemorySampled]):
         self.energy.append(energy)
 
     def watt_hours(self, time: float, event: MemorySampled, session_time: float | None) -> float:
-        """Returns the watt hours that the card took between the latest sample and `event`.
+        """Returns the watt hours that the card used between the latest sample and `event`.
 
-        The power in between counts as the mean of both. Returns 0.0 where the latest sample was
-        taken before the session began.
+        The power in between is taken as the mean of the two samples. Returns 0.0 if the latest
+        sample was taken before the session began.
         """
         if not len(self) or self.time[-1] < (session_time or 0.0):
             return 0.0
@@ -208,7 +210,8 @@ class EvalTable(EventTable[EvalFinished]):
 class NormTable(EventTable[UnitNorms]):
     """A `NormTable` holds the norms of `UnitNorms`.
 
-    `norms` has an array for each unit by its place, with 0.0 where a step does not name the unit.
+    `norms` has an array for each unit, by the unit's index, with 0.0 for a step that does not name
+    the unit.
     """
 
     worked_out = ("norms",)

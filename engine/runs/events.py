@@ -1,14 +1,14 @@
-"""The record of a run, ``runs/<id>/events.jsonl``, consists of the events that are defined here.
+"""The record of a run, ``runs/<id>/events.jsonl``, consists of the events defined in this module.
 
 - Each event is one JSON line and never changes.
-- A line carries `kind`, `run_id`, `seq` (which counts on across resumes) and `time` (Unix seconds).
-  The rest are the event's own fields.
-- A reader checks each line against the types of the fields, since the values are computed with and
-  drawn without anybody looking at them first.
+- A line contains `kind`, `run_id`, `seq` (which continues across resumes) and `time` (Unix
+  seconds), followed by the event's own fields.
+- A reader checks each line against the types of the fields, since the values are used in
+  calculations and drawings without further checks.
 - A field that an older file lacks takes its default. A kind that this version does not know is kept
   as `Unknown`, so that a newer file still opens.
 
-When a line is written, and what a torn line means, stands in `engine.runs.recorder`.
+`engine.runs.recorder` explains when a line is written and what a torn line means.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ def _kind_of(class_name: str) -> str:
 
 
 class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
-    """An event is one thing that happened in a run; this is the base class of all kinds.
+    """An `Event` records something that happened in a run; it is the base class of all kinds of
+    events.
 
-    `kind` is the class name in snake case. `gc=False` keeps events from Python's garbage collector,
-    which would go through all of them again and again: a long record has hundreds of thousands. It
-    is safe, since an event holds JSON values, which form no reference cycle.
+    `kind` is the class name in snake case. `gc=False` excludes events from Python's garbage
+    collector, which would otherwise traverse the hundreds of thousands of events of a long record
+    again and again. This is safe because an event holds JSON values, which form no reference
+    cycles.
     """
 
     kind: ClassVar[str] = "event"
@@ -50,7 +52,7 @@ class Event(Struct, frozen=True, gc=False, tag=_kind_of, tag_field="kind"):
         cls.kind = _kind_of(cls.__name__)
 
     def fields(self) -> dict[str, Any]:
-        """Returns the values by the names under which they are recorded."""
+        """Returns the field values by the names that they have in the record."""
         return {
             recorded: getattr(self, name)
             for name, recorded in zip(self.__struct_fields__, self.__struct_encode_fields__)
@@ -69,13 +71,13 @@ RunState = Literal[
     "failed",
     "discarded",
 ]
-"""A run is in one of these states. `interrupted` is not recorded: a reader concludes it when the
+"""A run is in one of these states. `interrupted` is never recorded: a reader infers it when the
 process that wrote an unfinished run is gone.
 """
 
 
 class RunStarted(Event, frozen=True):
-    """Everything is prepared and the first step is next. Each resume writes this event again."""
+    """The run is prepared, and its first step comes next. Each resume writes this event again."""
 
     name: str = ""
     pid: Whole = 0
@@ -88,8 +90,8 @@ class RunStarted(Event, frozen=True):
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: Number = 0.0
-    """Large matrix products reach this rate on the device, as measured before the run. It is 0
-    where nothing was measured.
+    """Large matrix products reach this rate on the device (TFLOP/s), as measured before the run. It
+    is 0 if nothing was measured.
     """
 
 
@@ -100,14 +102,15 @@ class StateChanged(Event, frozen=True):
     reason: str = ""
     lacks_space_for: str = field(name="room", default="")
     """A paused run waits for disk space to write this: its `record`, a `checkpoint`, or the
-    checkpoint with which it is to `stop`. The run goes on by itself once there is space; the event
-    that brings back the state from before then says `found`. The record calls the field `room`.
+    checkpoint that it writes before it stops (`stop`). The run continues without a request once
+    there is space; the event that restores the earlier state then contains `found`. In the record,
+    this field is called `room`.
     """
 
 
 class JobProgressed(Event, frozen=True):
-    """Long work other than steps got on. `job` is download, load_model, tokenise, allocate,
-    dry_run, checkpoint, export, evaluate, sample or prompts.
+    """A long job that is not a training step made progress. `job` is download, load_model,
+    tokenise, allocate, dry_run, checkpoint, export, evaluate, sample or prompts.
     """
 
     job: str = ""
@@ -125,7 +128,7 @@ class DataPrepared(Event, frozen=True):
 
 
 class FitReported(Event, frozen=True):
-    """The fit of the run was judged; `report` is `FitReport.to_dict()`."""
+    """The fit report of the run was made; `report` is `FitReport.to_dict()`."""
 
     report: dict[str, Any] = {}
 
@@ -141,7 +144,7 @@ class PlanBuilt(Event, frozen=True):
     grid: str = ""
 
     def __post_init__(self) -> None:
-        # This choice is drawn, so it must be a number. The others are shown as they are.
+        # This choice is drawn, so it must be a number. The others are shown unchanged.
         seconds = self.choices.get("predicted_seconds")
         if seconds is None:
             return
@@ -153,23 +156,23 @@ class PlanSimulated(Event, frozen=True):
     """A step of this session's plan was simulated in its steady state, with the rates of this
     machine.
 
-    There is a span for each op, in the order and the form of a `StepTimeline`. The event is not
-    recorded where no rates are known.
+    There is a span for each op, in the order and the form of a `StepTimeline`. If no rates are
+    known, this event is not recorded.
     """
 
     seconds: Number = 0.0
-    """A step takes this long, from the moment the step before it is applied to the moment that it
-    is applied itself.
+    """A step takes this many seconds, from the moment when the previous step is applied to the
+    moment when it is applied itself.
     """
     spans: list[Span] = []
 
 
 class ForecastChecked(Event, frozen=True):
-    """The predictions of the fit report were compared with what was measured in this session.
+    """The predictions of the fit report were compared with the measurements of this session.
 
     `moment` is dry_run (before the first step; the seconds are those of a step without updates),
-    running (once real steps are known) or end. `quantities` holds the comparisons by name, as
-    `engine.train.forecast` names and compares them.
+    running (once real steps are known) or end. `quantities` holds the comparisons by name;
+    `engine.train.forecast` defines the names.
     """
 
     step: Whole = 0
@@ -185,9 +188,9 @@ class StepFinished(Event, frozen=True):
     grad_norm: Number = 0.0
     learning_rate: Number = 0.0
     tokens: Whole = 0
-    """The step read this many tokens, padding not counted."""
+    """The step read this many tokens, not counting padding."""
     loss_tokens: Whole = 0
-    """This many of the tokens carry loss."""
+    """This many of the tokens contribute to the loss."""
     seconds: Number = 0.0
     tokens_per_second: Number = 0.0
     tflops: Number = 0.0
@@ -197,11 +200,11 @@ class StepFinished(Event, frozen=True):
     exposed: dict[str, Number] = {}
     """The COMPUTE lane waited this many seconds for each cause: h2d, d2h, optimizer, other."""
     data_seconds: Number = 0.0
-    """In so many seconds of the cause `other`, the step's rows were put together."""
+    """This many of the seconds with cause `other` were spent assembling the step's rows."""
 
 
 class StepTimeline(Event, frozen=True):
-    """The ops of a step took these times. Only some steps record them."""
+    """The ops of a step ran at these times. They are recorded for some steps only."""
 
     step: Whole = 0
     spans: list[Span] = []
@@ -212,7 +215,7 @@ class StepTimeline(Event, frozen=True):
 class UnitNorms(Event, frozen=True):
     """The gradients of the units had these norms in one step, before clipping.
 
-    They stand in the order of `RunStarted.units`.
+    They are in the order of `RunStarted.units`.
     """
 
     step: Whole = 0
@@ -220,10 +223,11 @@ class UnitNorms(Event, frozen=True):
 
 
 class MemorySampled(Event, frozen=True):
-    """Memory was looked at after `step`; the figures are in bytes.
+    """Memory was measured after `step`; the figures are in bytes.
 
-    `gpu_driver` is what the driver reports for the whole card. `host_total` is what all processes
-    of this session may use together. `power` is the card's, in watts, 0 where it is not known.
+    `gpu_driver` is the memory in use on the whole card, as the driver reports it. `host_total` is
+    what all processes of this session together may use. `power` is the card's power in watts, or 0
+    if unknown.
     """
 
     step: Whole = 0
@@ -239,7 +243,9 @@ class MemorySampled(Event, frozen=True):
 
 
 class EvalFinished(Event, frozen=True):
-    """The held-out rows were evaluated after `step`; `loss` is their mean per token with loss."""
+    """The held-out rows were evaluated after `step`; `loss` is the mean over the tokens that have a
+    loss.
+    """
 
     step: Whole = 0
     loss: Number = 0.0
@@ -261,13 +267,13 @@ class ExactMatchMeasured(Event, frozen=True):
 
 
 class PromptsAnswered(Event, frozen=True):
-    """The prompts of `output.sample_prompts` were answered greedily after `step` steps; 0 is before
-    the first.
+    """The prompts of `output.sample_prompts` were answered greedily after `step` steps, where 0
+    means before the first step.
     """
 
     step: Whole = 0
     answers: list[Answer] = []
-    """The answers stand in the order of the setting."""
+    """The answers are in the order of the prompts in the setting."""
 
 
 class CheckpointWritten(Event, frozen=True):
@@ -288,8 +294,8 @@ class ExportWritten(Event, frozen=True):
 
 
 class ControlReceived(Event, frozen=True):
-    """A person asked for stop, discard, pause, resume, save or change; `values` are those of a
-    change, by dotted name.
+    """A person sent a request: stop, discard, pause, resume, save or change. For a change, `values`
+    holds the new settings by dotted name.
     """
 
     command: str = ""
@@ -297,8 +303,8 @@ class ControlReceived(Event, frozen=True):
 
 
 class SettingsChanged(Event, frozen=True):
-    """A person's change holds from optimizer step `step` on. `values` are given by dotted name; the
-    run now has `total_steps`.
+    """A person's change takes effect from optimizer step `step` on. `values` holds the new settings
+    by dotted name; the run now has `total_steps`.
     """
 
     step: Whole = 0
@@ -307,18 +313,18 @@ class SettingsChanged(Event, frozen=True):
 
 
 class LogLine(Event, frozen=True):
-    """The run says something to the person; `level` is info, warning or error."""
+    """The run has a message for the person; `level` is info, warning or error."""
 
     level: str = "info"
     text: str = ""
 
 
 class LineDamaged(LogLine, frozen=True):
-    """A reader puts this event in the place of a line that is no record."""
+    """A reader returns this event in place of a line that is not a valid record."""
 
 
 class RunEnded(Event, frozen=True):
-    """The run is over; no line follows but those of a resume.
+    """The run is over; only a resume adds further lines.
 
     `state` is finished, stopped, failed or discarded; `reason` is one sentence.
     """
@@ -329,7 +335,7 @@ class RunEnded(Event, frozen=True):
 
 
 class Unknown(Event, frozen=True):
-    """A line has a kind that this version does not know."""
+    """A line had a kind that this version does not know."""
 
     original_kind: str = ""
     values: dict[str, Any] = {}
@@ -361,14 +367,14 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunEnded,
     )
 }
-"""A line is one of these events, by its kind."""
+"""A line's `kind` selects its type of event from this table."""
 
 
 # ---------------------------------------------------------------------- an event as a line
 
 _LATEST = 10**11
-"""Unix seconds must be below this, some thousand years from now: a time that no calendar shows is a
-damaged number.
+"""A Unix time must be below this limit, a few thousand years from now; a later one is a damaged
+number.
 """
 
 
@@ -382,7 +388,7 @@ class Envelope(Struct, frozen=True, gc=False):
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A record is an event with its envelope: one line of the file."""
+    """A `Record` is an event with its envelope: one line of the file."""
 
     run_id: str
     seq: int
@@ -390,7 +396,7 @@ class Record(Struct, frozen=True, gc=False):
     event: Event
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the dictionary that becomes one line."""
+        """Returns the record as a dictionary, to be encoded as one line."""
         if isinstance(self.event, Unknown):
             kind, values = self.event.original_kind, self.event.values
         else:
@@ -399,9 +405,9 @@ class Record(Struct, frozen=True, gc=False):
 
     @classmethod
     def from_json(cls, line: Any) -> Record:
-        """Returns the record of a line's JSON values.
+        """Returns the record that a line's JSON values describe.
 
-        Raises TypeError where the envelope or a field is not what it must be.
+        Raises TypeError if the envelope or a field has the wrong type.
         """
         try:
             envelope = convert(line, Envelope)

@@ -1,4 +1,4 @@
-"""The fields of events may hold values of these types.
+"""Fields of events may have the types that are defined in this module.
 
 A reader checks each line of a record against them.
 """
@@ -11,17 +11,19 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from msgspec import Meta
 
 LARGEST_WHOLE = 1 << 53
-"""JavaScript still holds such a number exactly, and sums of many of them fit into 64 bits."""
+"""JavaScript represents integers exactly up to this limit, and sums of many of them fit into 64
+bits.
+"""
 LARGEST = sys.float_info.max
-"""A float of a record is at most this, so it is finite."""
+"""A float in a record must not exceed this limit, so it is finite."""
 
 Whole = Annotated[int, Meta(ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)]
-# The bounds of a float refuse NaN and the infinities, which Python's JSON parser accepts.
+# The bounds of a float reject NaN and the infinities, which Python's JSON parser accepts.
 Number = (
     Annotated[int, Meta(ge=-1 << 63, le=(1 << 63) - 1)]
     | Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
 )
-"""A whole number stays one, so that a line that is written again reads as before."""
+"""An integer stays an integer, so that a line does not change when it is read and written again."""
 
 
 class Span(TypedDict):
@@ -44,14 +46,15 @@ class Wait(TypedDict):
 
 
 class Answer(TypedDict):
-    """A run answered one of the fixed prompts."""
+    """An `Answer` is a run's answer to one of the fixed prompts."""
 
     prompt: str
     answer: str
 
 
 class Comparison(TypedDict, total=False):
-    """One figure of a run was predicted and measured; a value is None where it is not known.
+    """A `Comparison` holds the predicted and the measured value of one figure; an unknown value is
+    None.
 
     `error` is measured / predicted - 1.
     """

@@ -2,8 +2,8 @@
 ``export/``.
 
 - A run belongs to the process that holds the lock of its folder.
-- The kernel releases the lock when that process dies, however it dies. A run that is not over and
-  whose lock nobody holds is therefore `interrupted`.
+- The kernel releases the lock when that process dies, for whatever reason. A run is therefore
+  `interrupted` if it is not over and no process holds its lock.
 - Other processes send their requests through the control file (`engine.runs.control`).
 """
 
@@ -33,12 +33,14 @@ CONTROL_FILE = "control.jsonl"
 LOCK_FILE = "lock"
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _LOCK_TRIES = 10
-"""An owner of the lock is asked for it so often before the run counts as in use."""
+"""After this many refusals by an owner of the lock, the run counts as in use."""
 _LOCK_WAIT_SECONDS = 0.02
 _LOOK_SECONDS = 0.001
-"""A process that only looks whether the lock is free holds it about as long."""
+"""While other processes only check the lock, it is tried again after this many seconds, about as
+long as such a check holds it.
+"""
 _LOOKS_SECONDS = 20.0
-"""Processes that only look are waited for at most this long."""
+"""Processes that only check the lock are waited for at most this many seconds."""
 
 
 class RunFolder:
@@ -52,8 +54,8 @@ class RunFolder:
         self.export_path = path / "export"
         self.control_path = path / CONTROL_FILE
         self.control_start: int | None = None
-        """While this object holds the lock, this is the size that the control file had when the
-        lock was taken. What stands before that was meant for an earlier process.
+        """While this object holds the lock, this is the size in bytes of the control file when the
+        lock was taken. Earlier content was meant for an earlier process.
         """
 
     def __fspath__(self) -> str:
@@ -65,9 +67,9 @@ class RunFolder:
         return TrainConfig.load(self.path / CONFIG_FILE)
 
     def save_config(self, config: TrainConfig) -> None:
-        """Makes `config` the run's configuration: a resume goes on with it.
+        """Replaces the run's configuration by `config`, which a resume will use.
 
-        Raises RunError where it cannot be written.
+        Raises RunError if it cannot be written.
         """
         try:
             config.save(self.path / CONFIG_FILE)
@@ -80,12 +82,12 @@ class RunFolder:
             self.read_config_again()
 
     def read_config_again(self) -> None:
-        """Forgets the configuration that was read, since another process may have written it."""
+        """Discards the cached configuration, since another process may have written the file."""
         self.__dict__.pop("config", None)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Owns the run for as long as the context lasts.
+        """Returns a context manager that owns the run while it is open.
 
         Raises RunError when another process, or another part of this one, owns it.
         """
@@ -101,8 +103,8 @@ class RunFolder:
         _held.add(descriptor)
         try:
             self._take(descriptor)
-            # The lock itself says whether the run is in use. The number of the process serves one
-            # sentence alone, so it may fail to be written.
+            # The lock itself shows whether the run is in use. The process id is needed only for one
+            # message, so a failure to write it does no harm.
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -117,10 +119,11 @@ class RunFolder:
             os.close(descriptor)
 
     def _take(self, descriptor: int) -> None:
-        """Takes the lock for this process alone. Raises RunError where another owns it."""
-        # is_running takes a shared lock for an instant to learn whether the lock is free, and many
-        # processes may look at once. So a refusal of the exclusive lock does not mean much: a
-        # process that only looks is waited for. A refusal of a shared lock, too, means an owner.
+        """Takes the lock exclusively. Raises RunError if another process owns it."""
+        # is_running takes a shared lock for an instant to find out whether the lock is free, and
+        # many processes may do so at once. So a refused exclusive lock does not prove that the run
+        # has an owner, and processes that only check are waited for. Only an owner also causes a
+        # shared lock to be refused.
         deadline, tries = time.monotonic() + _LOOKS_SECONDS, _LOCK_TRIES
         while tries and time.monotonic() < deadline:
             try:
@@ -143,8 +146,8 @@ class RunFolder:
     def is_running(self) -> bool:
         """Returns whether any process, this one included, holds the lock.
 
-        Returns True where that cannot be found out, since a run that counts as free may be deleted
-        or executed a second time.
+        Returns True if this cannot be determined, since a run that counts as free may be deleted or
+        executed a second time.
         """
         try:
             descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
@@ -162,14 +165,14 @@ class RunFolder:
 
 
 _held: set[int] = set()
-"""This process holds the locks of these file descriptors."""
+"""This process holds the locks on these file descriptors."""
 
 
 @functools.cache
 def _let_go_in_children() -> None:
-    """Makes forked children close the locks, from the first lock on.
+    """Makes forked children close the locked descriptors, once there is a first lock.
 
-    A child would otherwise keep the lock alive after its parent is killed.
+    Otherwise a child would keep the lock after its parent is killed.
     """
     os.register_at_fork(after_in_child=_close_held)
 
@@ -181,11 +184,10 @@ def _close_held() -> None:
 
 
 def shown_state(recorded: str, running: bool) -> str:
-    """Returns the state to show: `interrupted` for a run that is not over and that no process
-    holds.
+    """Returns the state to show, which is `interrupted` for an unfinished run that no process owns.
 
-    Ask `is_running` before reading the record: a run that ends in between would otherwise be taken
-    for an interrupted one.
+    Call `is_running` before reading the record. Otherwise a run that ends in between would appear
+    to be interrupted.
     """
     if running or recorded in OVER_STATES:
         return recorded
@@ -196,10 +198,10 @@ def shown_state(recorded: str, running: bool) -> str:
 
 
 def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFolder:
-    """Makes a new folder and writes the configuration into it.
+    """Creates a new run folder and writes the configuration into it.
 
-    The run's id sorts by time (UTC) and contains the name. Raises RunError where no folder can be
-    made.
+    The run's id sorts by time (UTC) and contains the name. Raises RunError if the folder cannot be
+    created.
     """
     runs = Path(runs_dir)
     stem = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{_slug(config.name)}"
@@ -208,7 +210,8 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
         runs.mkdir(parents=True, exist_ok=True)
         made = _new_folder(runs, stem)
         config.save(made / CONFIG_FILE)
-        # Without this sync, a power failure may leave checkpoints in a folder that has no name.
+        # Without this sync, a power failure could lose the folder's name although checkpoints were
+        # synced in it.
         sync_folder(runs)
     except OSError as error:
         if made is not None:
@@ -221,7 +224,7 @@ def create_run(runs_dir: str | os.PathLike[str], config: TrainConfig) -> RunFold
 
 
 def _new_folder(runs: Path, stem: str) -> Path:
-    """Makes the first of ``stem``, ``stem-2``, ``stem-3`` and so on that does not exist yet."""
+    """Creates the first of ``stem``, ``stem-2``, ``stem-3`` and so on that does not exist yet."""
     path, count = runs / stem, 1
     while True:
         try:
@@ -233,9 +236,9 @@ def _new_folder(runs: Path, stem: str) -> Path:
 
 
 def lasting_config(config: TrainConfig) -> TrainConfig:
-    """Returns the same configuration with local sources as whole paths.
+    """Returns the same configuration with local sources as absolute paths.
 
-    It can then be executed from any working directory.
+    The run can then be executed from any working directory.
     """
     return config.with_values(
         {
@@ -259,11 +262,11 @@ def open_run(runs_dir: str | os.PathLike[str], run_id: str) -> RunFolder:
 
 
 def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
-    """Deletes the folder with everything in it. Raises RunError while the run is going on."""
+    """Deletes a run's folder and its contents. Raises RunError while a process owns the run."""
     folder = open_run(runs_dir, run_id)
     grave = folder.path.with_name(f".deleted-{run_id}-{uuid.uuid4().hex[:8]}")
     try:
-        # The new name takes the run off the list in one step, however long deleting takes.
+        # Renaming removes the run from the list at once, however long deletion takes.
         with folder.lock():
             folder.path.rename(grave)
         if grave.is_symlink():
@@ -274,7 +277,7 @@ def delete_run(runs_dir: str | os.PathLike[str], run_id: str) -> None:
         raise RunError(
             f"Run {run_id} cannot be deleted completely ({error.strerror}); check {runs_dir}."
         ) from None
-    # An earlier deletion may have been killed half-way.
+    # An earlier deletion may have been interrupted.
     for leftover in folder.path.parent.glob(".deleted-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """A record is read from its start, from where a reader stopped, or from its end.
 
-It may grow meanwhile. No torch is imported.
+The record may grow during that time. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EVENTS_FILE = "events.jsonl"
 class _LineReader:
     """A `_LineReader` turns the lines of one file into records, from the first line on.
 
-    A line that a failing disk or an editor damaged costs its own content and not the run: a warning
-    takes its place, with the time of the record before it (0.0 where there is none).
+    If a failing disk or an editor damaged a line, only that line is lost. A warning replaces it,
+    with the time of the preceding record (0.0 for the first line).
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -35,7 +35,7 @@ class _LineReader:
         self._before = Record(Path(path).absolute().parent.name, 0, 0.0, LogLine())
 
     def record(self, line: bytes) -> Record:
-        """Returns the record of the next line."""
+        """Returns the record in the next line."""
         self._lines += 1
         try:
             self._before = parse_line(line)
@@ -50,9 +50,9 @@ class _LineReader:
 
 
 def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """Yields the records of a file, in order; none when there is no such file yet.
+    """Yields the records of a file in order, or nothing if the file does not exist yet.
 
-    A torn last line is left out, and a warning stands for a line that is not a record. Raises
+    A torn last line is skipped, and a line that is not a record is replaced by a warning. Raises
     RunError when the file cannot be read.
     """
     reader = _LineReader(path)
@@ -69,8 +69,7 @@ def replay(path: str | os.PathLike[str]) -> Iterator[Record]:
 
 
 def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
-    """Returns the latest whole record of `kind` in a file that `RunRecorder` wrote, None where
-    there is none.
+    """Returns the latest complete record of `kind` in a file that `RunRecorder` wrote, or None.
 
     The file is searched from its end, and lines of other kinds are not parsed. Raises RunError when
     the file cannot be read.
@@ -88,11 +87,11 @@ def last_of_kind(path: str | os.PathLike[str], kind: str) -> Record | None:
 
 
 def _last_in(content: mmap.mmap, start: bytes) -> Record | None:
-    """Returns the last whole record whose line begins with `start`."""
+    """Returns the last complete record whose line begins with `start`."""
     end = len(content)
     while (begin := content.rfind(start, 0, end)) >= 0:
         stop = content.find(b"\n", begin)
-        # The same bytes within a line are text that somebody wrote.
+        # Elsewhere in a line, the same bytes are part of a text.
         begins_line = begin == 0 or content[begin - 1 : begin] == b"\n"
         if stop > 0 and begins_line:
             with contextlib.suppress(ValueError):
@@ -102,10 +101,10 @@ def _last_in(content: mmap.mmap, start: bytes) -> Record | None:
 
 
 class Follower:
-    """A `Follower` reads what was added to a record since its last call, while another process or
-    thread writes it.
+    """A `Follower` reads what was added to a record since the last call, while another process or
+    thread writes the record.
 
-    The records are those of `replay`.
+    It returns the same records as `replay`.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -114,18 +113,19 @@ class Follower:
         self._reader = _LineReader(path)
 
     def read_new(self) -> list[Record]:
-        """Returns the records of the lines completed since the last call; none when there is no
-        file yet.
+        """Returns the records in the lines completed since the last call, or an empty list if there
+        is no file yet.
 
-        Raises RunError when the file cannot be read. Where that happens midway, the records that
-        were read first are returned, and the next call raises.
+        Raises RunError when the file cannot be read. If reading fails partway, this call returns
+        the records read so far and the next call raises.
         """
         return list(self.new_records())
 
     def new_records(self) -> Iterator[Record]:
         """Yields the records of `read_new` one by one.
 
-        A caller who lets go of each record before the next never holds a long record whole.
+        A caller that drops each record before reading the next never holds a whole long file in
+        memory.
         """
         begin = self._offset
         try:
@@ -144,10 +144,10 @@ class Follower:
 
 
 def catch_up(snapshot: RunSnapshot, follower: Follower) -> None:
-    """Applies what was added to a record to its snapshot.
+    """Applies the new records of a file to its snapshot.
 
-    A record that cannot be applied, by a fault of the program, costs itself and not those after it:
-    the log says which one it was. Raises RunError when the file cannot be read.
+    If a fault in the program prevents a record from being applied, only that record is skipped, and
+    the log names it. Raises RunError when the file cannot be read.
     """
     for record in follower.new_records():
         try:

@@ -1,6 +1,6 @@
-"""Lines of a run's record become records here, and records become lines.
+"""Lines of a run's record are decoded here, and records are encoded as lines.
 
-Whoever reads a record reads it through this module.
+All readers of a record use this module.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _envelope = Decoder(Envelope).decode
 _event = Decoder(_ANY_EVENT).decode
 
 _HEAD = 80
-"""The kind of a line ends within so many bytes."""
+"""The kind of a line ends within this many bytes."""
 
 
 # ---------------------------------------------------------------------- reading
 
 
 def line_kind(line: bytes) -> str:
-    """Returns the kind of a line that `RunRecorder` wrote, "" where there is none.
+    """Returns the kind of a line that `RunRecorder` wrote, or "" if the line has none.
 
-    The line is not parsed: its kind is the first value, between the third quotation mark and the
-    fourth.
+    The line is not parsed: its kind is the first value, between the third and fourth quotation
+    marks.
     """
     if line.count(b'"', 0, _HEAD) < 4:
         return ""
@@ -39,16 +39,16 @@ def line_kind(line: bytes) -> str:
 
 
 def parse_line(line: bytes) -> Record:
-    """Returns the record of a line. Raises ValueError when the line is not a record."""
-    # Every line that `RunRecorder` wrote is ASCII. In other lines, msgspec looks less closely at
-    # the values that it passes over.
+    """Returns the record in a line. Raises ValueError when the line is not a record."""
+    # Every line that `RunRecorder` wrote is ASCII. In other lines, msgspec does not fully check the
+    # values that it skips.
     if line.isascii():
         try:
             envelope = _envelope(line)
             return Record(envelope.run_id, envelope.seq, envelope.time, _event(line))
         except (MsgspecError, ValueError, RecursionError):
-            # json may accept the line all the same: one of an unknown kind, one that names a field
-            # twice, one with NaN where anything may stand.
+            # json may still accept the line, for example one with an unknown kind, with a field
+            # named twice, or with NaN where any value is allowed.
             pass
     try:
         return Record.from_json(_loaded(line))
@@ -57,12 +57,12 @@ def parse_line(line: bytes) -> Record:
 
 
 def _loaded(line: bytes) -> Any:
-    """Returns the JSON values of a line, with nothing in them that cannot be sent to a page.
+    """Returns the JSON values of a line, with all text made valid so that it can be sent to a page.
 
-    Raises ValueError where the line is not JSON.
+    Raises ValueError if the line is not JSON.
     """
     values = json.loads(line)
-    # Half of a surrogate pair, which a file's name may contain, is no text: it becomes "?".
+    # Half of a surrogate pair, which a file name may contain, is not valid text: it becomes "?".
     if b"\\u" in line or not line.isascii():
         values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
     return values
@@ -72,10 +72,10 @@ def _loaded(line: bytes) -> Any:
 
 
 def encode_line(record: Record) -> bytes:
-    """Returns the line of a record, in ASCII and with its line break.
+    """Returns a record as a line of ASCII with a line break.
 
-    Raises ValueError for a number that is not finite, and TypeError for a value without a JSON
-    form.
+    Raises ValueError for a number that is not finite, and TypeError for a value that JSON cannot
+    represent.
     """
     values = record.to_json()
     try:
@@ -91,7 +91,7 @@ def encode_line(record: Record) -> bytes:
 
 
 def _numbers(value: Any, name: str) -> Iterator[tuple[str, float]]:
-    """Yields each float in a JSON value with words for its place."""
+    """Yields each float in a JSON value with a text that says where it is."""
     if isinstance(value, float):
         yield name, value
     elif isinstance(value, dict):

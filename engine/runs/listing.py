@@ -22,20 +22,21 @@ from engine.runs.recorder import SESSION_FILE
 
 _TAIL_BYTES = 1 << 16
 _LONGEST = 1 << 21
-"""A longer line, in bytes, is damage; the lines that a summary reads are far shorter."""
+"""A line longer than this many bytes counts as damaged; the lines that a summary reads are far
+shorter.
+"""
 _END_LIMIT = 1 << 22
-"""A summary reads at most so many bytes of either end of a record; it nearly always stops far
-earlier.
+"""A summary reads at most this many bytes from either end of a record, and nearly always far fewer.
 """
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A summary is one line of the list of runs.
+    """A `RunSummary` is one line in the list of runs.
 
-    `name` and `note` are a person's; without a person's name, the configuration's stands there.
-    `created` is in Unix seconds. `seconds` is the time that the run was at work. A run that cannot
-    be read has the state `unreadable` and says in `reason` why.
+    `name` and `note` were given by a person; without such a name, `name` is that of the
+    configuration. `created` is in Unix seconds. `seconds` is the run's working time. A run that
+    cannot be read has the state `unreadable`, and `reason` says why.
     """
 
     id: str
@@ -54,7 +55,8 @@ class RunSummary:
 
 
 def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
-    """Returns the summaries of all runs, newest first; none when there is no such folder.
+    """Returns the summaries of all runs, newest first, or an empty list if the folder does not
+    exist.
 
     Raises RunError when the folder cannot be read.
     """
@@ -73,7 +75,7 @@ def list_runs(runs_dir: str | os.PathLike[str]) -> list[RunSummary]:
 
 
 def summarise(folder: RunFolder) -> RunSummary | None:
-    """Returns the summary of a run, None when its folder is deleted meanwhile."""
+    """Returns the summary of a run, or None if its folder is deleted during the call."""
     try:
         return _summary(folder)
     except OSError as error:
@@ -103,7 +105,7 @@ def summarise(folder: RunFolder) -> RunSummary | None:
 
 
 def _summary(folder: RunFolder) -> RunSummary:
-    """Returns the summary of a run. Raises OSError or RamstreamError where it cannot be read."""
+    """Returns the summary of a run. Raises OSError or RamstreamError if it cannot be read."""
     running = folder.is_running()
     stat = (folder.path / CONFIG_FILE).stat()
     name, model, data, steps = _configured(folder.path / CONFIG_FILE, stat.st_mtime_ns)
@@ -119,11 +121,11 @@ def _summary(folder: RunFolder) -> RunSummary:
             created = first.time
         total_steps = (ends.started or started).total_steps
         if total_steps and steps is not None:
-            # A change of the run while it goes on is in the configuration, not in `RunStarted`.
+            # A change made during the run is in the configuration, not in `RunStarted`.
             total_steps = steps
     session_time, earlier_seconds = _session(folder, created)
     seconds = earlier_seconds + max(0.0, (ends.last_time or created) - session_time)
-    # Without a state near the end, the last thing that happened there was a step.
+    # If no state is found near the end, the lines there belong to steps.
     state = ends.state or ("running" if ends.step else "preparing")
     about = read_about(folder.path)
     return RunSummary(
@@ -144,10 +146,11 @@ def _summary(folder: RunFolder) -> RunSummary:
 
 
 def _session(folder: RunFolder, created: float) -> tuple[float, float]:
-    """Returns when the latest session began (Unix seconds), and the length of those before it.
+    """Returns when the latest session began (Unix seconds) and how many seconds the earlier ones
+    took.
 
-    Only a resumed run has a file that says so; for other runs the session began when the run was
-    `created`.
+    Only a resumed run has a file with these values; other runs have one session, which began when
+    the run was `created`.
     """
     try:
         session = json.loads((folder.path / SESSION_FILE).read_text(encoding="utf-8"))
@@ -160,18 +163,17 @@ def _session(folder: RunFolder, created: float) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=4096)
 def _configured(path: Path, _mtime_ns: int) -> tuple[str, str, str, int | None]:
-    """Returns name, model, data and steps of a configuration.
+    """Returns the name, model, data and number of steps in a configuration.
 
-    The time of the file's last change belongs to the cache's key, so that a changed file is read
-    again.
+    The file's modification time is part of the cache key, so that a changed file is read again.
     """
     config = TrainConfig.load(path)
     return config.name, config.model.source, config.data.title, config.train.steps
 
 
 def _head(file: BinaryIO) -> tuple[Record | None, RunStarted]:
-    """Returns the first record, None while there is no whole one, and the first `RunStarted`, an
-    empty one where none is near the start.
+    """Returns the first complete record, or None, and the first `RunStarted`, or an empty one if
+    there is none near the start.
     """
     file.seek(0)
     first: Record | None = None
@@ -186,7 +188,7 @@ def _head(file: BinaryIO) -> tuple[Record | None, RunStarted]:
 
 
 class _RecordEnds:
-    """A `_RecordEnds` gathers what a summary needs from a record's end, from its last line back."""
+    """A `_RecordEnds` collects what a summary needs from the end of a record, read backwards."""
 
     def __init__(self) -> None:
         self.state: str | None = None
@@ -198,7 +200,9 @@ class _RecordEnds:
         self._ceiling: int | None = None
 
     def add(self, line: bytes) -> bool:
-        """Takes the line before those taken so far; returns True once no earlier line matters."""
+        """Adds the line that precedes those added so far; returns True once no earlier line
+        matters.
+        """
         wanted = line_kind(line) in _TELLING
         if self.last_time is None or wanted:
             with contextlib.suppress(ValueError):
@@ -210,7 +214,7 @@ class _RecordEnds:
         return self.loss is not None or self.step == 0
 
     def _apply(self, event: Event) -> None:
-        # The lines come backwards, so the first value that is found is the latest.
+        # The lines come in reverse order, so the first value found is the latest.
         if isinstance(event, (StateChanged, RunEnded)):
             if self.state is None:
                 self.state = event.state
@@ -219,7 +223,7 @@ class _RecordEnds:
             self.state = self.state or "preparing"
             self.started = self.started or event
             resumed = event.resumed_step or 0
-            # A resume of an older step takes back the steps after it, which stand before this line.
+            # A resume from an older step discards the later steps, whose lines precede this one.
             self._ceiling = resumed if self._ceiling is None else min(self._ceiling, resumed)
             if self.step is None:
                 self.step = resumed
@@ -232,18 +236,18 @@ class _RecordEnds:
 
 
 _TELLING = (StateChanged.kind, RunEnded.kind, RunStarted.kind, StepFinished.kind)
-"""A summary reads lines of these kinds."""
+"""A summary parses lines of these kinds only."""
 
 
 def _lines_backwards(file: BinaryIO) -> Iterator[bytes]:
-    """Yields whole lines from the last one back, as far as `_END_LIMIT` bytes from the end.
+    """Yields complete lines in reverse order, up to `_END_LIMIT` bytes from the end.
 
-    A line of `_LONGEST` bytes or more, which is damage, is passed over, and its bytes do not count.
+    A line of `_LONGEST` bytes or more is damaged; it is skipped, and its bytes do not count.
     """
     position = file.seek(0, os.SEEK_END)
     left = _END_LIMIT
-    # `rest` is the end of a line whose beginning is not read yet. What follows the last line break
-    # is nothing, or a line that is being written, so it is passed over.
+    # `rest` is the end of a line whose beginning has not been read yet. After the last line break
+    # comes nothing or an unfinished line, which is skipped.
     rest = b""
     passed_over = True
     while position > 0 and left > 0:

@@ -1,21 +1,21 @@
-"""A `RunRecorder` is the one writer of a run's ``events.jsonl``. Its readers are in
+"""A `RunRecorder` is the only writer of a run's ``events.jsonl``. Its readers are in
 `engine.runs.following`.
 
-- One event becomes one line. The line is encoded, read back as a reader would read it, and only
-  then written; so no line is written that a reader would take for damage.
-- After that, the event is applied to the snapshot and told to the subscribers. They get the record
-  that was read back, which is exactly what a reader of the file gets.
-- The file is opened for appending, and a line is whole or gone: where only part of it could be
-  written, that part is cut off again.
+- One event becomes one line. The line is encoded, decoded as a reader would decode it, and only
+  then written, so no line is written that a reader would treat as damaged.
+- After that, the event is applied to the snapshot and passed to the subscribers. They get the
+  decoded record, which is exactly what a reader of the file gets.
+- The file is opened for appending. A line is written completely or not at all: if only a part of it
+  could be written, the file is truncated to its earlier end.
 - The file is synced to the disk (fsync) after the lines that a resume relies on: a checkpoint was
-  written, the run is over. The other lines reach the disk when the system writes them; a power
-  failure may cost the latest of them, but a killed process costs none.
-- A torn last line means that a process was killed, or the power failed, while it wrote. The next
+  written, or the run is over. The other lines reach the disk when the system writes them. A power
+  failure may lose the latest of these; the death of the process loses none.
+- A torn last line means that the process was killed, or the power failed, during a write. The next
   recorder moves the torn part to ``events.torn`` before it appends, so that every line of the
-  record is whole. A last line that only lacks its line break is kept and gets one. Readers leave a
-  last line without a line break out.
-- On a full disk, a run that asked for it waits for space, and the record says so: `Reserve` holds
-  the space for that line and for the run's last line.
+  record is complete. If the last line lacks only its line break, the line is kept and the break is
+  added. Readers ignore a last line without a line break.
+- On a full disk, a run that called `wait_for_disk_space` waits for space, and the record says so:
+  `Reserve` holds the space for that line and for the run's last line.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from engine.runs.snapshot import RunSnapshot
 TORN_FILE = "events.torn"
 """A torn last line is moved into this file."""
 SESSION_FILE = "session.json"
-"""A resumed run has this file. It tells the Unix `time` at which the latest session began, and
-`earlier_seconds`, the length of the sessions before it. Lists of runs read it instead of the whole
-record.
+"""A resumed run has this file. It holds the Unix `time` at which the latest session began, and
+`earlier_seconds`, the total length of the earlier sessions. Lists of runs read it instead of the
+whole record.
 """
 _SCAN_BYTES = 1 << 16
 
 
 class RunRecorder:
-    """A `RunRecorder` appends events to ``<folder>/events.jsonl`` and keeps the snapshot that they
-    add up to.
+    """A `RunRecorder` appends events to ``<folder>/events.jsonl`` and keeps the snapshot built from
+    them.
 
-    An existing record is continued where it ended: `seq` counts on. At most one recorder may be
-    open for a folder; the run's lock sees to that. Raises RunError when the file cannot be read or
-    written.
+    An existing record is continued where it ended, and so is the count `seq`. At most one recorder
+    may be open for a folder, which the run's lock ensures. Raises RunError when the file cannot be
+    read or written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], run_id: str):
@@ -98,27 +98,30 @@ class RunRecorder:
             raise
 
     def wait_for_disk_space(self, endings: Callable[[], int] | None) -> None:
-        """Makes `emit` wait, from now on, where the disk has no space for a line.
+        """Makes `emit` wait from now on when the disk has no space for a line.
 
-        The wait also ends when one more request to end the run comes: `endings` returns how many
-        there were so far. With None, `emit` does not wait but raises, as it does at first.
+        The wait also ends when another request to end the run arrives: `endings` returns how many
+        have arrived so far. With None, `emit` raises instead of waiting, which is the default.
         """
         self._endings = endings
 
     def call_after_wait(self, listener: Callable[[], None] | None) -> None:
-        """Makes each thread that waited for space call `listener` afterwards; None ends that."""
+        """Makes each thread that waited for space call `listener` afterwards; None removes the
+        listener.
+        """
         self._after_wait = listener
 
     def emit(self, event: Event) -> Record:
         """Writes one event as one line, applies it to the snapshot, then calls the subscribers.
 
-        Any thread may call. Raises ValueError for a number that is NaN or infinite, and TypeError
-        for a value that has no JSON form or not its field's type. Both are faults of the program: a
-        run must end with an error that names the cause before it records such a number.
+        Any thread may call this. Raises ValueError for a number that is NaN or infinite, and
+        TypeError for a value that JSON cannot represent or that does not have its field's type.
+        Both are faults in the program: a run must end with an error that names the cause before it
+        records such a number.
 
-        Raises RunError where the disk cannot take the line; the file then still ends with the line
-        before. After `wait_for_disk_space`, where the disk lacks space, this method instead returns
-        once there is some. The record tells that the run is paused meanwhile.
+        Raises RunError if the line cannot be written; the file then still ends with the line
+        before. After `wait_for_disk_space`, if the disk lacks space, this method instead waits
+        until there is some, and the record says that the run is paused.
         """
         looks, asked = 0, 0
         while True:
@@ -133,8 +136,8 @@ class RunRecorder:
                         raise self._unwritable(error) from None
             self._deliver()
             time.sleep(LOOK_SECONDS)
-            # Requests to end that came before this first look were meant for a run that trains.
-            # They are kept for the time when it goes on, and do not end the wait.
+            # Requests to end the run that came before this first check were meant for a training
+            # run. They are kept until training continues and do not end the wait.
             if looks == 0:
                 asked = self._asked()
             looks += 1
@@ -147,7 +150,7 @@ class RunRecorder:
     def _take(self, event: Event) -> Record:
         """Writes `event`; after a wait for space, the lines that end the wait come before it.
 
-        Raises OSError where there is no space.
+        Raises OSError if there is no space.
         """
         lack = self._lack
         before: list[Event] = []
@@ -166,19 +169,19 @@ class RunRecorder:
             before.append(LogLine("info", waited))
         record = self._append(*before, event)
         self._lack = None
-        # A resume relies on these lines, so they must outlive a power failure.
+        # A resume relies on these lines, so they must survive a power failure.
         if isinstance(event, (CheckpointWritten, RunEnded)):
             self._sync()
         return record
 
     def _append(self, *events: Event) -> Record:
-        """Writes all of these lines or none; returns the record of the last."""
+        """Writes all of these events as lines, or none; returns the record of the last one."""
         lines = [
             encode_line(Record(self.run_id, self.snapshot.last_seq + place, time.time(), event))
             for place, event in enumerate(events, 1)
         ]
-        # The lines are read back so that a live listener gets exactly what a reader of the file
-        # gets, and before they are written, so that no damaged line is written.
+        # The lines are decoded again, so that a live listener gets exactly what a reader of the
+        # file gets. This happens before they are written, so that no damaged line is written.
         records = [_read_back(line, event) for line, event in zip(lines, events)]
         self._write(b"".join(lines))
         for record in records:
@@ -189,8 +192,8 @@ class RunRecorder:
     def _waits(self, error: OSError, event: Event, looks: int, asked: int) -> bool:
         """Returns whether the thread that could not write `event` must wait for space.
 
-        The record is told once that the run waits. `asked` is the number of requests to end the run
-        at the first of the `looks` that the thread took.
+        The record says once that the run waits. `looks` is how often the thread has checked for
+        space, and `asked` is how many requests to end the run there were at its first check.
         """
         can_wait = error.errno in FULL and not isinstance(event, RunEnded)
         if not can_wait or self._endings is None:
@@ -205,7 +208,8 @@ class RunRecorder:
             self._lack = _Lack(error, back_to)
         if not self._lack.is_told:
             self._reserve.give_half()
-            # Another program may have taken the space that was just freed. Each look tries again.
+            # Another program may have taken the space that was just freed, so each check tries
+            # again.
             with contextlib.suppress(OSError):
                 self._append(
                     StateChanged("paused", wait_in_words(error, self.path.parent), "record")
@@ -218,11 +222,11 @@ class RunRecorder:
         return endings() if endings is not None else 0
 
     def subscribe(self, listener: Callable[[Record], None]) -> None:
-        """Calls `listener` with every record from now on, one at a time, in the order of `seq`.
+        """Calls `listener` with every record from now on, one at a time and in the order of `seq`.
 
         The calls come from emitting threads. A listener must return quickly, and it may emit. A
-        listener that raises an Exception is dropped, which the record notes: a broken terminal or
-        screen does not end a run.
+        listener that raises an Exception is removed, and the record says so, since a broken
+        terminal or screen must not end a run.
         """
         with self._lock:
             self._subscribers.append(listener)
@@ -232,22 +236,22 @@ class RunRecorder:
         with self._lock:
             if self._descriptor is not None:
                 descriptor, self._descriptor = self._descriptor, None
-                # The lines that matter were synced when they were written.
+                # The lines that a resume needs were synced when they were written.
                 with contextlib.suppress(OSError):
                     os.fsync(descriptor)
                 os.close(descriptor)
                 self._reserve.give_all()
 
     def _write(self, line: bytes) -> None:
-        """Writes whole lines or nothing."""
+        """Writes complete lines or nothing."""
         assert self._descriptor is not None
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except BaseException:
-            # Only the bytes that got through are cut off. The size is asked for now, since others
-            # may have appended to the file as well.
+            # Only the bytes that were written here are removed. The size is read now, since other
+            # processes may have appended to the file as well.
             size = os.fstat(self._descriptor).st_size
             os.ftruncate(self._descriptor, size - (len(line) - len(rest)))
             raise
@@ -268,11 +272,11 @@ class RunRecorder:
         )
 
     def _deliver(self) -> None:
-        """Tells the subscribers of all records that they have not been told of.
+        """Delivers all records that the subscribers have not received yet.
 
-        The first thread that comes delivers for all threads until nothing is left, and the others
+        The first thread to arrive delivers for all threads until nothing is left, and the others
         return at once. So records reach the subscribers in order, and the file's lock is free while
-        a slow subscriber, or one that emits, is called.
+        a subscriber is called, even one that is slow or that emits.
         """
         while True:
             with self._lock:
@@ -300,10 +304,10 @@ class RunRecorder:
 
 @dataclass
 class _Lack:
-    """A `_Lack` begins when the disk has no space for the record, as `error` told.
+    """A `_Lack` describes a wait that began when the disk had no space for the record (`error`).
 
-    `state` is the state to go back to. `is_told` says whether the record says yet that the run
-    waits. `since` is on the clock of `time.monotonic`.
+    `state` is the state to restore. `is_told` says whether the record already says that the run
+    waits. `since` is a time of `time.monotonic`.
     """
 
     error: OSError
@@ -323,7 +327,7 @@ def _read_back(line: bytes, event: Event) -> Record:
 
 
 def _repair_end(path: Path, descriptor: int) -> None:
-    """Makes the file end with a whole line. Everything before the torn line stays as it is."""
+    """Makes the file end with a complete line. Everything before a torn line is left unchanged."""
     size = start = os.fstat(descriptor).st_size
     pieces: list[bytes] = []
     while start > 0 and not (pieces and b"\n" in pieces[-1]):
@@ -338,7 +342,7 @@ def _repair_end(path: Path, descriptor: int) -> None:
     except ValueError:
         with path.with_name(TORN_FILE).open("ab") as aside:
             aside.write(torn + b"\n")
-            # The copy must be on the disk before the original is cut off.
+            # The copy must be on the disk before the original is truncated.
             aside.flush()
             os.fsync(aside.fileno())
         os.ftruncate(descriptor, size - len(torn))

@@ -1,6 +1,6 @@
-"""An open record holds back some disk space for the lines that tell of a full disk.
+"""An open record reserves some disk space for the lines that report a full disk.
 
-No library but the standard one is imported.
+This module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from pathlib import Path
 from engine.files import is_full_in_words
 
 RECORD_BYTES = 16 << 20
-"""A run whose disk is full asks for this space, which the record of some hours takes."""
+"""A run on a full disk waits until this many bytes are free, enough for some hours of its
+record.
+"""
 LOOK_SECONDS = 0.5
-"""A record that waits for space looks for it after so many seconds, again and again."""
+"""A record that waits for space checks the disk again every time this many seconds have passed."""
 RESERVE_FILE = "events.reserve"
 _RESERVE_BYTES = 1 << 16
 
 
 class Reserve:
-    """A `Reserve` holds disk space beside a record, as the file ``events.reserve``.
+    """A `Reserve` keeps disk space allocated in the file ``events.reserve`` in the folder of a
+    record.
 
-    On a full disk, half of it is freed for the line that says so, and for the requests that are
-    then written to the run's control file. The rest is freed for the last line of the run.
+    On a full disk, half of the space is freed for the line that reports it, and for the requests
+    that are then written to the run's control file. The rest is freed for the last line of the run.
     """
 
     def __init__(self, folder: Path):
         self._path = folder / RESERVE_FILE
 
     def hold(self) -> None:
-        """Takes the whole reserve. Raises OSError where the disk has less space."""
+        """Allocates the whole reserve. Raises OSError if the disk has less space."""
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.posix_fallocate(descriptor, 0, _RESERVE_BYTES)
@@ -39,7 +42,7 @@ class Reserve:
             os.close(descriptor)
 
     def give_half(self) -> None:
-        with contextlib.suppress(OSError):  # somebody may have deleted the file
+        with contextlib.suppress(OSError):  # the file may have been deleted
             os.truncate(self._path, _RESERVE_BYTES // 2)
 
     def give_all(self) -> None:
@@ -48,12 +51,12 @@ class Reserve:
 
 
 def has_disk_space(folder: Path) -> bool:
-    """Tells whether the disk has space for a record again. A quota does not show here."""
+    """Returns whether the disk has space for a record again. It does not notice quotas."""
     return shutil.disk_usage(folder).free >= RECORD_BYTES
 
 
 def wait_in_words(error: OSError, folder: Path) -> str:
-    """Returns one sentence that says why a run waits and what ends that."""
+    """Returns one sentence that says why a run waits and what ends the wait."""
     return (
         f"{is_full_in_words(error)}: the record of the run cannot be written in {folder}; free at "
         f"least {RECORD_BYTES >> 20} MiB of that disk and the run goes on by itself; stopped now, "

@@ -1,20 +1,21 @@
-"""A `RunSnapshot` is what a run's records add up to, as plain data that the screens draw.
+"""A `RunSnapshot` is the current state of a run, computed from its records, as plain data for the
+screens to draw.
 
-The records are folded one after the other, by `RunSnapshot.apply`:
+`RunSnapshot.apply` folds the records into the snapshot one after the other:
 
-- Each kind of event has one method that changes the snapshot (`_FOLDS`). A kind that this version
-  does not know only counts as a line.
+- Each kind of event has one method that changes the snapshot (`_FOLDS`). A record of an unknown
+  kind only adds to the count of lines.
 - The fold is pure: the same records give the same snapshot, whether they arrive live, from a file,
   or from another process's file as it grows.
-- Each record is applied in amortised constant time, and what is kept is bounded or small: tables
-  are thinned out (`engine.runs.event_tables`), the log and the answers keep their latest entries.
-  So a run of any length can be followed.
+- Each record is applied in amortised constant time, and the memory stays small: tables are thinned
+  out (`engine.runs.event_tables`), and the log and the answers keep only their latest entries. So a
+  run of any length can be followed.
 - A session begins with the state `preparing` or, where that line is missing, with `RunStarted`. A
-  resume from an earlier step takes back the rows, answers and checkpoints of later steps.
-- A step number that cannot be true (`engine.runs.step_order`) is not shown, and the log says so.
+  resume from an earlier step removes the rows, answers and checkpoints of later steps.
+- An implausible step number (`engine.runs.step_order`) is not shown, and the log says so.
 
-The thread that applies must be the one that reads: a table cannot grow while an array that shares
-the memory of one of its columns is alive.
+Records must be applied by the thread that reads the snapshot: a table cannot grow while another
+array shares the memory of one of its columns.
 """
 
 from __future__ import annotations
@@ -68,18 +69,18 @@ OVER_STATES = ("finished", "stopped", "failed", "discarded")
 
 LOG_LINES = 500
 DAMAGED_TOLD = 20
-"""The log names so many damaged lines; further ones are only counted."""
+"""The log names at most this many damaged lines; further ones are only counted."""
 PROMPT_ANSWERS = 200
-"""The answers to the sample prompts of so many evaluations are kept, the latest ones."""
+"""The answers to the sample prompts are kept for this many evaluations, the latest ones."""
 RECENT_STEPS = 20
-"""The time that is left is worked out from so many of the latest steps."""
+"""The remaining time is estimated from this many of the latest steps."""
 
 E = TypeVar("E", ExactMatchMeasured, PromptsAnswered, CheckpointWritten, ExportWritten)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job is long work that goes on; `started` and `time` are the Unix times of its first and
+    """A `Job` is long work in progress; `started` and `time` are the Unix times of its first and
     its latest record.
     """
 
@@ -93,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """The run said `text` at the Unix time `time`."""
+    """The run reported `text` at the Unix time `time`."""
 
     time: float
     level: str
@@ -102,7 +103,9 @@ class LogEntry:
 
 @dataclass
 class RunSnapshot:
-    """A snapshot holds everything that a screen shows of one run. Times are Unix seconds."""
+    """A `RunSnapshot` holds everything that a screen shows about one run. Times are Unix
+    seconds.
+    """
 
     run_id: str = ""
     name: str = ""
@@ -114,33 +117,35 @@ class RunSnapshot:
     program_version: str = ""
     flops_formula: str = ""
     ceiling_tflops: float = 0.0
-    """Large matrix products reach this rate on the device; it is 0 where nothing was measured."""
+    """Large matrix products reach this rate on the device (TFLOP/s); it is 0 if nothing was
+    measured.
+    """
     resumed_step: int | None = None
-    """The latest session continued from this step; it is None for one that began at the start."""
+    """The latest session continued from this step; it is None if the session began at the start."""
     sessions: int = 0
-    """The run was started so many times: once, and once more for each resume."""
+    """The run was started this many times: once, plus once for each resume."""
     is_started: bool = False
     """This is True once the latest session has recorded `RunStarted`: everything is prepared."""
 
     state: RunState = "preparing"
     reason: str = ""
     lacks_space_for: str = ""
-    """A paused run waits for disk space to write this; the words are those of `StateChanged`."""
+    """A paused run waits for disk space to write this; the values are those of `StateChanged`."""
     started_time: float | None = None
     session_time: float | None = None
-    """The latest session began then: with its change to `preparing`, or with its `RunStarted` where
-    that comes first.
+    """The latest session began at this time: with its change to `preparing`, or with its
+    `RunStarted` if that comes first.
     """
     last_time: float | None = None
     """The latest record has this time."""
     earlier_seconds: float = 0.0
-    """The sessions before the latest one took this long together."""
+    """The sessions before the latest one took this many seconds in total."""
     last_seq: int = 0
 
     steps: StepTable = field(default_factory=StepTable)
     memory: MemoryTable = field(default_factory=MemoryTable)
     energy: float = 0.0
-    """The card took so many watt hours so far."""
+    """The card has used this many watt hours so far."""
     norms: NormTable = field(default_factory=NormTable)
     evals: EvalTable = field(default_factory=EvalTable)
     exact_matches: list[ExactMatchMeasured] = field(default_factory=list)
@@ -149,27 +154,27 @@ class RunSnapshot:
     exports: list[ExportWritten] = field(default_factory=list)
     job: Job | None = None
     timeline: StepTimeline | None = None
-    """This is the latest timeline."""
+    """The latest timeline of the record is kept here for display."""
     timeline_steps: list[int] = field(default_factory=list)
-    """These steps have a timeline in the record."""
+    """These are the steps that have a timeline in the record."""
     data: dict[str, Any] = field(default_factory=dict)
     fit: dict[str, Any] = field(default_factory=dict)
     forecast: ForecastChecked | None = None
-    """This is the latest comparison. A resume from an earlier step does not take it back, since
-    what was measured remains true.
+    """The latest comparison of predictions and measurements is kept. A resume from an earlier step
+    does not remove it, since the measurements remain valid.
     """
     plan_choices: dict[str, Any] = field(default_factory=dict)
     plan_grid: str = ""
     simulated: PlanSimulated | None = None
-    """The latest session's plan was simulated so; it is None where no rates were known."""
+    """The simulation of the latest session's plan is kept; it is None if no rates were known."""
     lines: int = 0
-    """The record has so many lines so far, damaged ones included."""
+    """The record has this many lines so far, including damaged ones."""
     damaged_lines: int = 0
-    """So many of the lines could not be read, or name a step that cannot be true."""
+    """This many of the lines could not be read or have an implausible step number."""
     order: StepOrder = field(default_factory=StepOrder)
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
     requests_taken: int = 0
-    """The run has taken up so many requests of people."""
+    """The run has taken up this many requests from people."""
     changes: list[SettingsChanged] = field(default_factory=list)
 
     # ------------------------------------------------------------------ values that follow
@@ -180,7 +185,7 @@ class RunSnapshot:
 
     @property
     def step(self) -> int:
-        """Returns the number of steps that are applied."""
+        """Returns how many steps have been applied."""
         resumed, steps = self.resumed_step or 0, self.steps.step
         return max(resumed, steps[-1]) if steps else resumed
 
@@ -190,21 +195,22 @@ class RunSnapshot:
 
     @property
     def progress(self) -> float:
-        """Returns the share of the steps that are applied, from 0 to 1."""
+        """Returns the fraction of the steps that have been applied, from 0 to 1."""
         return min(1.0, self.step / self.total_steps) if self.total_steps else 0.0
 
     @property
     def seconds(self) -> float:
-        """Returns the time that the run was at work, without the time between sessions."""
+        """Returns the run's working time in seconds, without the time between sessions."""
         if self.session_time is None or self.last_time is None:
             return self.earlier_seconds
         return self.earlier_seconds + max(0.0, self.last_time - self.session_time)
 
     @property
     def seconds_left(self) -> float | None:
-        """Returns the time that the remaining steps take at the median pace of the latest ones.
+        """Returns the seconds that the remaining steps will take at the median pace of the latest
+        steps.
 
-        Returns None while no step is known, and once the run is over.
+        Returns None before the first step and once the run is over.
         """
         if self.is_over or not self.steps.seconds or not self.total_steps:
             return None
@@ -221,7 +227,7 @@ class RunSnapshot:
         fold = _FOLDS.get(type(record.event))
         if fold is not None:
             fold(self, record.time, record.event)
-        # These come last: a fold may still need the time of the record before.
+        # These are set last, since a fold may still need the time of the previous record.
         self.run_id = record.run_id
         self.last_seq = record.seq
         self.last_time = record.time or self.last_time
@@ -254,7 +260,7 @@ class RunSnapshot:
         self.order.begin(event.resumed_step or 0, self.lines)
 
     def _drop_after(self, step: int) -> None:
-        """Takes back what belongs to steps after `step`."""
+        """Removes what belongs to steps after `step`."""
         tables: tuple[EventTable, ...] = (self.steps, self.memory, self.evals, self.norms)
         for table in tables:
             table.drop_after(step)
@@ -283,7 +289,9 @@ class RunSnapshot:
         self.job = Job(event.job, event.done, event.total, event.message, started, time)
 
     def _end_job(self, job: str) -> None:
-        """Ends a job whose result is there, whether or not its progress reached the end."""
+        """Ends a job whose result has been recorded, whether or not its progress reached the
+        end.
+        """
         if self.job is not None and self.job.job == job:
             self.job = None
 
@@ -309,7 +317,7 @@ class RunSnapshot:
         if not self.order.takes(event.step, self.lines):
             self._impossible(time, event)
             return
-        # A step that comes again was done again by a resume whose first line is missing.
+        # A repeated step number comes from a resume whose first line is missing.
         if event.step <= self.step:
             self._drop_after(event.step - 1)
         self.steps.append(time, event)
@@ -364,13 +372,13 @@ class RunSnapshot:
         self.log.append(LogEntry(time, event.level, event.text))
 
     def _line_damaged(self, time: float, event: LogLine) -> None:
-        """Counts a damaged line, and notes the first few in the log."""
+        """Counts a damaged line and reports the first few in the log."""
         self.damaged_lines += 1
         if self.damaged_lines <= DAMAGED_TOLD:
             self._log_line(time, event)
 
     def _fits(self, table: EventTable, time: float, event: StepEvent) -> bool:
-        """Tells whether a row's step can be true, and whether it is not before the last row's."""
+        """Returns whether a row's step is plausible and not before that of the last row."""
         goes_back = table.step and event.step < table.step[-1]
         if goes_back or not self.order.may_belong(event.step):
             self._impossible(time, event)
@@ -378,7 +386,7 @@ class RunSnapshot:
         return True
 
     def _impossible(self, time: float, event: StepEvent | StepTimeline) -> None:
-        """Counts a line whose step cannot be true as damaged."""
+        """Counts a line with an implausible step as damaged."""
         text = (
             f"Line {self.lines} of the record names step {event.step}, which cannot be: it is not "
             "shown."
@@ -393,7 +401,7 @@ class RunSnapshot:
 
 
 def _up_to(step: int, events: list[E]) -> list[E]:
-    """Returns the events of steps up to `step`."""
+    """Returns the events whose step is at most `step`."""
     return [event for event in events if event.step <= step]
 
 
@@ -421,4 +429,6 @@ _FOLDS: dict[type[Event], Callable[[RunSnapshot, float, Any], None]] = {
     LineDamaged: RunSnapshot._line_damaged,
     RunEnded: RunSnapshot._run_ended,
 }
-"""These methods fold the events, by kind. Each takes the record's time and the event."""
+"""Each kind of event is folded by one of these methods, which takes the record's time and the
+event.
+"""

@@ -1,7 +1,7 @@
 """A `TimelineIndex` finds the timelines of a record by step and reads them one at a time.
 
-A long record has hundreds of MB, nearly all of them spans. So the record is looked through once,
-line by line, and the spans are not parsed. No torch is imported.
+A long record has hundreds of MB, nearly all of them spans. So the record is scanned once, line by
+line, and the spans are not parsed. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from engine.runs.lines import line_kind, parse_line
 E = TypeVar("E", bound=Event)
 
 _HEAD_BYTES = 600
-"""The step of a timeline stands within so many bytes of its line."""
+"""The step of a timeline is within the first bytes of its line, at most this many."""
 _KEPT_EVENTS = 4
 _STEP = re.compile(rb'\{"kind": ?"step_timeline",[^{}\[\]]*"step": ?(\d+), ?"spans": ?\[')
 
 
 class TimelineIndex:
-    """A `TimelineIndex` knows which steps of one record have a timeline, and where it stands.
+    """A `TimelineIndex` keeps the steps of one record that have a timeline, and each timeline's
+    offset.
 
-    Each call first looks at what was added to the record since the last call. Any thread may call.
+    Each call first scans what was added to the record since the last call. Any thread may call.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -38,7 +39,7 @@ class TimelineIndex:
         self._forget()
 
     def _forget(self) -> None:
-        """Begins anew: no byte is looked at, and nothing is found.
+        """Resets the index, as if nothing of the record had been scanned.
 
         `_found` holds, by step, the offset of its timeline and the offset of the simulation of its
         session's plan. `_plan` is the offset of the latest such simulation.
@@ -49,14 +50,16 @@ class TimelineIndex:
         self._kept: OrderedDict[int, Event] = OrderedDict()
 
     def steps(self) -> list[int]:
-        """Returns the steps in ascending order. Raises RunError for an unreadable record."""
+        """Returns the steps in ascending order. Raises RunError for a record that cannot be
+        read.
+        """
         with self._lock:
             self._look()
             return sorted(self._found)
 
     def read(self, step: int | None = None) -> tuple[StepTimeline, PlanSimulated | None]:
-        """Returns the timeline of `step`, the latest one for None, and the simulation of its
-        session's plan where one was recorded.
+        """Returns the timeline of `step` (the latest one for None) and, if one was recorded, the
+        simulation of its session's plan.
 
         Raises RunError for a step without a timeline and for a record that cannot be read.
         """
@@ -80,9 +83,9 @@ class TimelineIndex:
         return timeline, self._event(plan, PlanSimulated, wanted)
 
     def _event(self, offset: int, kind: type[E], step: int) -> E:
-        """Returns the event that stands at `offset`.
+        """Returns the event at `offset`.
 
-        The last few events are kept: a person who zooms into a step asks for it many times.
+        The last few events are cached, since a person who zooms into a step loads it many times.
         """
         kept = self._kept
         event = kept.get(offset)
@@ -103,10 +106,10 @@ class TimelineIndex:
         return event
 
     def _look(self) -> None:
-        """Notes the lines that were added to the record; the caller holds the lock."""
+        """Scans the lines that were added to the record; the caller holds the lock."""
         try:
             with self._path.open("rb") as file:
-                # A shorter file means that another record has taken the place of this one.
+                # A shorter file means that another record has replaced this one.
                 if os.fstat(file.fileno()).st_size < self._offset:
                     self._forget()
                 file.seek(self._offset)
@@ -134,7 +137,7 @@ class TimelineIndex:
                 self._drop_after(line)
 
     def _drop_after(self, line: bytes) -> None:
-        """Forgets the steps after the one that a new session goes on from."""
+        """Removes the steps after the one from which a new session continues."""
         try:
             event = parse_line(line).event
         except ValueError:
@@ -145,7 +148,9 @@ class TimelineIndex:
 
 
 def nearest(steps: Sequence[int], wanted: int) -> int:
-    """Returns the step of `steps` that is nearest to `wanted`, the earlier of two."""
+    """Returns the step in `steps` nearest to `wanted`, or the earlier one of two equally near
+    steps.
+    """
     return min(steps, key=lambda step: (abs(step - wanted), step))
 
 

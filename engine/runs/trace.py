@@ -1,6 +1,7 @@
 """A step's timeline is written here as a file for ui.perfetto.dev and chrome://tracing.
 
-The file is in the Trace Event Format of Chromium, with one row for each lane. No torch is imported.
+The file is in Chromium's Trace Event Format, with one row for each lane. This module does not
+import torch.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ ROWS = (
     Lane.STATES_OUT,
     Lane.HOST,
 )
-"""The rows stand in this order from top to bottom; a row is a thread of the trace, counted from 1.
+"""The rows are in this order from top to bottom; each row is a thread of the trace, numbered from
+1.
 """
 MEASURED, PREDICTED = 1, 2
-"""The trace has these two processes."""
+"""The measured and the predicted step are two processes of the trace, with these ids."""
 
 
 def trace_of(
@@ -41,8 +43,8 @@ def trace_of(
     """Returns the trace as JSON values.
 
     Its events are complete events ("X"), in microseconds from the earliest of them. Each lane is a
-    thread; what was measured and what was predicted are two processes. `simulated` is the
-    simulation of the plan that the step ran.
+    thread; measured and predicted times are two processes. `simulated` is the simulation of the
+    plan that the step ran.
     """
     starts = [part["start"] for part in [*timeline.spans, *timeline.waits]]
     begin = min(starts, default=0.0)
@@ -52,7 +54,7 @@ def trace_of(
         *(_waited(wait, begin) for wait in timeline.waits),
     ]
     if simulated is not None:
-        # Both begin with the first op of the step.
+        # Measured and predicted times both begin with the first op of the step.
         events += [
             *_names(PREDICTED, "As predicted", StepTimeline(timeline.step, simulated.spans)),
             *(_complete(PREDICTED, span, begin) for span in simulated.spans),
@@ -65,7 +67,7 @@ def trace_of(
 
 
 def trace_name(run_id: str, step: int) -> str:
-    """Returns the name of the file."""
+    """Returns the default name of the file."""
     return f"{run_id}-step-{step}.trace.json"
 
 
@@ -74,14 +76,14 @@ def write_trace(
 ) -> Path:
     """Writes the trace of a step and returns the path of the file.
 
-    Without `step` it is the latest step that has a timeline; without `target`, the file is made in
-    the current folder under the name of `trace_name`. Raises RunError for a run or a timeline that
-    does not exist, and for a file that cannot be written.
+    Without `step`, the latest step that has a timeline is used. Without `target`, the file is
+    created in the current folder with the name from `trace_name`. Raises RunError for a run or a
+    timeline that does not exist, and for a file that cannot be written.
     """
     timeline, simulated = TimelineIndex(open_run(runs_dir, run_id).events_path).read(step)
     path = target or Path(trace_name(run_id, timeline.step))
     try:
-        # Whole or not at all: a viewer refuses half a file.
+        # The file is written completely or not at all, since a viewer rejects half a file.
         write_whole(path, json.dumps(trace_of(run_id, timeline, simulated), separators=(",", ":")))
     except OSError as error:
         raise RunError(
@@ -91,7 +93,7 @@ def write_trace(
 
 
 def _names(process: int, name: str, timeline: StepTimeline) -> Iterator[dict[str, Any]]:
-    """Yields the events that name a process and its rows, and put them in order."""
+    """Yields the events that name a process and its rows and set their order."""
     yield _metadata(process, "process_name", 0, {"name": name})
     yield _metadata(process, "process_sort_index", 0, {"sort_index": process})
     lanes = {_row(span["lane"]): span["lane"] for span in timeline.spans}
@@ -109,7 +111,7 @@ def _metadata(process: int, kind: str, thread: int, values: dict[str, Any]) -> d
 
 
 def _row(lane: str) -> int:
-    """Returns the row of a lane. Lanes of another version of the program share the lowest row."""
+    """Returns the row of a lane. Lanes that this version does not know share the lowest row."""
     return ROWS.index(lane) + 1 if lane in ROWS else len(ROWS) + 1
 
 

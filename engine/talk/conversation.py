@@ -1,6 +1,6 @@
-"""A conversation is plain data: who answers, what is said, and how an answer is drawn.
+"""A conversation is plain data: which weights answer, the messages, and how answers are sampled.
 
-No torch is imported.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from engine.config.settings import TrainConfig
 
 Message = dict[str, str]
-"""A message has a `role`, which is system, user or assistant, and a `content`."""
+"""A message has a `role` (system, user or assistant) and a `content`."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A `Source` tells which weights to load.
+    """A `Source` says which weights to load.
 
-    Its `kind` is `base` (the weights with which the run of `config` began), `checkpoint` (that of
-    `step` of run `run_id`, the newest for None) or `folder` (a Hugging Face folder, which `config`
-    names).
+    Its `kind` is `base` (the weights with which the run of `config` began), `checkpoint` (the one
+    of `step` in run `run_id`, or the newest if `step` is None) or `folder` (a Hugging Face folder,
+    which `config` names).
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Source:
 
 
 def base_of(config: TrainConfig) -> Source:
-    """Returns the model of a run as it was before the first step."""
+    """Returns a source for a run's model as it was before the first step."""
     what = config.model.source
     if config.model.init != "pretrained":
         what += ", random weights"
@@ -43,13 +43,15 @@ def base_of(config: TrainConfig) -> Source:
 def checkpoint_of(
     runs_dir: str | os.PathLike[str], run_id: str, config: TrainConfig, step: int | None, label: str
 ) -> Source:
-    """Returns a checkpoint of a run, the newest one where `step` is None."""
+    """Returns a source for a checkpoint of a run, the newest one if `step` is None."""
     return Source("checkpoint", label, config, os.fspath(runs_dir), run_id, step)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """An answer is drawn with these settings; temperature 0 always takes the likeliest token."""
+    """An answer is sampled with these settings; temperature 0 always takes the most likely
+    token.
+    """
 
     max_new_tokens: int = 256
     temperature: float = 0.0
@@ -62,9 +64,9 @@ def take_turns(
     on_token: Callable[[str, int], None],
     stopped: Callable[[], bool],
 ) -> None:
-    """Draws a token of each answer in turn and calls `on_token(name, token)`.
+    """Samples a token of each answer in turn and calls `on_token(name, token)`.
 
-    It ends when all answers have ended or `stopped()` is true, and then closes the answers.
+    It returns when all answers have ended or `stopped()` is true, after closing the answers.
     """
     going = dict(answers)
     try:

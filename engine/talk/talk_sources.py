@@ -1,4 +1,6 @@
-"""Weights that can be talked to have a size here; all of them may fit in memory at once or not."""
+"""The size of each source of weights is found here, and whether all of them fit in memory at
+once.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ from engine.talk.conversation import Source
 from engine.words import MIB, in_gib
 
 MARGIN_BYTES = 512 * MIB
-"""So much RAM and GPU memory is left to everything else, such as the caches of the answers."""
+"""This many bytes of RAM and of GPU memory are left for everything else, such as the caches of the
+answers.
+"""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Weights take these bytes.
+    """A `Size` says how many bytes the weights take.
 
-    `host` is that of the weight planes, `loading` what is needed in addition while they are read,
-    and `device` that of the buffers that an answer needs.
+    `host` is the size of the weight planes, `loading` is what is needed in addition while they are
+    read, and `device` is the size of the buffers that an answer needs.
     """
 
     host: int
@@ -46,22 +50,23 @@ def size_of_source(source: Source) -> Size:
 def size_of(model: StreamedModel, is_read: bool) -> Size:
     """Returns the size of a model.
 
-    Weights that are read (`is_read`) from a Hugging Face folder are copied on the way.
+    Weights that are read from a Hugging Face folder (`is_read`) are copied in the process.
     """
     planes = [layout.plane_bytes(model.dtype) for layout in model.layouts]
     host = 0
     for plane in planes:
         host += sum(size for name, size in plane.items() if name in WEIGHT_PLANES)
     high = [plane["weight_high"] for plane in planes]
-    # The embedding and the head have a buffer each; the blocks take turns in two.
+    # The embedding and the head have one buffer each; the blocks share two in turn.
     device = high[0] + high[-1] + 2 * max(high[1:-1], default=0)
     return Size(host, sum(high) if is_read else 0, device)
 
 
 def folder_of(folder: str, label: str = "") -> Source:
-    """Returns a Hugging Face folder on this machine, such as an export, as a source.
+    """Returns a source for a Hugging Face folder on this machine, such as an export.
 
-    Without a `label`, it has the folder's name. Raises ModelError where there is no folder.
+    Without a `label`, the source is named after the folder. Raises ModelError if the folder does
+    not exist.
     """
     path = resolve_source(folder.strip()) if folder.strip() else None
     if path is None or not path.is_dir():
@@ -89,10 +94,10 @@ _NO_BASE = ", or talk to the tuned model alone"
 
 
 def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = None) -> str:
-    """Decides how sources fit: TOGETHER where all can be in memory at once, else IN_TURN.
+    """Returns TOGETHER if all sources can be in memory at once, else IN_TURN.
 
-    `free` are the free bytes of RAM and of GPU memory (None where no GPU is used); they are
-    measured where they are not given. Raises FitError where a source does not fit at all.
+    `free` holds the free bytes of RAM and of GPU memory (None if no GPU is used); without it, they
+    are measured. Raises FitError if a source does not fit even alone.
     """
     if free is None:
         free = _free_memory(any(source.config.engine.device != "cpu" for source in sources))
@@ -102,7 +107,7 @@ def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = No
         size = size_of_source(source)
         sizes.append(size)
         _refuse_what_does_not_fit(source, size, host, device)
-    # Sources are loaded one after the other: the peak is while the last large one is read.
+    # Sources are loaded one after the other, so the peak may come while any of them is read.
     held = peak = 0
     for size in sizes:
         peak = max(peak, held + size.host + size.loading)
@@ -114,7 +119,7 @@ def how_they_fit(sources: list[Source], free: tuple[int, int | None] | None = No
 
 
 def _refuse_what_does_not_fit(source: Source, size: Size, host: int, device: int | None) -> None:
-    """Raises FitError where a source alone takes more than there is."""
+    """Raises FitError if a source alone takes more memory than is free."""
     advice = ADVICE + _NO_BASE if source.kind == "base" else ADVICE
     if size.host + size.loading + MARGIN_BYTES > host:
         raise FitError(

@@ -1,7 +1,7 @@
-"""A talker is weights in memory that answer a conversation.
+"""A `Talker` answers in a conversation with weights that are in memory.
 
-They are a model's as a run began, a checkpoint's, an exported folder's, or those of a paused run,
-which are neither copied nor disturbed.
+The weights come from the model with which a run began, a checkpoint, an exported folder or a paused
+run. Those of a paused run are neither copied nor changed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from engine.train.paused_calls import PausedCalls
 
 @dataclass
 class Talker:
-    """A `Talker` is weights in memory that answer, one conversation at a time.
+    """A `Talker` holds weights in memory and answers one conversation at a time.
 
-    `call` runs every piece of work on the model, on the thread that owns it.
+    `call` runs each piece of work on the model, on the thread that owns the model.
     """
 
     label: str
@@ -38,15 +38,15 @@ class Talker:
     call: Callable[[Callable[[], Any]], Any]
     sampler: Callable[[], Sampler]
     held_bytes: int = 0
-    """The loaded weights take this many bytes of RAM."""
+    """This talker's weights take this many bytes of RAM if they were loaded for it, else 0."""
     _owned: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def answer(self, messages: list[Message], sampling: Sampling) -> Generator[int, None, None]:
-        """Yields the token ids of the next answer as they are drawn.
+        """Yields the token ids of the next answer as they are sampled.
 
         Closing the iterator ends the answer and frees its cache. Raises DataError for a
-        conversation that cannot be asked, FitError where memory runs out, and RunError once a
-        paused run goes on.
+        conversation that the model cannot be given, FitError if memory runs out, and RunError once
+        a paused run continues.
         """
         ids = self.voice.prompt(messages)
         tokens = self.sampler().stream(
@@ -70,15 +70,15 @@ class Talker:
             tokens.close()
 
     def close(self) -> None:
-        """Frees the memory; no answer may be under way."""
+        """Frees the memory; no answer may be in progress."""
         self._owned.close()
 
 
 def load(source: Source, progress: Progress = untold) -> Talker:
-    """Loads weights into memory; those that the hub's cache lacks are downloaded first.
+    """Loads weights into memory; files that are not in the hub's cache are downloaded first.
 
-    An exception that `progress` raises ends the loading. Raises RamstreamError for weights that
-    cannot be loaded.
+    If `progress` raises an exception, loading ends. Raises RamstreamError for weights that cannot
+    be loaded.
     """
     with contextlib.ExitStack() as owned:
         if source.kind == "checkpoint":
@@ -108,7 +108,7 @@ def load(source: Source, progress: Progress = untold) -> Talker:
 
 @contextlib.contextmanager
 def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
-    """Opens a model as a run would begin with it."""
+    """Opens a model in the state in which a run would begin with it."""
     config = source.config
     if config.model.init == "pretrained":
         progress = _downloaded(source, progress)
@@ -125,7 +125,7 @@ def _opened(source: Source, progress: Progress) -> Iterator[OpenedModel]:
 def _downloaded(source: Source, progress: Progress) -> Progress:
     """Downloads weights into the hub's cache; returns the `Progress` of the loading that follows.
 
-    Files that are there at the start are not counted, so that the time left is that of the others.
+    Files that exist at the start are not counted, so that the remaining time is that of the others.
     """
     model = source.config.model.source
     before: float | None = None
@@ -143,13 +143,13 @@ def _downloaded(source: Source, progress: Progress) -> Progress:
 
 
 def borrow(paused: PausedCalls, config: TrainConfig, label: str) -> Talker:
-    """Returns a talker with the weights of a run that is paused in this process, as they are.
+    """Returns a talker that uses the current weights of a run that is paused in this process.
 
-    The run's own thread computes each token. Raises RunError where the run is not paused.
+    The run's own thread computes each token. Raises RunError if the run is not paused.
     """
     voice = Voice(config, *paused.do(lambda p: (p.model.config, p.tokenizer)))
-    # The sampler is asked for anew each time: a talker that held it would hold the planes of a run
-    # that is over.
+    # A new sampler is created each time: a talker that kept one would keep the planes of a run that
+    # is over.
     return Talker(
         label,
         voice,

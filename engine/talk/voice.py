@@ -1,6 +1,6 @@
-"""A `Voice` turns a conversation into the tokens that a model is asked with.
+"""A `Voice` turns a conversation into the tokens of a prompt.
 
-It uses the tokenizer's own chat template where there is one.
+It uses the tokenizer's own chat template if there is one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Voice:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Voice:
-        """Returns the voice of a model without its weights.
+        """Returns the voice of a model without loading the weights.
 
-        Raises ModelError where there is no usable tokenizer.
+        Raises ModelError if there is no usable tokenizer.
         """
         return cls(config, load_config(config.model.source), load_tokenizer(config.model.source))
 
@@ -46,7 +46,7 @@ class Voice:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Tells whether the chat template writes a system message."""
+        """Returns whether the chat template includes a system message in the prompt."""
         if not self.has_template:
             return False
         with contextlib.suppress(DataError):
@@ -55,11 +55,11 @@ class Voice:
         return False
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Returns the token ids of a conversation up to where the next answer is due.
+        """Returns the token ids of a conversation up to the beginning of the next answer.
 
-        Without a chat template, all messages but the system's are one text, which the model
-        continues. Raises DataError where the template refuses the messages, and where they are
-        longer than the model's rows.
+        Without a chat template, all messages except those of the system are joined into one text,
+        which the model continues. Raises DataError if the template rejects the messages or if they
+        are longer than the model's rows.
         """
         if self.has_template:
             text = self._written(messages)
@@ -99,5 +99,7 @@ class Voice:
             ) from error
 
     def text(self, ids: list[int]) -> str:
-        """Returns the text of an answer so far; a character that is not whole yet is left out."""
+        """Returns the text of an answer so far, without a last character that is still
+        incomplete.
+        """
         return self.tokenizer.decode(ids, skip_special_tokens=True).rstrip("\ufffd")

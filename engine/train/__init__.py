@@ -1,4 +1,4 @@
-"""A run goes through this room from its folder to the last line of its record.
+"""A run is executed in this room, from its folder to the last line of its record.
 
 It may import the rooms before it in `engine`, up to `checkpoints`.
 """

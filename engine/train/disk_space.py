@@ -1,4 +1,4 @@
-"""A run that lacks disk space for a checkpoint looks for it here, and says why it waits."""
+"""A run that lacks disk space for a checkpoint waits with the help of this module, and says why."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from engine.files import disk_free
 from engine.words import in_gib
 
 LOOK_SECONDS = 2.0
-"""A waiting run looks at the disk this often."""
+"""A waiting run checks the disk every time this many seconds have passed."""
 AGAIN_SECONDS = 30.0
-"""A run waits this long before it tries again on a disk that seems to have the space and did not
-take the checkpoint: under a quota, or where others write, too.
+"""A run waits this many seconds before it tries again if the disk seems to have space but the
+checkpoint could not be written, because of a quota or because other programs write as well.
 """
 
 
 class DiskSpaceWatch:
-    """A `DiskSpaceWatch` looks, from when it is made, for the space that `lacks` asks for."""
+    """A `DiskSpaceWatch` waits, from its creation on, for the space that `lacks` reports as
+    missing.
+    """
 
     def __init__(self, lacks: DiskFullError):
         self._lacks = lacks
@@ -26,16 +28,18 @@ class DiskSpaceWatch:
 
     @property
     def seconds(self) -> float:
-        """Returns the seconds since the watch began to look."""
+        """Returns the seconds since the watch was created."""
         return time.monotonic() - self._began
 
     @property
     def is_new(self) -> bool:
-        """Tells whether the wait is so new that nobody can have read of it yet."""
+        """Returns whether the wait began so recently that nobody can have noticed it yet."""
         return self.seconds < LOOK_SECONDS
 
     def found(self) -> bool:
-        """Tells whether another try is worth it. It is cheap enough to be asked all the time."""
+        """Returns whether another attempt is worthwhile. This is cheap enough to be called all the
+        time.
+        """
         if self._seemed_enough:
             return self.seconds >= AGAIN_SECONDS
         if time.monotonic() - self._looked < LOOK_SECONDS:
@@ -45,7 +49,7 @@ class DiskSpaceWatch:
 
 
 def wait_in_words(lacks: DiskFullError, step: int, is_stopping: bool) -> str:
-    """Returns one sentence that says why a run waits and what ends that."""
+    """Returns one sentence that says why a run waits and what ends the wait."""
     what = f"the checkpoint of step {step:,} needs {in_gib(lacks.needed)} in {lacks.folder}"
     if lacks.free >= lacks.needed:
         free = "which did not take it"

@@ -1,6 +1,6 @@
-"""A dry run is one step on the longest rows before the first step.
+"""A dry run is one step on the longest rows, taken before the first step.
 
-A run that would fail for a lack of memory then fails in its first minute.
+A run that would run out of memory then fails in its first minute.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import numpy as np
 from engine.data.rows import MicroBatch, RowSet, micro_batch, micro_batch_bounds
 
 LEAST_STEPS = 10
-"""Runs of fewer steps have no dry run: it takes as long as a step, and they are over soon."""
+"""Shorter runs have no dry run: it takes as long as a step, and they are over soon anyway."""
 
 
 def longest_batches(
     rows: RowSet, batch_size: int, micro_batch_size: int, pad_up_to: int = 0
 ) -> list[MicroBatch]:
-    """Returns the micro-batches of a step on the longest rows.
+    """Returns the micro-batches of a step on the longest rows, the largest shapes of any step.
 
-    No step has micro-batches of larger shapes. Rows are taken again where there are too few.
-    `pad_up_to` is that of `engine.data.rows.micro_batch`.
+    If there are too few rows, some are used more than once. `pad_up_to` is that of
+    `engine.data.rows.micro_batch`.
     """
     count = min(batch_size, len(rows))
     # Partitioning finds the longest rows of a large data set without sorting all of it.

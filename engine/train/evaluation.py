@@ -19,21 +19,21 @@ T = TypeVar("T")
 Look = Callable[[], None]
 
 SHOWN_SAMPLES = 8
-"""The record keeps so many answers to held-out prompts."""
+"""The record keeps this many answers to held-out prompts."""
 _SPARE_TOKENS = 4
-"""An answer may be so many tokens longer than the longest expected one."""
+"""An answer may be this many tokens longer than the longest expected one."""
 
 
 class Evaluator:
-    """An `Evaluator` measures the weights as they are; every step must be applied.
+    """An `Evaluator` measures the current weights; every submitted step must be applied.
 
-    Its methods call `look` often, for requests; an exception that it raises ends the work. The
-    evaluator does not keep `look`: its owner's method would tie both into a reference cycle, which
-    would hold the memory of a run that is over.
+    Its methods call `look` often, to check for requests; if `look` raises an exception, the work
+    ends. The evaluator does not store `look`: a method of its owner would form a reference cycle,
+    which would keep the memory of a finished run allocated.
     """
 
     def __init__(self, session: Session, prepared: Prepared):
-        """Raises DataError for a fixed prompt that cannot be asked."""
+        """Raises DataError for a fixed prompt that the model cannot be given."""
         self._session = session
         self._prepared = prepared
         model, tokenizer, config = prepared.model, prepared.tokenizer, session.config
@@ -41,9 +41,9 @@ class Evaluator:
         self._prompts = FixedPrompts(config, model, tokenizer, self._ends)
 
     def measure_loss(self, step: int, look: Look) -> None:
-        """Records the mean loss on the held-out rows, if there are any with loss.
+        """Records the mean loss on the held-out rows, if any of their tokens has a loss.
 
-        Raises NonFiniteError where it is no finite number.
+        Raises NonFiniteError if the loss is NaN or infinite.
         """
         prepared = self._prepared
         rows = prepared.data.eval

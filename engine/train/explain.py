@@ -1,4 +1,4 @@
-"""An error of the device or of the system is explained in one sentence for the person."""
+"""Errors from the device or the system are explained here in one sentence for the person."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _HOST_WORDS = ("can't allocate memory", "not enough memory")
 
 
 def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamError | None:
-    """Returns the error that a person should read in place of `error`, None for a fault of the
+    """Returns the error that a person should read in place of `error`, or None for a fault in the
     program.
 
-    `gpu_items` are the buffers that the plan has on the device, for an error of its memory.
+    `gpu_items` are the plan's buffers on the device, used to explain a lack of device memory.
     """
     if _is_of_gpu_memory(error):
         return _gpu_memory_error(error, tuple(gpu_items))
@@ -57,10 +57,10 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
 
 @dataclass(frozen=True)
 class MemoryNote:
-    """A `MemoryNote` says what took how much memory when an error of memory came.
+    """A `MemoryNote` says how much memory each item took when memory ran out.
 
-    `host` says it in words. `others_before` is how many bytes other programs had on the GPU when
-    the plan was made.
+    `host` says so in words for host memory. `others_before` is how many bytes other programs had on
+    the GPU when the plan was made.
     """
 
     host: str
@@ -69,10 +69,10 @@ class MemoryNote:
 
 
 def note_memory(error: BaseException, take: Callable[[], MemoryNote]) -> None:
-    """Keeps a note of what took the memory with an error of memory, for `explained`.
+    """Attaches a `MemoryNote` to an out-of-memory error, for `explained`.
 
-    It must be called while the memory is still held. Other errors are left alone, and so are those
-    of a device that no longer answers.
+    It must be called while the memory is still held. Other errors are left unchanged, and so are
+    those from a device that no longer responds.
     """
     if hasattr(error, _NOTE):
         return
@@ -87,7 +87,7 @@ _NAMED_ITEMS = 4
 
 
 def _is_of_gpu_memory(error: BaseException) -> bool:
-    import torch  # loaded by now, since an error of its memory came, or soon needed anyway
+    import torch  # already imported if its memory ran out, and soon needed otherwise
 
     return isinstance(error, (GpuMemoryError, torch.OutOfMemoryError))
 
@@ -114,7 +114,7 @@ def _gpu_memory_error(error: Exception, items: tuple[Item, ...]) -> GpuMemoryErr
 
 
 def _planned(items: Iterable[Item]) -> str:
-    """Returns what the plan takes and its largest items, as a clause that goes on a sentence."""
+    """Returns what the plan takes and its largest items, as a clause that continues a sentence."""
     largest = sorted(items, key=lambda item: -item.bytes)
     if not largest:
         return ""

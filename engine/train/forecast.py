@@ -1,8 +1,8 @@
-"""A `Forecast` compares what the fit report predicted of a run with what was measured.
+"""A `Forecast` compares the predictions of the fit report with the measurements of a run.
 
-The report's items are summed by their kinds, since items come and go: a margin is space that is set
-aside and not taken, and the loading peak is there only while weights are read. No torch is
-imported.
+The report's items are summed by kind, since not all are in memory at once: a margin is reserved but
+never used, and the loading peak exists only while weights are read. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from engine.runs.field_types import Comparison
 from engine.train.memory_watch import PeakMemory
 
 FIRST_STEPS = 2
-"""The median leaves out so many first steps of a session: they compile, and touch memory for the
-first time.
+"""The median leaves out this many first steps of a session, in which blocks are compiled and memory
+is touched for the first time.
 """
 KNOWN_STEPS = FIRST_STEPS + 3
-"""The measured values are first recorded after so many steps."""
+"""The measured values are first recorded after this many steps."""
 MEDIAN_STEPS = 1000
-"""The median is taken of so many of the latest steps."""
+"""The median is taken over this many of the latest steps."""
 
 
 class Forecast:
-    """A `Forecast` gathers the measured figures of one session of a run.
+    """A `Forecast` collects the measured figures of one session of a run.
 
-    It must be made when training begins, since host memory is measured from then on. `predicted`
-    comes from `predictions`. `loading_peak` is in bytes, None where nothing was loaded or measured.
-    `gpu` is the backend's `memory`, None on the CPU. Any thread may call, one at a time.
+    It must be created when training begins, since host memory is measured from then on. `predicted`
+    comes from `predictions`. `loading_peak` is in bytes, or None if nothing was loaded or measured.
+    `gpu` is the backend's `memory`, or None on the CPU. Any thread may call the methods, one at a
+    time.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Forecast:
         gpu: Callable[[], Mapping[str, int]] | None,
     ):
         self._predicted = dict(predicted)
-        if loading_peak is None:  # nothing to compare it with
+        if loading_peak is None:  # there is nothing to compare the prediction with
             self._predicted.pop("loading_peak_bytes", None)
         self._measured: dict[str, float] = {}
         if loading_peak is not None:
@@ -54,9 +55,9 @@ class Forecast:
         self._seconds: deque[float] = deque(maxlen=MEDIAN_STEPS)
 
     def step(self, seconds: float) -> bool:
-        """Notes a step that was applied `seconds` after the one before.
+        """Adds a step that was applied `seconds` after the previous one.
 
-        Returns True when there are just enough steps for a first comparison.
+        Returns True exactly once, when there are enough steps for a first comparison.
         """
         self._steps += 1
         if self._steps > FIRST_STEPS:
@@ -64,11 +65,13 @@ class Forecast:
         return self._steps == KNOWN_STEPS
 
     def checkpoint(self, nbytes: int) -> None:
-        """Notes the size of a checkpoint that was written."""
+        """Adds the size of a checkpoint that was written."""
         self._measured["checkpoint_bytes"] = nbytes
 
     def event(self, step: int, moment: str, seconds: float | None = None) -> ForecastChecked:
-        """Returns the comparison as it stands; `seconds` are a step's, while there is no median."""
+        """Returns the current comparison; `seconds` are those of a step, used while there is no
+        median.
+        """
         measured = self._measured | {"host_bytes": self._host.read()}
         if self._seconds:
             seconds = statistics.median(self._seconds)

@@ -1,6 +1,6 @@
-"""A `MemoryAccount` says what takes the memory of a run, as measured on this machine.
+"""A `MemoryAccount` finds out which items take the memory of a run.
 
-A run that has too little memory ends with a sentence made from it.
+A run that ends for a lack of memory reports the account in its message.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from engine.words import in_gib
 
 @dataclass
 class MemoryAccount:
-    """A `MemoryAccount` belongs to one run and is made with its plan.
+    """A `MemoryAccount` belongs to one run and is created when the run is planned.
 
-    The memory that other programs take at that moment is what they are compared with later.
+    The memory that other programs take at that moment is the baseline for later comparisons.
 
     - `report` is `FitReport.to_dict()`.
-    - `held` returns the bytes of host memory that are held on purpose now, by name.
-    - `buffers` returns the bytes of device buffers that live as long as the run. It is None while
-      there is no engine: everything on the device then counts as buffers.
+    - `held` returns the bytes of host memory that the run currently holds on purpose, by name.
+    - `buffers` returns the bytes of device buffers that live as long as the run. It is None before
+      the engine exists; until then, everything on the device counts as buffers.
     - `loading` is True while weights are read (`HostFigures`).
     """
 
@@ -53,21 +53,21 @@ class MemoryAccount:
     def holds(
         self, held: Callable[[], Mapping[ShareName, int]], buffers: Callable[[], int] | None = None
     ) -> None:
-        """Replaces `held`. `buffers` are given once there is an engine, when loading is over."""
+        """Replaces `held`, and sets `buffers` once the engine exists and loading is over."""
         self.held = held
         if buffers is not None:
             self.buffers = buffers
             self.loading = False
 
     def ran_low(self, rss: int, available: int) -> str:
-        """Returns the beginning of a sentence on memory that ran low, for `MemoryWatch`."""
+        """Returns the beginning of a sentence about low memory, for `MemoryWatch`."""
         return (
             f"Host memory ran low, with {in_gib(available)} left of {in_gib(host_limit())}: "
             f"{self._of_the_host(rss, available)}"
         )
 
     def note(self) -> MemoryNote:
-        """Returns a note of what takes how much now, for `note_memory`."""
+        """Returns a note of how much each item takes now, for `note_memory`."""
         return MemoryNote(
             self._of_the_host(*sample_host_memory()), self._figures(), self._others_on_gpu
         )
@@ -75,8 +75,8 @@ class MemoryAccount:
     def watched(self, check: Callable[[], None], kept: str) -> Callable[[], None]:
         """Returns a function that calls `check` and also watches host memory.
 
-        The kernel may end a process that loads weights, just as one that trains. `kept` says in
-        words what remains of a run that ends here. The function raises HostMemoryError.
+        The kernel may kill a process that loads weights, just like one that trains. `kept` says in
+        words what is kept when the run ends here. The function raises HostMemoryError.
         """
         watch = MemoryWatch(self.ran_low)
 
@@ -115,7 +115,7 @@ class MemoryAccount:
 
 
 def data_bytes(data: PreparedData) -> int:
-    """Returns the bytes of the data that stay in memory: where documents and rows begin."""
+    """Returns the bytes of the data that stay in memory: the offsets of documents and rows."""
     total = 0
     for side in (data.train, data.eval):
         for array in (side.starts, side.row_lengths, side.rows.documents, side.rows.starts):

@@ -1,9 +1,10 @@
-"""A shortage of memory is explained by item here: what the plan gave to each item, what each took,
-and which took more.
+"""A shortage of memory is explained item by item: what was planned for each, what each took, and
+which took more.
 
-What a process cannot measure by item counts as the rest of it: its resident bytes minus those that
-it holds on purpose. Other programs take what is in use and not ours; they are measured now and when
-the plan was made. Nothing here asks the machine, and no torch is imported.
+Memory that a process cannot attribute to an item counts as the rest: its resident bytes minus those
+that it holds on purpose. Memory in use that is not ours belongs to other programs; it is measured
+now and when the plan was made. This module queries nothing on the machine and does not import
+torch.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from engine.plan.buffers import Word
 from engine.words import MIB, in_gib
 
 NOTABLE_BYTES = 16 * MIB
-"""An item that is less than this above the plan did not break it."""
+"""An item that exceeds its plan by less than this many bytes is not blamed for the shortage."""
 
 
 class ShareName(Word):
-    """The account of a shortage tells these items apart, under these names."""
+    """The account of a shortage distinguishes these items, under these names."""
 
     # Of the host.
     PLANES = "planes"
@@ -39,7 +40,7 @@ class ShareName(Word):
 
     @property
     def alone(self) -> str:
-        """Returns the name for a sentence that does not list the other items."""
+        """Returns the name to use in a sentence that does not list the other items."""
         if self == ShareName.REST:
             return "the rest of this process"
         if self == ShareName.OTHERS:
@@ -49,7 +50,7 @@ class ShareName(Word):
 
 @dataclass(frozen=True)
 class Share:
-    """A share is one item of memory: what it was planned to take and what it takes, in bytes.
+    """A `Share` is one item of memory: what it was planned to take and what it takes, in bytes.
 
     `ours` says whether it belongs to this process. For other programs, `planned` is what they took
     when the plan was made.
@@ -71,11 +72,11 @@ class Share:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """GPU memory was measured, in bytes, when an allocation failed.
+    """The figures of GPU memory, in bytes, were measured when an allocation failed.
 
     `peak` is the most that tensors took; `buffers` is the part of it that lives as long as the run.
     `reserved` is what the allocator holds, of which `allocated` bytes are in tensors. `free` and
-    `total` are those of the whole card.
+    `total` refer to the whole card.
     """
 
     buffers: int
@@ -89,19 +90,20 @@ class GpuFigures:
     def others(self) -> int:
         """Returns the bytes that other programs hold on the card.
 
-        The driver does not tell our CUDA context apart from theirs, so its usual size is taken off.
+        The driver does not distinguish our CUDA context from theirs, so its usual size is
+        subtracted.
         """
         return max(0, self.total - self.free - self.reserved - CUDA_CONTEXT_BYTES)
 
 
 @dataclass(frozen=True)
 class HostFigures:
-    """Host memory was measured, in bytes.
+    """The figures of host memory were measured, in bytes.
 
-    `held` is what planes, boundaries and data hold on purpose. `rss` is what is resident of this
+    `held` is what planes, boundaries and data hold on purpose. `rss` is the resident memory of this
     process. `others` is what other programs take, and `others_before` what they took when the plan
-    was made. `loading` says that weights are being read; once more planes are held than those of
-    the weights, they have been.
+    was made. `loading` says that weights are being read; once the planes take more than the weights
+    alone, reading is over.
     """
 
     held: Mapping[ShareName, int]
@@ -115,7 +117,7 @@ class HostFigures:
 
 
 def others_on_host(limit: int, available: int, rss: int) -> int:
-    """Returns the bytes that are in use within the limit and not ours."""
+    """Returns the bytes in use within the limit that do not belong to this process."""
     return max(0, limit - available - rss)
 
 
@@ -130,7 +132,7 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
     rest = sum(item.bytes for item in taken) - planes - boundaries - data
     weights = sum(item.bytes for item in taken if item.kind.is_weights)
     if figures.loading and held.get(ShareName.PLANES, 0) <= weights:
-        # Only the weights are planned to be there by now, and what reading them takes.
+        # While loading, the plan includes only the weights and the memory needed to read them.
         planes, boundaries = weights, 0
         rest = max(0, round(loading_peak(items, report.get("model") or {})) - planes - data)
     shares = (
@@ -144,7 +146,7 @@ def host_shares(report: Mapping[str, Any], figures: HostFigures) -> tuple[Share,
 
 
 def host_shortage(shares: Sequence[Share], rss: int) -> str:
-    """Names the item that broke the plan, then lists all items."""
+    """Names the item that exceeded its plan, then lists all items."""
     ours = "; ".join(str(share) for share in shares if share.ours)
     others = "".join(f"; {share}" for share in shares if not share.ours)
     return f"{blamed(shares)} (this process takes {in_gib(rss)}: {ours}{others})"
@@ -154,10 +156,10 @@ def host_shortage(shares: Sequence[Share], rss: int) -> str:
 
 
 def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -> tuple[Share, ...]:
-    """Returns the GPU's memory by item. `items` are those of the plan."""
+    """Returns the GPU's memory by item. `items` are the memory items of the plan."""
     planned = dict.fromkeys((ShareName.ACTIVATIONS, ShareName.BUFFERS, ShareName.GAPS), 0)
     for item in items:
-        if item.kind == MemoryItem.CUDA_CONTEXT:  # it is in none of the figures
+        if item.kind == MemoryItem.CUDA_CONTEXT:  # it is not included in any of the figures
             continue
         if item.kind.is_activation:
             name = ShareName.ACTIVATIONS
@@ -180,7 +182,7 @@ def gpu_shares(items: Iterable[Item], figures: GpuFigures, others_before: int) -
 
 
 def gpu_shortage(shares: Sequence[Share]) -> str:
-    """Names the item that broke the plan, then lists all items."""
+    """Names the item that exceeded its plan, then lists all items."""
     return f"{blamed(shares)} ({'; '.join(map(str, shares))})"
 
 
@@ -188,7 +190,9 @@ def gpu_shortage(shares: Sequence[Share]) -> str:
 
 
 def blamed(shares: Sequence[Share]) -> str:
-    """Returns words for the item that is furthest above its plan, or that no item is above it."""
+    """Returns a text that names the item furthest above its plan, or says that no item is above
+    it.
+    """
     worst = max(shares, key=lambda share: share.excess, default=None)
     if worst is None or worst.excess < NOTABLE_BYTES:
         return "nothing took more than planned, so the plan left too little room"
@@ -199,6 +203,6 @@ def blamed(shares: Sequence[Share]) -> str:
 
 
 def others_are_blamed(shares: Sequence[Share]) -> bool:
-    """Tells whether memory is short because other programs took more."""
+    """Returns whether memory is short because other programs took more than before."""
     worst = max(shares, key=lambda share: share.excess, default=None)
     return worst is not None and not worst.ours and worst.excess >= NOTABLE_BYTES

@@ -1,7 +1,7 @@
-"""Host memory is watched while a run is prepared and goes on.
+"""Host memory is watched while a run is prepared and while it trains.
 
-A `MemoryWatch` sees that memory runs low before the kernel ends the process. A `PeakMemory`
-measures the most that was taken.
+A `MemoryWatch` detects low memory before the kernel kills the process. A `PeakMemory` measures the
+peak.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from engine.fit.needs import HOST_MARGIN_BYTES
 from engine.machine.cgroups import cgroup_memory, sample_host_memory
 
 LOOK_SECONDS = 0.5
-"""Memory is looked at this often, and must be low for this long to end a run."""
+"""Memory is sampled after this many seconds, and must be low for this many seconds to end a run."""
 THREAD_SECONDS = 0.5
-"""The watch's own thread looks this often."""
+"""The watch's own thread takes a sample each time this many seconds have passed."""
 MARGIN_BYTES = HOST_MARGIN_BYTES // 2
-"""Memory is low below this. It is half of what the fit report sets aside, so that a small error of
-the report does not stop a run that it let pass.
+"""Memory is low when fewer bytes than this are free. It is half of the margin in the fit report, so
+that a small error in the report does not stop a run that the report accepted.
 """
 
 
 class MemoryWatch:
     """A `MemoryWatch` judges samples of host memory.
 
-    `account(rss, available)` returns the beginning of a sentence that says what takes how much.
+    `account(rss, available)` returns the beginning of a sentence that says how much each item
+    takes.
 
-    Memory has run low when every look for LOOK_SECONDS found less than MARGIN_BYTES, or one look
-    found less than half of that; so another program's short peak ends no run. Any thread may look;
-    the thread that can stop the run checks. As a context manager, the watch also looks from a
-    thread of its own, since memory can run out within a step.
+    Memory has run low when every sample for LOOK_SECONDS found less than MARGIN_BYTES, or one
+    sample found less than half of that; so another program's short peak does not end a run. Any
+    thread may call `look`; the thread that can stop the run calls `check`. As a context manager,
+    the watch also takes samples on its own thread, since memory can run out within a step.
     """
 
     def __init__(self, account: Callable[[int, int], str]):
@@ -48,7 +49,9 @@ class MemoryWatch:
         self._problem: str | None = None
 
     def look(self) -> tuple[int, int]:
-        """Takes a sample; returns resident bytes of this process and bytes that are still free."""
+        """Takes a sample; returns this process's resident bytes and the bytes that are still
+        free.
+        """
         with self._lock:
             rss, available = sample_host_memory()
             now = self._looked_at = time.perf_counter()
@@ -62,9 +65,9 @@ class MemoryWatch:
             return rss, available
 
     def check(self) -> None:
-        """Raises HostMemoryError, which says what takes how much, once memory has run low.
+        """Raises HostMemoryError, which says how much each item takes, once memory has run low.
 
-        It takes a sample when nobody did for LOOK_SECONDS.
+        It takes a sample if none was taken for LOOK_SECONDS.
         """
         if time.perf_counter() - self._looked_at >= LOOK_SECONDS:
             self.look()
@@ -87,16 +90,17 @@ class MemoryWatch:
 
 
 def host_limit() -> int:
-    """Returns the bytes that all processes within our limits may use together."""
+    """Returns the bytes that all processes under our memory limit together may use."""
     return min(psutil.virtual_memory().total, cgroup_memory()[0])
 
 
 class PeakMemory:
-    """A `PeakMemory` measures the most bytes that were resident in this process since it was made.
+    """A `PeakMemory` measures the peak of this process's resident bytes since the object was
+    created.
 
-    The kernel keeps one mark of the peak, so only one instance may be in use at a time. Writing 5
-    to ``/proc/self/clear_refs`` (proc(5)) sets the mark back. Some systems refuse that; the peak is
-    then the highest of what is resident when this is made and when it is read.
+    The kernel keeps one peak value, so only one instance may be in use at a time. Writing 5 to
+    ``/proc/self/clear_refs`` (proc(5)) resets it. If the system refuses that, the peak is the
+    larger of the resident bytes at creation and those at reading.
     """
 
     def __init__(self) -> None:
@@ -113,7 +117,7 @@ class PeakMemory:
 
 
 def _status(name: str) -> int:
-    """Returns the bytes of a line such as ``VmHWM:  318052 kB``."""
+    """Returns the value in bytes of a line such as ``VmHWM: 318052 kB``."""
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     for line in status.splitlines():
         if line.startswith(f"{name}:"):

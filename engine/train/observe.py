@@ -1,6 +1,7 @@
-"""An `Observer` writes what a finished step leaves in the record.
+"""An `Observer` records each finished step.
 
-That is its numbers and where its time went, and at times its spans, its norms and the memory.
+Every step records its figures and where its time went; some steps also record their spans, their
+norms and the memory in use.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from engine.train.prepare import Prepared
 from engine.train.session import Session
 
 TIMELINES_KEPT = 500
-"""A record holds so many timelines at most, since nearly all of its bytes are theirs."""
+"""A record holds at most this many timelines, since they take nearly all of its bytes."""
 
 
 @dataclass
 class _Submitted:
-    """A submitted step is not applied yet. Its rows were put together from `began` to `ended`, on
-    the clock of spans.
+    """A `_Submitted` is a step that is not applied yet. Its rows were assembled from `began` to
+    `ended`, on the clock used for spans.
     """
 
     tokens: int
@@ -42,7 +43,7 @@ class _Submitted:
 class Observer:
     """An `Observer` records the steps of one session.
 
-    `watch` and `forecast` are the trainer's.
+    `watch` and `forecast` are shared with the trainer.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Observer:
         self._host_total = host_limit()
 
     def submitted(self, step: int, micro: Sequence[MicroBatch], began: float) -> None:
-        """Notes a step that starts now.
+        """Registers a step that starts now.
 
-        Its rows were put together from `began` on, a time of `time.perf_counter`.
+        Its rows were assembled from `began` on, a time of `time.perf_counter`.
         """
         self._submitted[step] = _Submitted(
             tokens=sum(batch.tokens for batch in micro),
@@ -75,14 +76,16 @@ class Observer:
         )
 
     def start_clock(self) -> None:
-        """Times the next step from here, not from the step before: the engine was drained."""
+        """Starts the time of the next step now instead of at the previous step, since the engine
+        was drained.
+        """
         self._mark = time.perf_counter()
         self._spans = None
 
     def on_applied(self, applied: AppliedStep) -> None:
         """Records a step; the HOST lane calls this.
 
-        The step's last update is applied, so reading its spans waits for nothing.
+        The step's last update has been applied, so reading its spans does not block.
         """
         now = time.perf_counter()
         seconds, self._mark = now - self._mark, now
@@ -125,11 +128,13 @@ class Observer:
             self._sample_memory(applied.step)
 
     def compare(self, step: int, moment: str) -> None:
-        """Records the comparison of predicted and measured, as far as it is known by now."""
+        """Records the comparison of predictions and measurements, as far as they are known so
+        far.
+        """
         self._recorder.emit(self._forecast.event(step, moment))
 
     def tell_compiling(self, where: str = "the first step") -> None:
-        """Tells the log once how long compiling took, in the first step or the dry run."""
+        """Writes to the log, once, how long compiling took in the first step or in the dry run."""
         if self._compiling_told:
             return
         self._compiling_told = True
@@ -180,8 +185,8 @@ class Observer:
 def data_wait(
     spans: Sequence[Span], previous: Sequence[Span] | None, began: float, ended: float
 ) -> float:
-    """Returns the seconds between `began` and `ended` in which COMPUTE had finished the step before
-    and not begun this one.
+    """Returns how many seconds between `began` and `ended` fell after COMPUTE finished the previous
+    step and before it began this one.
     """
     compute = [span for span in spans if span.op.lane == Lane.COMPUTE]
     before = [span.end for span in previous or () if span.op.lane == Lane.COMPUTE]

@@ -1,7 +1,7 @@
-"""Other threads can have work done on a paused run through `PausedCalls`.
+"""Other threads can use `PausedCalls` to have work done on a paused run.
 
-The run's own thread does the work while it waits. So nothing races, and the run goes on afterwards
-as if nobody had asked. No torch is imported.
+The run's own thread does the work while it waits. So there are no races, and the run then continues
+as if nothing had been done. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOES_ON = "The run is not paused any more; pause it to talk to its weights."
 class PausedCalls:
     """A `PausedCalls` is open while its run is paused.
 
-    `opened` and `serve` are for the run's thread, the rest is for any other thread.
+    `opened` and `serve` are for the run's thread; the other methods are for any other thread.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class PausedCalls:
         return self._open
 
     def do(self, work: Callable[[Prepared], T]) -> T:
-        """Calls `work(prepared)` on the run's thread; returns or raises what it returns or raises.
+        """Calls `work(prepared)` on the run's thread; returns its result or raises its exception.
 
         The work must be short: requests to the run wait for it, as they do for a step. Raises
-        RunError where the run is not paused, or goes on before it came to this work.
+        RunError if the run is not paused, or continues before it reached this work.
         """
         answer: Future = Future()
         with self._lock:
@@ -55,10 +55,10 @@ class PausedCalls:
         return answer.result()
 
     def when_over(self, name: str, act: Callable[[], None]) -> None:
-        """Has `act` called once, on the run's thread, before the run goes on or ends.
+        """Arranges for `act` to be called once, on the run's thread, before the run continues or
+        ends.
 
-        It replaces what was asked for before under the same `name`. Raises RunError where the run
-        is not paused.
+        It replaces an earlier `act` with the same `name`. Raises RunError if the run is not paused.
         """
         with self._lock:
             if not self._open:
@@ -76,7 +76,8 @@ class PausedCalls:
                 self._open = False
                 acts = list(self._when_over.values())
                 self._when_over = {}
-            # Nobody can add to the queue any more; whoever still waits in it gets an answer.
+            # Nothing can be added to the queue any more; every caller still waiting in it gets an
+            # answer.
             while not self._calls.empty():
                 self._calls.get()[1].set_exception(RunError(GOES_ON))
             for act in acts:
@@ -90,7 +91,7 @@ class PausedCalls:
             return
         try:
             answer.set_result(work(prepared))
-        except BaseException as error:  # noqa: BLE001  the asker gets it; the run does not end
+        except BaseException as error:  # noqa: BLE001 it is raised in the calling thread; the run does not end
             # Draining clears what the failed work left in the lanes.
             with contextlib.suppress(Exception):
                 prepared.engine.drain()

@@ -1,11 +1,11 @@
-"""The plan of a run is made here: what fits, and which choices are fastest on this machine.
+"""The plan of a run is made here: it decides what fits and which choices are fastest.
 
-- The device's memory limit is set, so that no measurement takes more than the run may.
-- The machine's rates are looked up, or measured once. On the CPU no choice depends on them.
-- The fit report is made and recorded. A job that does not fit ends here.
-- The choices are made for the memory that there is. A resumed run keeps the choices that decide how
-  numbers are rounded, so that it continues bit for bit.
-- A step is simulated, for the record and for the comparison of predicted and measured.
+- The device's memory limit is set, so that no measurement takes more than the run is allowed.
+- The machine's rates are looked up, or measured once. On the CPU, no choice depends on them.
+- The fit report is made and recorded. A job that does not fit fails here.
+- The choices are made for the available memory. A resumed run keeps the choices that affect
+  rounding, so that it continues bit for bit.
+- A step is simulated, for the record and for the comparison of predictions and measurements.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from engine.train.memory_shortage import ShareName
 from engine.train.session import Session
 
 PROBE_SECONDS = 0.1
-"""Each rate is measured for this long."""
+"""Each rate is measured for this many seconds."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan holds what was decided before anything was allocated."""
+    """A `Planned` holds what was decided before anything was allocated."""
 
     chosen: Chosen
     predicted: dict[str, float]
     """The fit report predicted these figures, by `engine.fit.predicted.predictions`."""
     simulated: PlanSimulated | None
-    """A step of these choices was predicted so; it is None where no rates are known."""
+    """A step with these choices was simulated; this is None if no rates are known."""
     account: MemoryAccount
     ceiling: float | None = None
-    """Large matrix products reach so many FLOPs a second, as measured on the device."""
+    """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
     @property
     def seconds(self) -> float | None:
@@ -74,10 +74,9 @@ class Planned:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training job is what is to be trained where, before it is planned.
+    """A `TrainingJob` holds what is to be trained and on which device, before it is planned.
 
-    `rounding` holds the choices of a resumed run that decide how numbers are rounded. It is empty
-    for a new run.
+    `rounding` holds the choices of a resumed run that affect rounding. It is empty for a new run.
     """
 
     model: StreamedModel
@@ -89,7 +88,9 @@ class TrainingJob:
 
 
 def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> Planned:
-    """Judges the fit, records it, and makes the choices. Raises FitError for what does not fit."""
+    """Makes and records the fit report, and makes the choices. Raises FitError if the job does not
+    fit.
+    """
     config, backend = session.config, job.backend
     device: Literal["cpu", "cuda"] = "cpu" if backend.device.type == "cpu" else "cuda"
     if device != "cpu" and config.engine.gpu_memory_gib is not None:
@@ -98,7 +99,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     give_back_free_memory()
     _first_resident.setdefault(device, sample_host_memory()[0])
     rates = _rates_of_machine(session, backend, check)
-    give_back_free_memory()  # measuring took some; what this program needs is read next
+    give_back_free_memory()  # measuring used some; the memory of this program is read next
     shape = shape_of(job.model)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
@@ -141,7 +142,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
 def _judged(
     session: Session, job: TrainingJob, shape: ModelShape, row_length: int, rates: Rates | None
 ) -> FitReport:
-    """Makes and records the fit report. Raises FitError where the job does not fit."""
+    """Makes and records the fit report. Raises FitError if the job does not fit."""
     resident = _resident(job.backend.device.type)
     report = estimate(
         session.config.with_values({"data.max_seq_len": row_length}),
@@ -156,10 +157,11 @@ def _judged(
 
 
 def _machine_for(folder: RunFolder) -> Machine:
-    """Returns this machine, with what this program and earlier sessions of the run already take.
+    """Returns this machine, counting what this program and earlier sessions of the run take as
+    free.
 
-    The memory that this program has is part of what it needs. The files that an earlier session
-    left on the disk are replaced.
+    The memory that this program already has is part of what it needs, and the files that an earlier
+    session left on the disk will be replaced.
     """
     machine = read_machine(folder.path)
     left_behind = _bytes_under(folder.checkpoints_path) + _bytes_under(folder.export_path)
@@ -171,13 +173,13 @@ def _machine_for(folder: RunFolder) -> Machine:
 
 
 def _limit_gpu_memory(backend: Backend, config: TrainConfig) -> int:
-    """Limits what the device's allocator may take.
+    """Limits how much memory the device's allocator may take.
 
-    Returns the bytes that this process may take in all, its CUDA context included.
+    Returns how many bytes this process may take in total, including its CUDA context.
     """
-    # Peak and limit hold for the whole process; those of an earlier run are not this one's.
+    # The peak and the limit hold for the whole process, so those of an earlier run are reset.
     backend.reset_peak()
-    # The context of this process is there already, so the free memory does not include it.
+    # The CUDA context of this process exists already, so the free memory does not include it.
     limit = backend.memory()["free"] + CUDA_CONTEXT_BYTES
     if config.engine.gpu_memory_gib is not None:
         limit = config.engine.within_cap(limit)
@@ -194,10 +196,10 @@ def _as_event(plan: StepPlan, timing: Simulated) -> PlanSimulated:
 
 
 def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | None:
-    """Returns the FLOPs a second of large matrix products, None where they were not measured.
+    """Returns the FLOPs a second of large matrix products, or None if they were not measured.
 
-    They are measured in float32 on a CPU and in bfloat16 on a GPU; for a model of another data type
-    the figure means nothing.
+    They are measured in float32 on a CPU and in bfloat16 on a GPU; for a model with another data
+    type the figure is meaningless.
     """
     measured_dtype = "float32" if device == "cpu" else "bfloat16"
     if rates is None or shape.dtype != measured_dtype:
@@ -208,7 +210,8 @@ def _ceiling(rates: Rates | None, shape: ModelShape, device: str) -> float | Non
 def _rates_of_machine(
     session: Session, backend: Backend, check: Callable[[], None]
 ) -> Rates | None:
-    """Returns the rates of this machine: the stored ones, or new ones, which take some seconds.
+    """Returns the rates of this machine: the stored ones, or new ones, whose measurement takes some
+    seconds.
 
     Returns None on the CPU, where no choice depends on them.
     """
@@ -224,9 +227,9 @@ def _rates_of_machine(
         try:
             rates = measure(backend, PROBE_SECONDS, lambda _: check(), for_plans=True).rates()
         except (torch.OutOfMemoryError, GpuMemoryError, FitError):
-            return None  # the plan is then made with typical rates
+            return None  # the plan is made with typical rates instead
         finally:
-            # The buffers of the measurement must be gone before the free memory is read.
+            # The buffers of the measurement must be freed before the free memory is read.
             gc.collect()
             backend.reset_peak()
         store_rates(backend.device_name, rates)
@@ -234,13 +237,13 @@ def _rates_of_machine(
 
 
 _first_resident: dict[str, int] = {}
-"""This program took so many bytes of RAM when it first prepared a run, by device. What it takes
-more now is libraries, which need not be loaded again.
+"""The bytes of RAM that this program took when it first prepared a run are kept here by device. The
+growth since then is due to libraries, which need not be loaded again.
 """
 
 
 def _resident(device: str) -> Resident:
-    """Returns what this program takes now, and by how much it will still grow."""
+    """Returns how much memory this program takes now, and by how much it will still grow."""
     now = sample_host_memory()[0]
     grown = max(0, now - _first_resident[device])
     return Resident(now, max(0, RUNTIME_GROWTH_BYTES[device] - grown))

@@ -2,13 +2,13 @@
 
 - The model's settings and tokenizer are fetched and read, and the streamed model is built without
   weights. Weights are downloaded only once the first rows of the data set are known to be usable.
-- The data set becomes rows of tokens. The processes that read data are new ones, no forks, and they
-  are gone before CUDA starts and before the planes take the memory.
-- A resumed run must have the same data, and settings that its steps allow.
+- The data set becomes rows of tokens. The processes that read data are spawned, not forked, and end
+  before CUDA starts and before the planes are allocated.
+- A resumed run must have the same data, and settings that are compatible with its earlier steps.
 - The backend is opened and the plan is made (`engine.train.planning`).
-- The planes are allocated and filled: from the newest checkpoint, from the model's weights, or at
+- The planes are allocated, and filled from the newest checkpoint, from the model's weights, or at
   random.
-- The engine is built over the planes. Everything is given back when any of this fails.
+- The engine is built on top of the planes. If any of this fails, everything is freed.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from engine.train.session import Session
 
 @dataclass
 class Prepared:
-    """A `Prepared` is what the trainer drives.
+    """A `Prepared` holds everything that the trainer needs for its steps.
 
-    The planes hold the state after `step` optimizer steps. `loading_peak` is the most host memory
-    in bytes while weights were read, None where they came from a checkpoint.
+    The planes hold the state after `step` optimizer steps. `loading_peak` is the peak of host
+    memory in bytes while weights were read, or None if they came from a checkpoint.
     """
 
     model: StreamedModel
@@ -77,20 +77,20 @@ class Prepared:
         return self.planned.chosen
 
     def change_total_steps(self, steps: int) -> None:
-        """Makes the run end after another number of steps."""
+        """Changes the number of steps after which the run ends."""
         self.total_steps = steps
 
     @functools.cached_property
     def sampler(self) -> Sampler:
-        """Returns a sampler of the weights as they are; every step must be applied."""
+        """Returns a sampler that uses the current weights; every submitted step must be applied."""
         return Sampler(self.engine)
 
     def close(self) -> None:
-        """Frees host and device memory; no work may be under way.
+        """Frees host and device memory; no work may be in progress.
 
-        Each part is closed even where closing another one fails.
+        Each part is closed even if closing another one fails.
         """
-        # The stack closes the other way round: the engine uses the optimizer, and both the planes.
+        # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
             for part in (self.backend, self.store, self.adamw, self.engine):
                 parts.callback(part.close)
@@ -99,9 +99,9 @@ class Prepared:
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
     """Builds everything that a run needs.
 
-    `check` is called often; it raises to give up early, as a stop before the first step does.
-    Raises RamstreamError for what the user can mend: a model or data set that cannot be used, or a
-    job that does not fit.
+    `check` is called often; it raises an exception to give up early, for example when the run is
+    stopped before the first step. Raises RamstreamError for what the user can fix: a model or data
+    set that cannot be used, or a job that does not fit.
     """
     config = session.config
     download = session.progress("download", check)
@@ -113,7 +113,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path) if resume else None
     if config.model.init == "pretrained" and newest is None:
-        # Nobody should wait for a large download where the data set cannot be used.
+        # An unusable data set should be reported before a large download.
         check_first_rows(config.data)
         fetch(config.model.source, True, download, check)
     problem = model.packing.problem_of(config.data.max_seq_len)
@@ -148,7 +148,7 @@ def _build(
 ) -> Prepared:
     """Plans the job, then allocates and fills what the plan needs.
 
-    What is allocated is handed to `allocated` as long as anything may still fail.
+    What is allocated is registered in `allocated`, which frees it if a later part fails.
     """
     config, model, data, backend = session.config, job.model, job.data, job.backend
     planned = make_plan(session, job, check)
@@ -184,10 +184,10 @@ def _build(
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
-        # What took the memory must be noted while it is still held.
+        # The use of memory must be noted while the memory is still held.
         note_memory(error, account.note)
         raise
-    allocated.pop_all()  # from here on, `Prepared.close` gives everything back
+    allocated.pop_all()  # from here on, `Prepared.close` frees everything
     return Prepared(
         model=model,
         tokenizer=tokenizer,
@@ -216,7 +216,7 @@ def _engine(
 
 
 def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
-    """Returns the event that records the plan, with what the engine allocated for it."""
+    """Returns the event that records the plan and what the engine allocated for it."""
     chosen = planned.chosen
     details = {
         "micro_batch_size": chosen.micro_batch_size,
@@ -229,7 +229,7 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
 
 
 def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: PreparedData) -> None:
-    """Raises RunError where the tokenizer makes tokens that the model does not know."""
+    """Raises RunError if the tokenizer produces tokens that the model does not know."""
     vocabulary = model.config.get_text_config().vocab_size
     if data.highest_id >= vocabulary:
         raise RunError(
@@ -241,9 +241,9 @@ def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: Prep
 def _compare_with_checkpoint(
     session: Session, newest: CheckpointInfo, data: PreparedData, total_steps: int
 ) -> None:
-    """Warns of settings that differ from those of the checkpoint.
+    """Warns about settings that differ from those of the checkpoint.
 
-    Raises RunError where the run cannot go on with them, or with this data.
+    Raises RunError if the run cannot continue with these settings or this data.
     """
     if newest.state["data"] != data.fingerprint:
         raise RunError(
@@ -268,8 +268,8 @@ def _fill(
 ) -> tuple[int, int | None]:
     """Allocates and fills the planes.
 
-    Returns the step that they hold, and the most host memory in bytes while weights were read from
-    the model (None for a checkpoint).
+    Returns the step whose state they hold, and the peak of host memory in bytes while weights were
+    read from the model (None for a checkpoint).
     """
     config, model = session.config, job.model
     allocating = session.progress("allocate", check)
@@ -281,7 +281,7 @@ def _fill(
             initialise(model, store, config.train.seed, job.backend.device, loading)
         else:
             load_pretrained(model, config.model.source, store, loading)
-        # Reading takes memory of its own, which is free again before the states are allocated.
+        # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         store.allocate_states(allocating)
         return 0, loading_peak
@@ -299,7 +299,7 @@ def _fill(
 
 
 def program_version() -> str:
-    """Returns the version that is installed, or the one in the source tree."""
+    """Returns the installed version, or the version in the source tree."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""A run answers fixed prompts as it goes on."""
+"""A run answers fixed prompts at intervals, so that its answers can be compared over time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from engine.runtime.generate import AnswerLimits, Sampler, longest_row
 class FixedPrompts:
     """The prompts of `output.sample_prompts` are answered greedily at each evaluation.
 
-    Each is asked in the form that the examples of training have. An answer ends with a token of
+    Each prompt has the same form as the training examples. An answer ends with one of the tokens in
     `ends`.
     """
 
     def __init__(self, config: TrainConfig, model: StreamedModel, tokenizer: Any, ends: set[int]):
-        """Raises DataError for a prompt that cannot be asked."""
+        """Raises DataError for a prompt that the model cannot be given."""
         self._prompts = config.output.sample_prompts
         self._most = config.output.sample_tokens
         self._tokenizer = tokenizer
@@ -43,10 +43,10 @@ class FixedPrompts:
     def answer(
         self, sampler: Sampler, step: int, progress: Progress, check: Callable[[], None]
     ) -> PromptsAnswered | None:
-        """Returns the answers of the weights as they are, None without prompts.
+        """Returns the answers with the current weights, or None if there are no prompts.
 
-        Every step must be applied. `check` is called often; an exception that it raises ends the
-        work.
+        Every submitted step must be applied. `check` is called often; if it raises an exception,
+        the work ends.
         """
         if not self._prompts:
             return None

@@ -1,6 +1,6 @@
-"""A checkpoint keeps what a resume needs beside the planes.
+"""A checkpoint keeps, in addition to the planes, the state that a resume needs.
 
-A resume compares its settings with those of the session before.
+A resume compares its settings with those of the previous session.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from engine.config.settings import TrainConfig
 from engine.errors import RunError
 
 ORDER = ("train.batch_size", "train.seed", "data.shuffle")
-"""These settings decide which rows a step reads. After a change of them, some rows would be left
-out and others read twice.
+"""These settings decide which rows a step reads. If they changed, some rows would be skipped and
+others read twice.
 """
 _COMPARED = (
     "learning_rate",
@@ -25,7 +25,7 @@ _COMPARED = (
     "eps",
     "max_grad_norm",
 )
-"""A person may change these settings of `train` on purpose; a resume tells that they differ."""
+"""A person may change these settings of `train` on purpose; a resume reports that they differ."""
 
 
 def resume_state(
@@ -33,8 +33,8 @@ def resume_state(
 ) -> dict[str, Any]:
     """Returns the state that every checkpoint keeps.
 
-    There is no random state in it, since the order of the rows, dropout and the schedule are
-    functions of seed and step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`.
+    It contains no random state, since the order of the rows, dropout and the schedule are functions
+    of the seed and the step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`.
     """
     return {
         "data": fingerprint,
@@ -47,10 +47,10 @@ def resume_state(
 def changed_settings(
     config: TrainConfig, run_id: str, state: dict[str, Any], step: int, total_steps: int
 ) -> list[str]:
-    """Returns sentences on the settings that a person may have changed on purpose.
+    """Returns sentences about settings that a person may have changed on purpose.
 
-    They differ from those of the checkpoint of `step`, whose resume state is `state`. Raises
-    RunError where the run cannot go on from there.
+    These settings differ from those of the checkpoint of `step`, whose resume state is `state`.
+    Raises RunError if the run cannot continue from that checkpoint.
     """
     before, now = state.get("settings") or {}, _settings(config)
     told = []

@@ -1,7 +1,7 @@
-"""A `Run` takes a run from its folder to its last record.
+"""A `Run` executes a run, from its folder to its last record.
 
-The command line and the app both use it. `Run.execute` never raises for a run that fails: the cause
-becomes the run's last record, one sentence.
+Both the command line and the app use it. `Run.execute` never raises when a run fails: the run's
+last record states the cause in one sentence.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ENDINGS = ("stop", "discard")
 
 
 class _GiveUp(Exception):
-    """A stop or discard came before the first step."""
+    """A stop or discard was requested before the first step."""
 
     def __init__(self, command: str):
         self.command = command
 
 
 class Run:
-    """A `Run` is one run in this process, which owns its folder from here to the end of `execute`
-    (or `close`).
+    """A `Run` is one run in this process, which owns the run's folder until `execute` (or `close`)
+    ends.
 
     `request` may be called from any thread while `execute` runs. Raises RunError when another
-    process has the run.
+    process owns the run.
     """
 
     def __init__(self, folder: RunFolder, resume: bool):
@@ -59,46 +59,48 @@ class Run:
             self._reader = CommandReader(folder)
             self._owned = owned.pop_all()
         self.paused = PausedCalls()
-        """Other threads ask things of the weights through this while the run is paused."""
+        """Other threads use the weights through this while the run is paused."""
         self._requests: queue.SimpleQueue[str | Change] = queue.SimpleQueue()
         self._chosen: Chosen | None = None
         self._early: list[str | Change] = []
-        """These requests were looked at and not obeyed yet: they came while the run was still being
-        prepared, or while it waits for space.
+        """These requests were read but not obeyed yet: they came while the run was being prepared,
+        or while it waited for space.
         """
         self._asked_to_end: list[str | Change] = []
-        """All requests to end the run stand here, obeyed or not."""
+        """All requests to end the run are kept here, obeyed or not."""
         self._looking = threading.Lock()
         self.recorder.wait_for_disk_space(self._count_endings)
 
     def request(self, command: str | Change) -> None:
-        """Asks for stop, discard, pause, resume or save, or for a change.
+        """Requests stop, discard, pause, resume or save, or a change.
 
-        The run obeys before its next step. Raises RunError for another word.
+        The run obeys before its next step. Raises RunError for an unknown command.
         """
         if not isinstance(command, Change) and command not in COMMANDS:
             raise RunError(f"{command!r} is not a command; a run takes {', '.join(COMMANDS)}.")
         self._requests.put(command)
 
     def execute(self) -> RunEnded:
-        """Runs to the end and returns the last event; record and folder are then free again."""
+        """Runs to the end and returns the last event. The record is closed and the folder is free
+        then.
+        """
         with self._owned:
             ended = self._guarded()
-            # From here on, nothing is lost when the record takes no further line.
+            # From here on, nothing is lost if no further line can be recorded.
             self.recorder.wait_for_disk_space(None)
             try:
                 self._tell(ended)
                 self.recorder.emit(ended)
             except RunError as error:
-                # The record keeps what it has, and the caller still learns the cause.
+                # The record ends where it is, and the caller still gets the cause.
                 if ended.state != "failed":
                     return RunEnded("failed", str(error), type(error).__name__)
             return ended
 
     def _tell(self, ended: RunEnded) -> None:
-        """Tells the webhook, if there is one, how the run ended.
+        """Reports to the webhook, if there is one, how the run ended.
 
-        This happens before the last record, so that a failure of the webhook is in the log.
+        This happens before the last record, so that the log contains a failure of the webhook.
         """
         try:
             address = self.folder.config.output.webhook
@@ -108,12 +110,12 @@ class Run:
             return
         problem = tell(address, message(self.id, self.recorder.snapshot, ended))
         if problem is not None:
-            # A record without space for this line may still have some for the last one.
+            # If there is no space for this line, there may still be space for the last one.
             with contextlib.suppress(RunError):
                 self.recorder.emit(LogLine("warning", problem))
 
     def close(self) -> None:
-        """Frees the folder of a run that is not going to be executed."""
+        """Releases the folder of a run that will not be executed."""
         self._owned.close()
 
     def _guarded(self) -> RunEnded:
@@ -136,7 +138,7 @@ class Run:
         return ended
 
     def _given_up(self, command: str) -> RunEnded:
-        """Returns the end of a run that was stopped or discarded before its first step."""
+        """Returns the last event of a run that was stopped or discarded before its first step."""
         if command == "discard":
             return RunEnded("discarded", "Stopped before the first step.")
         if self.resume:
@@ -146,7 +148,9 @@ class Run:
         return RunEnded("stopped", reason)
 
     def _discarded(self) -> RunEnded:
-        """Deletes the checkpoints, as was asked for while the record waited for space."""
+        """Deletes the checkpoints, as requested while the record waited for space; returns the last
+        event.
+        """
         shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
         return RunEnded(
             "discarded",
@@ -155,15 +159,15 @@ class Run:
         )
 
     def _failed(self, error: Exception) -> RunEnded:
-        """Returns the end of a run that failed, with one sentence for the person.
+        """Returns the last event of a run that failed, with one sentence for the person.
 
-        The log gets the traceback where the program, the device or the system is at fault.
+        The traceback is logged if the program, the device or the system is at fault.
         """
         told: Exception | None = error
         if not isinstance(error, RamstreamError) or isinstance(error, GpuMemoryError):
             from engine.train.explain import explained
 
-            # A record that cannot be written may be the fault itself.
+            # The failure may be that the record cannot be written.
             with contextlib.suppress(RunError):
                 self.recorder.emit(LogLine("error", "".join(traceback.format_exception(error))))
             told = explained(error, self._gpu_items())
@@ -201,10 +205,11 @@ class Run:
             ended = Trainer(session, prepared, self._next_commands, self.paused).run()
         except BaseException as error:
             note_memory(error, prepared.planned.account.note)
-            # A lane that waits for disk space would never be drained.
+            # While a lane waits for disk space, it cannot be drained.
             self.recorder.wait_for_disk_space(None)
-            # Lanes may still be at work on the planes, so they must end before the planes go. On a
-            # device that failed, both calls may fail as well; the first error is the one to tell.
+            # Lanes may still be using the planes, so they must end before the planes are freed.
+            # After a device error, both calls may fail as well; the first error is the one to
+            # report.
             for give_back in (prepared.engine.drain, prepared.close):
                 with contextlib.suppress(Exception):
                     give_back()
@@ -220,16 +225,16 @@ class Run:
             return found
 
     def _count_endings(self) -> int:
-        """Returns how many requests to end the run came so far.
+        """Returns how many requests to end the run have arrived so far.
 
-        Any thread may call; the requests stay there for the training loop.
+        Any thread may call this; the requests are kept for the training loop.
         """
         with self._looking:
             self._look()
             return len(self._asked_to_end)
 
     def _look(self) -> None:
-        """Takes up new requests, of this process and of others; the caller holds `_looking`."""
+        """Reads new requests from this process and from others; the caller holds `_looking`."""
         found: list[str | Change] = []
         while not self._requests.empty():
             found.append(self._requests.get())
@@ -238,7 +243,7 @@ class Run:
         self._asked_to_end += [command for command in found if command in ENDINGS]
 
     def _check(self) -> None:
-        """Raises _GiveUp where the run is to end; other requests wait for the training loop."""
+        """Raises _GiveUp if the run is to end; other requests wait for the training loop."""
         found = self._next_commands()
         for command in found:
             if command in ENDINGS:
@@ -249,28 +254,28 @@ class Run:
 
 
 def start_run(config: TrainConfig, runs_dir: str | os.PathLike[str]) -> Run:
-    """Makes a run folder and returns its run, ready to execute.
+    """Creates a run folder and returns its run, ready to execute.
 
-    Local sources are kept as whole paths, so that the run can be resumed from any working
+    Local sources are saved as absolute paths, so that the run can be resumed from any working
     directory.
     """
     folder = create_run(runs_dir, lasting_config(config))
     try:
         return Run(folder, resume=False)
     except RunError:
-        shutil.rmtree(folder.path, ignore_errors=True)  # a folder without a record is no run
+        shutil.rmtree(folder.path, ignore_errors=True)  # a folder without a record is not a run
         raise
 
 
 def resume_run(runs_dir: str | os.PathLike[str], run_id: str) -> Run:
-    """Returns an earlier run, ready to go on from its newest checkpoint.
+    """Returns an earlier run, ready to continue from its newest checkpoint.
 
-    It begins at the start when it never saved one, or when its folder was made and it never began.
-    Raises RunError for a run that has finished, or whose settings this version cannot use.
+    It begins at the start if it never saved a checkpoint or never began to train. Raises RunError
+    for a run that has finished, or whose settings this version cannot use.
     """
     folder = open_run(runs_dir, run_id)
     try:
-        # Nothing is written to a run that this version cannot go on with.
+        # Nothing is written to a run that this version cannot continue.
         _ = folder.config
     except ConfigError as error:
         raise RunError(

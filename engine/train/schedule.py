@@ -11,10 +11,11 @@ from engine.config.settings import OptimConfig
 
 
 def fitting_warm_up(config: OptimConfig, total_steps: int) -> tuple[OptimConfig, str]:
-    """Returns the settings with a warm-up of at most half of the steps, and a warning where it had
-    to be cut, else "".
+    """Returns the settings with a warm-up of at most half of the steps, and a warning if the
+    warm-up had to be shortened, else "".
 
-    The first step of a warm-up has rate 0, so a short run would otherwise learn nothing.
+    The first step of a warm-up has a learning rate of 0, so a short run would otherwise learn
+    nothing.
     """
     most = total_steps // 2
     if config.warmup_steps <= most:
@@ -27,10 +28,11 @@ def fitting_warm_up(config: OptimConfig, total_steps: int) -> tuple[OptimConfig,
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """Returns the rate that optimizer step `step`, counted from 1, of `total_steps` uses.
+    """Returns the learning rate of optimizer step `step` (counted from 1) in a run of
+    `total_steps`.
 
-    As in a transformers Trainer, the scheduler moves after the optimizer: the first step with
-    warm-up has rate 0.
+    As in the Trainer of transformers, the scheduler advances after the optimizer, so the first step
+    of a warm-up has a rate of 0.
     """
     before = step - 1
     if before < config.warmup_steps:

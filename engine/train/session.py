@@ -1,4 +1,4 @@
-"""A `Session` is what everything that works for one run shares: its settings, folder and record."""
+"""A `Session` is shared by everything that works for one run: its settings, folder and record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TELL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Session:
-    """A session is one attempt at a run, from its start or resume until it ends.
+    """A `Session` is one attempt at a run, from its start or resume until it ends.
 
     `config` is the configuration with which it begins.
     """
@@ -26,18 +26,18 @@ class Session:
     recorder: RunRecorder
 
     def progress(self, job: str, check: Callable[[], None] | None = None) -> RecordedProgress:
-        """Returns a `Progress` that is recorded as that of `job`; it calls `check` each time."""
+        """Returns a `Progress` that records the progress of `job` and calls `check` each time."""
         return RecordedProgress(self.recorder, job, check)
 
     def log(self, level: str, text: str) -> None:
-        """Writes a line of the run's log into the record."""
+        """Adds a line of the run's log to the record."""
         self.recorder.emit(LogLine(level, text))
 
 
 class RecordedProgress:
-    """A `RecordedProgress` tells the record how far one job is.
+    """A `RecordedProgress` records the progress of one job.
 
-    It does so at most twice a second, and always at the end of the job.
+    It records at most twice a second, and always at the end of the job.
     """
 
     def __init__(self, recorder: RunRecorder, job: str, check: Callable[[], None] | None = None):

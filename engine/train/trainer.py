@@ -1,19 +1,19 @@
 """A `Trainer` runs the training loop and obeys the requests to it.
 
-- Before the first step, a dry run takes the longest rows, the held-out prompts are answered, and so
-  are the fixed prompts.
-- Before each step is submitted, the loop obeys the requests that came in: pause, save, or a change
-  of settings. Stop and discard leave the loop at once, and so does a lack of host memory.
-- A submitted step goes on while the loop submits the next one. Its `StepFinished` comes from the
-  HOST lane when it is applied.
+- Before the first step, a dry run uses the longest rows, and the held-out and the fixed prompts are
+  answered.
+- Before each step is submitted, the loop obeys the new requests: pause, save, or a change of
+  settings. A stop, a discard or a lack of host memory ends the loop at once.
+- A submitted step is executed while the loop submits the next one. The HOST lane records its
+  `StepFinished` when it is applied.
 - The engine is drained, so that every submitted step is applied, before anything is saved or
   evaluated and before a pause.
-- At the end the run is saved first: an evaluation that fails or is interrupted then costs nothing.
-- A checkpoint that finds the disk full pauses the run until there is space, or until a request ends
-  the wait.
+- At the end, the run is saved first, so that a failed or interrupted evaluation loses nothing.
+- If the disk is full when a checkpoint is written, the run is paused until there is space or a
+  request ends the wait.
 
-The loop runs on one thread. Evaluations are in `engine.train.evaluation`; what a step leaves in the
-record is written by `engine.train.observe`.
+The loop runs on one thread. `engine.train.evaluation` evaluates, and `engine.train.observe` records
+the steps.
 """
 
 from __future__ import annotations
@@ -52,22 +52,22 @@ from engine.train.session import Session
 from engine.words import in_seconds
 
 _PAUSE_LOOK_SECONDS = 0.1
-"""A paused run looks for requests this often."""
+"""A paused run checks for requests each time this many seconds have passed."""
 
 
 class Discarded(Exception):
-    """A request came to stop and to discard the run; it leaves the loop as this exception."""
+    """A request to discard the run leaves the training loop as this exception."""
 
 
 class Stopped(Exception):
-    """A request came to stop the run; it leaves the loop as this exception."""
+    """A request to stop the run leaves the training loop as this exception."""
 
 
 class Trainer:
-    """A `Trainer` drives a prepared run to its end.
+    """A `Trainer` executes a prepared run to its end.
 
-    `next_commands` returns the requests that came in since its last call. `paused` brings what
-    other threads ask of the weights while the run is paused.
+    `next_commands` returns the requests that arrived since its last call. `paused` lets other
+    threads use the weights while the run is paused.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Trainer:
     ):
         recorder = session.recorder
         self.config = session.config
-        """These are the settings now; a change while the run goes on replaces them."""
+        """These are the current settings; a change during the run replaces them."""
         self.folder = session.folder
         self.recorder = recorder
         self.prepared = prepared
@@ -87,7 +87,7 @@ class Trainer:
         self._next_commands = next_commands
         self._paused = paused
         self._step = prepared.step
-        """So many steps were submitted; after a drain they are applied."""
+        """This many steps have been submitted; after a drain, all of them are applied."""
         self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
@@ -96,11 +96,11 @@ class Trainer:
             prepared.backend.memory if prepared.backend.device.type != "cpu" else None,
         )
         self._observer = Observer(session, prepared, self._watch, self._forecast)
-        # A wait for disk space is no part of a step's time.
+        # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
         self._evaluator = Evaluator(session, prepared)
         self._waiting: list[str] = []
-        """These requests came in during long work and are obeyed before the next step."""
+        """These requests arrived during long work and are obeyed before the next step."""
         self._asked: list[Change] = []
         """These changes are made before the next step."""
         self._optim = self._fitting_warm_up()
@@ -118,7 +118,7 @@ class Trainer:
     def run(self) -> RunEnded:
         """Runs the training loop to its end, or to a request.
 
-        Raises what the engine raises; nothing of the step that failed is applied then.
+        Exceptions from the engine are raised unchanged; no part of the failed step is applied then.
         """
         with self._watch:
             return self._run()
@@ -138,7 +138,8 @@ class Trainer:
                 "discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked."
             )
         finally:
-            # The record outlives its run: a listener would keep everything that was allocated.
+            # The record outlives its run, and a listener would keep everything that was allocated
+            # alive.
             self.recorder.call_after_wait(None)
             self._observer.close()
 
@@ -174,7 +175,7 @@ class Trainer:
         step = self._step
         self._state("stopping")
         self.prepared.engine.drain()
-        # A resume goes on with the changes that were asked for before the stop.
+        # A resume uses the changes that were requested before the stop.
         self._make_changes(step)
         if step == 0:
             return RunEnded("stopped", "Stopped before the first step; nothing was trained.")
@@ -183,7 +184,7 @@ class Trainer:
         return RunEnded("stopped", f"Stopped and saved at step {step}; it can be resumed.")
 
     def _give_way(self, error: HostMemoryError) -> RunEnded:
-        """Saves and ends while there is memory for that, without waiting for anything."""
+        """Saves and ends the run while there is memory for that, without waiting for anything."""
         step = self._step
         self.recorder.wait_for_disk_space(None)
         self._state(
@@ -200,16 +201,16 @@ class Trainer:
         )
 
     def _fitting_warm_up(self) -> OptimConfig:
-        """Returns the optimizer's settings; the log says where the warm-up had to be cut."""
+        """Returns the optimizer's settings; the log says if the warm-up had to be shortened."""
         fitting, warning = fitting_warm_up(self.config.train, self.prepared.total_steps)
         if warning:
             self._session.log("warning", warning)
         return fitting
 
     def _dry_run(self) -> None:
-        """Takes a step on the longest rows that changes nothing.
+        """Runs a step on the longest rows without changing the weights.
 
-        A run that does not fit, or cannot be computed, ends here.
+        A run that does not fit or cannot be computed fails here.
         """
         prepared = self.prepared
         if prepared.total_steps < LEAST_STEPS:
@@ -229,17 +230,19 @@ class Trainer:
         compiled = prepared.chosen.choices.compiled
         took = f"A dry run of one step on the longest rows took {in_seconds(seconds)}"
         self._session.log("info", f"{took}, compiling included." if compiled else f"{took}.")
-        # Seconds that include compiling say nothing about the seconds of a step.
+        # A time that includes compiling does not predict the time of a step.
         self.recorder.emit(self._forecast.event(0, "dry_run", None if compiled else seconds))
         self._observer.tell_compiling("the dry run")
 
     @property
     def _pad_up_to(self) -> int:
-        """Returns the length that rows may be padded to; a compiled block knows few lengths."""
+        """Returns the length that rows may be padded to, since a block is compiled for few
+        lengths.
+        """
         return self.config.data.max_seq_len if self.prepared.chosen.choices.compiled else 0
 
     def _submit(self, step: int) -> None:
-        """Puts the rows of a step together and hands the step to the engine."""
+        """Assembles the rows of a step and submits the step to the engine."""
         train, began = self.config.train, time.perf_counter()
         micro_batches = batches(
             self.prepared.data.train,
@@ -260,14 +263,14 @@ class Trainer:
     # ------------------------------------------------------------------ requests
 
     def _obey(self, step: int) -> None:
-        """Obeys the requests that came in, before the next step is submitted."""
+        """Obeys the new requests, before the next step is submitted."""
         waiting, self._waiting = self._waiting, []
         commands = waiting + self._commands()
         self._make_changes(step)
         for place, command in enumerate(commands):
             if command == "save":
                 self._save(step)
-            # A pause that was already taken back is none.
+            # A pause that was followed by a resume is ignored.
             elif command == "pause" and "resume" not in commands[place:]:
                 self._pause(step)
 
@@ -277,9 +280,9 @@ class Trainer:
             self._change(change, step)
 
     def _change(self, change: Change, step: int) -> None:
-        """Makes a change that holds from the next step on.
+        """Makes a change that takes effect with the next step.
 
-        Where it cannot be made, the log says so, and the run goes on as it was.
+        If the change cannot be made, the log says so, and the run continues unchanged.
         """
         try:
             config = change.applied(self.config, step)
@@ -298,10 +301,10 @@ class Trainer:
         self._session.log("info", f"From step {step + 1:,} on: {told}.")
 
     def _commands(self) -> list[str]:
-        """Records the new requests; returns those that the caller must obey.
+        """Records the new requests and returns those that the caller must obey.
 
-        Changes wait until they can be made. Stop, discard and a lack of memory leave the loop with
-        an exception.
+        Changes wait until they can be made. Stop, discard and a lack of memory end the loop with an
+        exception.
         """
         self._watch.check()
         found: list[str] = []
@@ -337,10 +340,10 @@ class Trainer:
     # ------------------------------------------------------------------ between steps
 
     def _save(self, step: int, back_to: RunState = "running", waits: bool = True) -> None:
-        """Writes a checkpoint, unless this step has one; afterwards the state is `back_to` again.
+        """Writes a checkpoint, unless this step has one, then sets the state to `back_to`.
 
-        Where the disk has no space, this method waits until there is some. Raises DiskFullError in
-        that case where `waits` is False.
+        If the disk has no space, this method waits until there is some or, if `waits` is False,
+        raises DiskFullError.
         """
         prepared = self.prepared
         prepared.engine.drain()
@@ -379,11 +382,11 @@ class Trainer:
         self._observer.start_clock()
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
-        """Pauses until the disk has space for the checkpoint of `step`, or somebody asks to try
+        """Pauses until the disk has space for the checkpoint of `step`, or a person asks to try
         again.
 
-        A stop is obeyed by the caller, which then needs this checkpoint, too. When that stop is
-        what waits (`is_stopping`), one more stop ends the run without the checkpoint.
+        A stop is obeyed by the caller, which then needs this checkpoint as well. If the wait is
+        part of such a stop (`is_stopping`), another stop ends the run without the checkpoint.
         """
         self._state(
             "paused",
@@ -398,8 +401,8 @@ class Trainer:
                 except Stopped:
                     if not is_stopping:
                         raise
-                    # A stop that comes at once is the same request once more, of a second person or
-                    # of a second click.
+                    # A second stop that arrives immediately repeats the same request, from a second
+                    # person or a second click.
                     if not space.is_new:
                         raise lacks from None
                     continue
@@ -415,14 +418,14 @@ class Trainer:
             self._make_changes(step)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluates the weights after `step`, with every step applied."""
+        """Evaluates the weights after `step`, once every submitted step is applied."""
         self.prepared.engine.drain()
         self._evaluator.measure_loss(step, self._look)
         self._evaluator.answer_prompts(step, self._look)
         self._observer.start_clock()
 
     def _look(self) -> None:
-        """Obeys stop and discard within long work; other requests wait for the next step."""
+        """Obeys stop and discard during long work; other requests wait for the next step."""
         self._waiting += self._commands()
 
     def _export(self, step: int) -> None:

@@ -1,6 +1,6 @@
-"""A webhook tells another program that a run is over.
+"""A webhook notifies another program that a run is over.
 
-It is one POST of JSON to an address that the person gave.
+It is a single POST of JSON to an address that the person gave.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from engine.runs.events import RunEnded
 from engine.runs.snapshot import RunSnapshot
 
 SECONDS = 5.0
-"""The other program has this long to answer."""
+"""The other program must answer within this many seconds."""
 
 
 def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, object]:
-    """Returns the content to post. Chat services show its `text`, which is a sentence."""
+    """Returns the content to post. Its `text` is a sentence, which chat services show."""
     name = snapshot.name or run_id
     return {
         "text": f"{name} {ended.state}: {ended.reason}",
@@ -34,9 +34,9 @@ def message(run_id: str, snapshot: RunSnapshot, ended: RunEnded) -> dict[str, ob
 
 
 def tell(address: str, content: dict[str, object]) -> str | None:
-    """Posts `content`; returns None, or one sentence on why it did not arrive.
+    """Posts `content`; returns None, or one sentence that says why it could not be delivered.
 
-    Redirects are not followed, since the content is for the given address alone.
+    Redirects are not followed, since the content is only for the given address.
     """
     request = urllib.request.Request(
         address, json.dumps(content).encode(), {"content-type": "application/json"}
@@ -55,7 +55,7 @@ def tell(address: str, content: dict[str, object]) -> str | None:
 
 
 def _host(address: str) -> str:
-    """Returns the host of an address for the log; the path of such an address is a secret."""
+    """Returns the host of an address for the log, since the path of such an address is secret."""
     return urlsplit(address).hostname or "the address"
 
 

@@ -1,4 +1,4 @@
-"""A session of the app whose engine only records what it is asked to do."""
+"""The app's session runs here with an engine that only records its calls."""
 
 from __future__ import annotations
 

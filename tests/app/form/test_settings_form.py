@@ -1,4 +1,6 @@
-"""The settings form: values there and back, errors in its words, and presets."""
+"""The settings form converts values in both directions, words errors in its own terms, and loads
+presets.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def all_fields(cls=TrainConfig, prefix=""):
 
 
 def another_value(setting, default):
-    """A valid value that differs from the default."""
+    """Returns a valid value that differs from the default."""
     special = {
         "train.epochs": 1.5,
         "train.steps": 7,

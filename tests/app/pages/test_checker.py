@@ -1,5 +1,5 @@
-"""What the fit panel says and draws, pure functions of the engine's report, and the route that the
-page asks.
+"""The fit panel's texts and drawings are pure functions of the engine's report, and the page gets
+them by a route.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def test_the_limit_is_a_line_and_what_is_free_a_segment():
 
 
 def post(checker, body, **headers):
-    """The route behind the guard, called as the page calls it; `body` is JSON, or bytes that are
-    none.
+    """Calls the route behind the guard as the page does; `body` is JSON, or bytes that are not
+    JSON.
     """
 
     async def go():
@@ -211,7 +211,7 @@ def test_the_page_is_sent_the_verdict_and_what_it_showed_is_kept(checker, tmp_pa
         draft,
     )
     assert len(checker.calls) == 1, "what was worked out for one is there for the other"
-    other = shown(train__batch_size=8)  # of a page that was opened and not typed into
+    other = shown(train__batch_size=8)  # from a page that was opened but not edited
     assert post(
         checker, {"shown": other, "keep": False}
     ).status_code == 200 and checker.draft.recall() == (None, draft)

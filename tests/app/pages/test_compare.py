@@ -1,4 +1,4 @@
-"""Runs side by side: that a record is read once, and the route."""
+"""Runs are compared side by side through a route, and each record is read once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_record_is_folded_once_and_gone_on_with_as_it_grows(tmp_path, monkeypa
     recorder.close()
     answer = kept.compare(folders, "step", lambda folder: folder is folders[1])
     assert len(read) == 3 and answer["rows"][0]["texts"] == ["60", "21"] and answer["going_on"]
-    # Another record in its place is read from its beginning.
+    # A record that replaces it is read from the beginning.
     content = folders[0].events_path.read_bytes()
     folders[0].events_path.write_bytes(
         content[: content.index(b'"step":31,') - 30].rpartition(b"\n")[0] + b"\n"

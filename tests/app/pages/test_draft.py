@@ -1,4 +1,4 @@
-"""The Train form filled from a run, by its route."""
+"""The Train form is filled from a run through its route."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def post(session, run_id, body):
 
 
 def kept(session):
-    """The draft as a server that was started later finds it."""
+    """Returns the draft as a server that is started later finds it."""
     return Draft(session.runs_dir).recall()
 
 

@@ -1,4 +1,4 @@
-"""The Hardware tab's routes and words, without a browser."""
+"""The Hardware tab's routes and texts are tested without a browser."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ MODELS = (LLAMA, "Qwen/Qwen2.5-7B", "Qwen/Qwen3-0.6B", "meta-llama/Llama-2-70b-h
 
 @pytest.fixture(autouse=True)
 def few_models_and_no_rates(tmp_path, monkeypatch):
-    """A table of a few models takes no time."""
+    """Keeps the table to a few models, so that it is made quickly."""
     monkeypatch.setenv("RAMSTREAM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("engine.fit.model_table.catalog", lambda: tuple(map(entry_of, MODELS)))
 
 
 class Probe:
-    """A measurement that lasts until it is told to end, or refused to go on."""
+    """A `Probe` is a measurement that lasts until it is released or cancelled."""
 
     def __init__(self):
         self.may_end = threading.Event()
@@ -81,7 +81,7 @@ class Probe:
 
 
 class Tab:
-    """The routes behind the guard, called as the page calls them."""
+    """A `Tab` calls the routes behind the guard as the page does."""
 
     def __init__(self, folder, machine=MACHINE):
         self.session, self.probe, self.machine = Session(folder / "runs"), Probe(), machine
@@ -250,7 +250,8 @@ def test_bad_parameters_give_one_sentence(tab, path, body, said):
     answer = tab.call(f"hardware/{path}", body)
     error = answer.json()["error"]
     assert answer.status_code == 409 and said in error and "\n" not in error
-    # What a person typed stays text: it is JSON, and no browser may take it for anything else.
+    # Text that a person typed stays text: the answer is JSON, and browsers must not interpret it as
+    # anything else.
     assert (
         answer.headers["content-type"] == "application/json"
         and answer.headers["x-content-type-options"] == "nosniff"

@@ -1,5 +1,5 @@
-"""The chat of the Talk tab and its routes: what is in memory when, histories by side, stop, and a
-run that is paused.
+"""The chat of the Talk tab and its routes are tested: which weights are in memory when, the history
+of each side, stopping, and a paused run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ LETTERS = "abcdefghij"
 
 
 class FakeTalker:
-    """Says as many letters as it is asked for; `gate`, where there is one, lets each pass."""
+    """A `FakeTalker` answers with the requested number of letters; `gate`, if given, lets each one
+    pass.
+    """
 
     held_bytes = 1 << 20
 
@@ -53,7 +55,9 @@ class FakeTalker:
 
 
 class FakeTalk:
-    """What the chat calls of the engine, see `TalkCalls`; `most` weights fit."""
+    """A `FakeTalk` replaces what the chat calls in the engine (`TalkCalls`); at most `most` weights
+    fit.
+    """
 
     folder_of = staticmethod(folder_of)
 
@@ -81,7 +85,7 @@ def fake():
 
 @pytest.fixture
 def talk(tmp_path, fake, monkeypatch):
-    """A chat over one run with two checkpoints, whose weights are pretended."""
+    """Returns a chat over one run with two checkpoints, whose weights are fake."""
     from engine.runs.folder import create_run
 
     session = Session(tmp_path / "runs")
@@ -134,8 +138,8 @@ def test_both_answer_and_their_weights_stay_while_the_chat_goes_on(talk, fake):
             {"role": "user", "content": "two"},
         ],
     )
-    # Without the comparison its weights go, and later it has not heard what only the other was
-    # asked.
+    # Without the comparison, its weights are unloaded, and later its history lacks what only the
+    # other side was asked.
     say(talk, "three", compare=False)
     assert fake.loaded == ["checkpoint"]
     say(talk, "four")
@@ -161,7 +165,7 @@ def test_what_does_not_fit_together_answers_one_after_the_other(talk, fake):
         texts(state) == [{"base": "abc", "tuned": "abc"}] and "one after the other" in state["note"]
     )
     assert fake.loaded == ["checkpoint"]
-    say(talk, "two")  # with one of them in memory already
+    say(talk, "two")  # with one of them already in memory
     assert fake.loads == ["base", "checkpoint"] * 2
     fake.most = 0
     state = say(talk, "three")
@@ -235,7 +239,7 @@ def test_routes_answer_with_the_chat_or_one_sentence(talk):
         "version": state["version"],
         "working": False,
     }
-    # A page that has seen a message asked is sent no message before it.
+    # A page that has received a question is not sent the messages before it again.
     assert call(talk, "POST", "/api/talk/say", body | {"message": "two"}).json() == {}
     wait_for(lambda: not talk.state()["working"])
     whole = call(talk, "GET", f"/api/talk?since={state['version']}").json()
@@ -347,7 +351,7 @@ def test_a_paused_run_is_talked_to_beside_its_base_and_trains_on_with_the_same_b
     session = Session(tmp_path / "runs", EngineCalls(start_run=start))
     talk = Talk(session)
     talk.run_id = session.start(config)
-    with pytest.raises(RunError, match="pause it to talk"):  # it has only begun to prepare
+    with pytest.raises(RunError, match="pause it to talk"):  # it is still being prepared
         talk.about(Choice(talk.run_id, "current"))
     wait_for(lambda: "paused" in states, 60)
     label = talk.choices()["runs"][0]["weights"][0]

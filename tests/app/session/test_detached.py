@@ -1,5 +1,5 @@
-"""Runs in processes of their own: seen at once, controlled like any run, and told when they end
-before they began.
+"""Runs in separate processes are shown at once and controlled like any run, and it is reported when
+one ends before it began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECONDS = 90
 
 
 def as_python(code):
-    """In place of `launch.py train`."""
+    """Returns a replacement for `train_command` that runs `code` instead of `launch.py train`."""
     return lambda folder: [sys.executable, "-c", code, str(folder.path)]
 
 
@@ -68,7 +68,7 @@ def session(tmp_path):
 
 
 def kill(pid):
-    with contextlib.suppress(ProcessLookupError):  # as it should be
+    with contextlib.suppress(ProcessLookupError):  # expected: the process has ended
         os.kill(pid, signal.SIGKILL)
 
 
@@ -81,7 +81,7 @@ def test_a_real_run_survives_its_server_and_is_controlled_by_the_next(tmp_path, 
     config = make_config(tmp_path, **{"train.steps": 100_000, "train.schedule": "constant"})
     run_id = session.start_detached(config)
     folder = open_run(session.runs_dir, run_id)
-    # Seen at once, long before the process has imported anything.
+    # The run is shown at once, long before the process has imported anything.
     assert state(session, run_id) == "preparing" and session.busy_id == run_id
     assert get(session, f"/api/live/{run_id}").json()["bar"]["state"] == "preparing"
     with pytest.raises(RunError, match=f"{run_id} is running in a process of its own"):
@@ -138,7 +138,7 @@ def test_the_next_server_goes_on_with_the_queue_behind_a_queued_detached_run(
     session, monkeypatch, request, stopped
 ):
     monkeypatch.setattr(detached, "train_command", as_python(HOLDS))
-    with session.queue._change:  # or it might have been started by then
+    with session.queue._change:  # otherwise it might have been started by then
         session.queue.add(CONFIG)
         session.queue.set_detached(session.queue.listed()[0].id, True)
     wait_for(lambda: session.busy_id is not None and not session.queue.listed(), SECONDS)

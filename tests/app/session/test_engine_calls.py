@@ -1,5 +1,5 @@
-"""What the app reaches of the engine: nothing of it loads torch before it is called, and all of it
-is there.
+"""Everything that the app uses from the engine exists, and none of it loads torch before it is
+called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long work: its progress in words, and that it can be ended at each stage without leaving anything
+"""Long work reports its progress in words and can be ended at each stage without leaving anything
 half done.
 """
 
@@ -136,7 +136,7 @@ def test_a_server_that_ends_cancels_what_is_under_way():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder of runs, run with checkpoints)"""
+    """Returns the folder of runs and a run with checkpoints."""
     folder = tmp_path_factory.mktemp("jobs")
     run = start_run(make_config(folder), folder / "runs")
     assert run.execute().state == "finished"
@@ -144,7 +144,7 @@ def run(tmp_path_factory):
 
 
 def stages_of(run, target):
-    """Every call of an export's progress."""
+    """Returns every progress call of an export."""
     calls = []
     export_run(
         run[0], run[1], target, progress=lambda done, total, text: calls.append((text, done, total))
@@ -183,7 +183,7 @@ def test_an_export_into_an_empty_folder_leaves_that_folder_when_it_is_cancelled(
     def progress(done, total, text):
         if (
             text == "Writing the model" and done == total
-        ):  # all is written, and not in its place yet
+        ):  # everything is written but not yet moved into place
             raise Cancelled
 
     with pytest.raises(Cancelled):
@@ -210,7 +210,7 @@ def test_loading_that_is_cancelled_gives_its_memory_back(run, tmp_path, monkeypa
 
 
 class SlowTalk(FakeTalk):
-    """Loading the second model lasts until it is cancelled."""
+    """A `SlowTalk` loads the second model until it is cancelled."""
 
     def load(self, source, progress):
         while self.loaded:

@@ -1,5 +1,5 @@
-"""Runs that wait for their turn: order, what survives a restart, and that one which cannot start
-holds up no other.
+"""Queued runs start in order and survive a restart, and a run that cannot start does not hold up
+the others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.sessions import CONFIG, FakeEngine, named
 
 
 class Place:
-    """Where one run at a time can be; `started` are the names, in order, and `detached` those in
-    processes of their own.
+    """A `Place` has space for one run at a time; `started` lists the names in order, and `detached`
+    those in separate processes.
     """
 
     def __init__(self, free=True):
@@ -71,14 +71,14 @@ def test_runs_start_in_turn_as_the_one_before_ends(queue, place):
             lambda: place.started == list(started) and names(queue) == list("abc")[len(started) :]
         )
     place.end(queue)
-    queue.add(named("d"))  # after the queue was empty for a while
+    queue.add(named("d"))  # after the queue has been empty for a while
     wait_for(lambda: place.started == list("abcd"))
 
 
 def test_a_run_of_another_process_that_ends_makes_room_too(queue, place, monkeypatch):
     monkeypatch.setattr("app.session.queue.LOOK_SECONDS", 0.02)
     queue.add(named("a"))
-    place.free = True  # nobody tells
+    place.free = True  # without a notification
     wait_for(lambda: place.started == ["a"])
 
 
@@ -111,14 +111,14 @@ def test_one_that_cannot_start_says_why_and_holds_up_no_other(queue, place, caps
         "It could not be started (ZeroDivisionError: oops).",
     ]
     assert "ZeroDivisionError" in capsys.readouterr().err
-    place.end(queue)  # those two do not try again
+    place.end(queue)  # those two are not tried again
     assert queue.add(named("d")) == 1
     wait_for(lambda: place.started == ["c", "d"])
 
 
 def test_whoever_is_quicker_takes_no_place_in_the_queue(tmp_path):
     place = Place(free=False)
-    asked = iter([None])  # once it looks free, then it is taken
+    asked = iter([None])  # it seems free once and is then taken
     queue = RunQueue(tmp_path, place.start, lambda: next(asked, "One is running."))
     queue.add(named("a"))
     wait_for(lambda: next(asked, "over") == "over")
@@ -155,8 +155,8 @@ def test_a_queued_run_can_be_one_in_a_process_of_its_own(tmp_path, queue, place)
 
 
 class Elsewhere:
-    """The run `away` of another process, which goes on over a restart; `by_itself` says how it will
-    end.
+    """The run `away` belongs to another process and continues across a restart; `by_itself` says
+    how it will end.
     """
 
     def __init__(self, place, by_itself=True):
@@ -193,7 +193,7 @@ def test_after_a_restart_the_queue_goes_on_behind_a_run_that_went_on_all_the_whi
 
 @pytest.fixture
 def behind_a_stopped_run(tmp_path, queue, place):
-    """A queue of `a` after a restart, behind a run that a person will stop."""
+    """Returns a queue with `a` after a restart, behind a run that a person will stop."""
     queue.add(named("a"))
     queue.close()
     again = Elsewhere(place, by_itself=False).queue(tmp_path)
@@ -222,7 +222,7 @@ def test_what_was_held_stays_held_whatever_goes_on_at_the_next_restart(tmp_path,
     queue.add(named("a"))
     queue.close()
     place.free = True
-    RunQueue(tmp_path, place.start, place.why_not).close()  # nothing is going on: held
+    RunQueue(tmp_path, place.start, place.why_not).close()  # nothing is running: it is held
     place.free = False
     again = Elsewhere(place).queue(tmp_path)
     assert again.is_held and again.behind is None

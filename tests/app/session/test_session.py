@@ -1,5 +1,5 @@
-"""The session of the app: the one run of its process, many who control it at once, and runs of
-other processes.
+"""The app's session handles the one run in its process, several people who control it at once, and
+runs in other processes.
 """
 
 from __future__ import annotations

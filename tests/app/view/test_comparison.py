@@ -1,4 +1,4 @@
-"""Runs side by side as they are shown: curves, key figures, and settings that differ."""
+"""Runs are shown side by side: their curves, their key figures, and the settings that differ."""
 
 from __future__ import annotations
 

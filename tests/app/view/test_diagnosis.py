@@ -1,4 +1,4 @@
-"""What is said of a run's time and memory, and what is offered."""
+"""The diagnosis says where a run's time and memory go, and what could be changed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_compute_bound_is_said():
         fold(*steps(h2d=0.03)), CONFIG.with_values({"engine.save_level": "boundary"})
     )
     assert by_hand.offer.changes == {"engine.save_level": "auto"}
-    shown = by_hand.to_dict()  # as the form calls the settings
+    shown = by_hand.to_dict()  # with the form's names for the settings
     assert (
         shown["offer"]["label"] == "Save level: auto"
         and "because Save level was set by hand" in shown["advice"]

@@ -1,4 +1,4 @@
-"""Whether memory stays as it is, from samples whose story is known."""
+"""Memory growth is recognised in samples for which the right answer is known."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_staircase_grows_and_a_single_step_does_not():
     assert of(stairs).is_growing
     once = np.repeat([40, 44], [60, 40]) * GIB
     assert of(once) == MemoryGrowth(steady_since=610, share=0.0)
-    late = np.repeat([40, 44], [97, 3]) * GIB  # too few samples to say anything of the new level
+    late = np.repeat([40, 44], [97, 3]) * GIB  # too few samples to judge the new level
     assert of(late) == MemoryGrowth()
 
 

@@ -1,5 +1,5 @@
-"""Names in figures: Plotly draws `<b>`, `<a href>` and a few tags more, and fills in `%{...}` of
-templates.
+"""Names are escaped in figures, since Plotly interprets `<b>`, `<a href>` and a few more tags, and
+expands `%{...}` in templates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def snapshot(events):
 
 
 def drawn(value, key=""):
-    """Every text that Plotly could draw."""
+    """Yields every text that Plotly could draw."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from drawn(inner, name)
@@ -42,7 +42,9 @@ def drawn(value, key=""):
 
 
 def check(figure):
-    """Nothing but our own line breaks and the empty second box of a hover label is markup."""
+    """Checks that the only markup is our own line breaks and the empty second box of a hover
+    label.
+    """
     for key, text in drawn({"data": figure["data"], "layout": figure["layout"]}):
         plain = text.replace("<br>", "").replace("<extra></extra>", "")
         assert "<" not in plain and ">" not in plain, (key, text)

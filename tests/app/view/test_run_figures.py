@@ -1,4 +1,6 @@
-"""The curves of a run as they are drawn: bounded, on each axis, with a text for each."""
+"""The curves of a run are drawn with a bounded number of points, on each axis, with a text for
+each.
+"""
 
 from __future__ import annotations
 

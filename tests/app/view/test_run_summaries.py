@@ -1,4 +1,4 @@
-"""What figures say for those who cannot or will not read the curves."""
+"""Texts state what the figures show, for people who cannot or do not want to read the curves."""
 
 from app.view.comparison import summaries as compared
 from app.view.run_figures import FIGURES, summaries

@@ -1,4 +1,4 @@
-"""What the Live tab is sent of a run while it goes on and when it is over."""
+"""The Live tab receives the state of a run while it is in progress and when it is over."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The timeline of a step as it is drawn: bounded, with its phases, its waits by cause and what was
-predicted.
+"""The timeline of a step is drawn with a bounded number of spans, with its phases, its waits by
+cause, and the prediction.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def test_every_op_of_a_plan_has_a_colour():
 
 @pytest.fixture(scope="module")
 def many():
-    """9,800 spans and a wait."""
+    """Returns a timeline with 9,800 spans and one wait."""
     return timeline(1, blocks=400, micro_batches=7)
 
 

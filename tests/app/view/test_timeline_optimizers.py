@@ -1,5 +1,5 @@
-"""What is shown of optimizers on the device: their rows in the timeline, and predicted beside
-measured times.
+"""Optimizers on the device have rows in the timeline, and predicted times are shown next to
+measured ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fold(*events):
 
 
 def spans_of(homes=("embed", "block 2"), blocks=4, micro_batches=2):
-    """A step as the engine records it, from a plan whose ops take a millisecond each."""
+    """Returns a step as the engine records it, for a plan whose ops take a millisecond each."""
     names = [f"block {k}" for k in range(blocks)]
     numel = dict.fromkeys(["embed", *names, "head"], 1000) | {"embed": 2500}
     choices = PlanChoices(micro_batches=micro_batches, device_homes=homes, update_buffers=2)

@@ -1,4 +1,6 @@
-"""The app with a run and a secret beside the folder of runs, and a way to ask it many things."""
+"""The app is served with one run, a secret next to the folder of runs, and a helper that sends many
+requests.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def app(folder):
-    """With a run, and a secret beside the folder of runs."""
+    """Returns the app with a run, and with a secret next to the folder of runs."""
     (folder / "secret").mkdir()
     for name in ("config.yaml", "events.jsonl", "secret.txt"):
         (folder / "secret" / name).write_text(SECRET)
@@ -42,7 +44,7 @@ def app(folder):
 
 @pytest.fixture
 def ask(app):
-    """Many requests at once; none may be answered by a fault. Returns the answers."""
+    """Sends many requests at once, none of which may cause a server error. Returns the answers."""
 
     def ask(requests):
         async def go():
@@ -70,7 +72,7 @@ def ask(app):
             assert answer.status_code == 200 or 400 <= answer.status_code < 500, what
             if answer.status_code != 200:
                 said = answer.json()
-                sentence = said.get("error") or said["detail"]  # of Gradio's files
+                sentence = said.get("error") or said["detail"]  # from Gradio's file routes
                 assert (
                     0 < len(sentence) <= 2000
                     and "Traceback" not in sentence

@@ -1,4 +1,4 @@
-"""Changing a run through the app's routes."""
+"""A run is changed through the app's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask: hosts, origins, bodies and the login."""
+"""Requests are accepted or refused by their host, origin and body, and by the login."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_the_link_logs_in_once(tmp_path):
     assert (
         call(app, path="/api/runs", headers={"cookie": cookie.partition(";")[0]}).status_code == 200
     )
-    # Who is in goes on without the token in the address; anybody else is sent to the form.
+    # Clients that are logged in need no token in the address; all others are sent to the form.
     assert (
         call(app, path=link, headers={"cookie": cookie.partition(";")[0]}).headers["location"]
         == "/"

@@ -1,5 +1,5 @@
-"""A page that is opened: its head names what its scripts load, and the run that it will show is
-read already.
+"""When a page is opened, its head names the files that its scripts load, and the run to show has
+already been read.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_the_page_names_every_file_that_its_scripts_load_and_each_is_there(app):
 def test_the_run_that_is_going_to_be_shown_is_read_before_it_is_asked_for(tmp_path):
     app = served(tmp_path)
     one = recorded(app.session.runs_dir, "One")
-    assert get(app, "/").status_code == 200  # which opens the latest
+    assert get(app, "/").status_code == 200  # which opens the latest run
     assert app.session.watch(one.id).snapshot.name == "One"
     two = recorded(app.session.runs_dir, "Two")
     assert get(app, f"/?run={two.id}&tab=live").status_code == 200

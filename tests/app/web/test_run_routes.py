@@ -1,4 +1,6 @@
-"""The Runs tab by its routes: the list, a run's name and details, deleting and export."""
+"""The Runs tab is tested through its routes: the list, a run's name and details, deletion and
+export.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Every route of the app as it is served, ours and Gradio's, against what may not pass: a list that
-is made from the application itself, so that a route added later is in it.
+"""Every route of the served app, ours and Gradio's, refuses requests that it must not accept. The
+list of routes comes from the application itself, so that a route added later is included.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def routes(app):
 
 
 def walked(routes, prefix=""):
-    """(method, path with its parameters filled in, the path as it is written) of every route, those
-    of applications inside the application too.
+    """Yields (method, path with its parameters filled in, path template) for every route, including
+    those of mounted applications.
     """
     for route in routes:
-        included = getattr(route, "original_router", None)  # a router that FastAPI keeps as it is
+        included = getattr(route, "original_router", None)  # a router that FastAPI keeps unchanged
         inner = included.routes if included is not None else getattr(route, "routes", None)
         path = prefix + getattr(route, "path", "")
         if inner is not None:
@@ -66,7 +66,9 @@ def walked(routes, prefix=""):
 
 
 def answers(app, requests, **shared):
-    """The answers to (method, path, headers) one after the other, nothing followed."""
+    """Returns the answers to requests (method, path, headers), sent one after the other without
+    following redirects.
+    """
 
     async def go():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -85,7 +87,7 @@ def answers(app, requests, **shared):
 
 
 def refused(app, routes, headers):
-    """Status by route, where one sentence says why."""
+    """Returns the status by route, and checks that each refusal is one sentence."""
     found = {}
     for (method, path, _), answer in zip(
         routes, answers(app, [(method, path, headers) for method, path, _ in routes])
@@ -170,8 +172,8 @@ def test_what_is_sent_is_json(app, routes, login, kind):
 
 
 def test_of_gradio_only_what_the_page_needs_is_served(app, routes, login):
-    """Not its files by path, uploads, proxies, streams, deep links, API, monitoring, recordings or
-    editors.
+    """Files by path, uploads, proxies, streams, deep links, the API, monitoring, recordings and
+    editors are not served.
     """
     cookie = {"cookie": f"{COOKIE_NAME}={login.new_cookie()}", "content-type": "application/json"}
     gradios = [

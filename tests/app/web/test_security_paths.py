@@ -1,5 +1,5 @@
-"""Requests whose paths lead elsewhere: each is answered by a sentence, and nothing outside is read
-or written.
+"""Requests with paths that lead outside the run folders are answered with a sentence, and nothing
+outside is read or written.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_files_of_the_page_are_those_in_assets(ask):
         "/gradio_api/proxy=",
         "/gradio_api/custom_component/",
     ):
-        # httpx itself makes a path with dots shorter: /assets/../secret is asked for as /secret
+        # httpx normalises paths with dots: /assets/../secret is requested as /secret
         for answer in ask(
             [("GET", prefix + name, None) for name in names if not name.startswith(".")]
         ):
@@ -136,8 +136,8 @@ def test_files_of_the_page_are_those_in_assets(ask):
 
 
 def test_gradio_takes_no_file(ask, folder):
-    """Values of its events may name files, which Gradio would copy to where they can be fetched, or
-    addresses to fetch.
+    """The values of Gradio's events may name files, which it would copy to a place from which they
+    can be fetched, or addresses to fetch.
     """
     secret = str(folder / "secret" / "secret.txt")
     files = [

@@ -1,5 +1,6 @@
-"""Requests that no page of ours would send: paths that lead elsewhere, bodies of every wrong kind.
-Each is answered by a sentence, nothing outside is read or written, and the app goes on answering.
+"""The app withstands requests that none of its pages would send: paths that lead outside, and
+malformed bodies of every kind. Each is answered with a sentence, nothing outside is read or
+written, and the app keeps responding.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ RAW = [
 
 
 def places(value, path=()):
-    """Paths of keys to everything in a body but the body itself."""
+    """Yields the path of keys to every value in a body, except the body itself."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield (*path, name)
-            if name != "shown":  # every one of its values is asked for alike: one will do
+            if name != "shown":  # all of its values are read in the same way, so one is enough
                 yield from places(inner, (*path, name))
     if path and path[-1] == "shown":
         yield (*path, "train.steps")
@@ -98,7 +99,7 @@ def test_wrong_bodies_are_told_in_a_sentence(ask, path):
     body, wrong = (
         BODIES[path],
         list(RAW[:-2] if path.endswith("/measure") else RAW),
-    )  # the last two are good
+    )  # the last two are valid
     for place in places(body):
         wrong.append(json.dumps(changed(body, place, remove=True)).encode())
         wrong += [json.dumps(changed(body, place, value)).encode() for value in WRONG]
@@ -112,8 +113,8 @@ def test_wrong_bodies_are_told_in_a_sentence(ask, path):
 
 @pytest.fixture(scope="module")
 def calls(app):
-    """Returns a call of every function of the page that runs here, with nothing in its form, by its
-    name.
+    """Returns, by name, a call with an empty form for every page function that runs on the
+    server.
     """
 
     async def ask():
@@ -137,7 +138,7 @@ def calls(app):
 
 @pytest.mark.parametrize("path", CALLS)
 def test_wrong_calls_of_the_pages_functions_are_told_in_a_sentence(ask, calls, path):
-    """Gradio takes them."""
+    """These calls are received by Gradio."""
     assert {"preview", "load_preset", "open_page", "start", "enqueue"} <= set(calls)
     wrong = [
         changed(call, (name,), value)

@@ -1,4 +1,6 @@
-"""The real server on a real socket, asked by those who speak slowly, too much, or no HTTP."""
+"""A real server on a real socket withstands clients that send slowly, send too much, or do not
+speak HTTP.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def app(tmp_path_factory):
 
 @contextlib.contextmanager
 def serving(app):
-    """The port of a server of `app`."""
+    """Yields the port of a server of `app`."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
@@ -55,7 +57,7 @@ def port(app):
 
 @pytest.fixture
 def line(port):
-    """A connection; afterwards the server still answers others."""
+    """Opens a connection; afterwards the server must still answer other clients."""
     with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as line:
         yield line
     with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as other:
@@ -64,7 +66,7 @@ def line(port):
 
 
 def heard(line):
-    """All that comes until the server closes the connection."""
+    """Returns everything received until the server closes the connection."""
     pieces = []
     with contextlib.suppress(ConnectionError):
         while piece := line.recv(65536):
@@ -73,8 +75,8 @@ def heard(line):
 
 
 def trickled(line, piece=b"x", pause=0.05):
-    """Sends pieces, `pause` seconds apart, until the server has closed the connection; what it had
-    said.
+    """Sends pieces, `pause` seconds apart, until the server closes the connection; returns its
+    answer.
     """
     line.setblocking(False)
     said, end = b"", time.monotonic() + WAIT_SECONDS
@@ -144,7 +146,7 @@ def test_what_was_refused_is_not_listened_to_for_ever(line):
     ids=lambda sent: repr(sent[:30]),
 )
 def test_what_is_no_request_is_refused(line, sent):
-    with contextlib.suppress(ConnectionError):  # it may be cut off while it is still speaking
+    with contextlib.suppress(ConnectionError):  # it may be closed while sending
         line.sendall(sent)
     answer = heard(line)
     assert answer == b"" or answer.split()[1] in (b"400", b"413", b"431"), answer[:200]
@@ -168,8 +170,8 @@ def test_no_more_connections_than_can_be_served(app, monkeypatch):
     with serving(app) as port:
 
         def status_beside(others):
-            """Of a request made while so many connections are open and say nothing, which are cut
-            off after a while.
+            """Returns the status of a request made while this many other connections are open and
+            silent; these are closed after a while.
             """
             with contextlib.ExitStack() as stack:
                 *_, line = [

@@ -1,5 +1,5 @@
-"""Tokens on disk: made once, found again, never stale, never half, and never more of them than the
-bounds say.
+"""Tokens are cached on disk: made once, found again, never stale, never incomplete, and never above
+the size limits.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_a_second_preparation_reads_and_encodes_nothing_and_is_the_same_to_the_b
         )
         assert_same(before, again)
         assert again.summary["cached"] and told[-1][2].endswith(" read from the cache")
-    # What only chooses among the tokens makes none.
+    # Settings that only select tokens do not make new ones.
     for changes in ({"seed": 2}, {"packing": False}, {"shuffle": False}):
         assert prepared(every[0], tokenizer, **changes).summary["cached"]
     assert (
@@ -175,9 +175,7 @@ def test_whatever_determines_tokens_is_in_the_key(tmp_path, tokenizer, monkeypat
     ):
         assert not prepared(path, other).summary["cached"]
     used = made.byte_level_tokenizer(made.CHATML)
-    used(
-        ["a", "a b"], padding=True, truncation=True, max_length=2
-    )  # leaves its traces in the tokenizer
+    used(["a", "a b"], padding=True, truncation=True, max_length=2)  # modifies the tokenizer
     assert (
         prepared(path, used).fingerprint == before.fingerprint
         and prepared(path, used).summary["cached"]
@@ -235,7 +233,7 @@ def test_a_killed_writer_leaves_nothing_that_is_read_and_its_rest_goes(
     data = prepared(path, tokenizer)
     assert (
         not data.summary["cached"] and left.exists()
-    )  # it might be a writer that has only just begun
+    )  # it might belong to a writer that has just begun
     os.utime(left, (0, 0))
     again = prepared(path, tokenizer, max_seq_len=64)
     assert not left.exists() and len(kept(own_cache)) == 2
@@ -320,7 +318,7 @@ def test_a_preparation_that_is_stopped_leaves_nothing(tmp_path, tokenizer, own_c
     prepare_data(DataConfig(str(path)), tokenizer, 1)
     with pytest.raises(
         problem, match="stop"
-    ):  # while it is verified: that it is stopped is no damage
+    ):  # stopped during verification, which does not mean that the file is damaged
         prepare_data(DataConfig(str(path)), tokenizer, 1, execution=Execution(stop))
     assert len(kept(own_cache)) == 1
 
@@ -375,7 +373,7 @@ def test_the_least_recently_used_go_and_what_is_mapped_stays_readable(
     aged(paths[1], 2000)
     assert prepared(paths[0], tokenizer).summary[
         "cached"
-    ]  # used again: now the second is the oldest
+    ]  # used again, so that the second is now the oldest
     aged(paths[2], 3000)
     assert len(kept(own_cache)) == 3 and "mine" in kept(own_cache)
     assert (

@@ -1,5 +1,5 @@
-"""Made-up conversations are rendered by real families' templates: masks equal a slow reference's,
-and typed special tokens are text.
+"""Invented conversations are rendered by the templates of real model families: the masks equal
+those of a slow reference, and special tokens that a user typed are plain text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ examples = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
-# Private-use characters of plane 16 are the engine's own; the last test is about them.
+# The engine uses private-use characters of plane 16 itself; the last test covers them.
 characters = st.text(
     st.characters(exclude_categories=("Cs",), max_codepoint=0x10_7FFF), max_size=12
 )
@@ -117,7 +117,7 @@ def check(family: str, conversation: Conversation, max_seq_len: int) -> None:
 
 
 def through_last_answer(messages: list[dict]) -> list[dict]:
-    """Turns after the last answer are left away."""
+    """Returns the turns up to the last answer."""
     answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1] + 1] if answers else messages
 

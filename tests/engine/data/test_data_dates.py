@@ -1,4 +1,4 @@
-"""Chat templates may write today's date: the tokens of a data set are the same on every day."""
+"""Chat templates may insert today's date, but the tokens of a data set are the same every day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preview tells how long the examples of a data set are, in numbers, in a figure and in
+"""The preview shows how long the examples of a data set are, in numbers, in a figure and in
 words.
 """
 

@@ -1,5 +1,5 @@
-"""Tables, text files and folders have the rows they hold, the split that names say, and the place
-that an error names.
+"""Tables, text files and folders give the right rows, the splits that their names indicate, and
+errors that name the right place.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def test_files_that_are_left_out_are_named_in_the_summary_and_the_preview(tmp_pa
         "2 files of the folder set are left out, because their names say no split and others do "
         "(first extra.jsonl)."
     )
-    for _ in range(2):  # made, and found in the cache
+    for _ in range(2):  # first made, then found in the cache
         assert note in prepared(tmp_path / "set", tokenizer).summary["warnings"]
     assert note in preview(DataConfig(source=str(tmp_path / "set")), tokenizer)["warnings"]
 

@@ -1,5 +1,5 @@
-"""The fingerprint of a data set is what it was when everything was held in lists, so that older
-runs go on with it.
+"""The fingerprint of a data set is the same as when all data was held in lists, so that older runs
+can be resumed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEED_OF_THE_SPLIT = 20_010_911
 
 
 def former_fingerprint(config: DataConfig, tokenizer, seed: int) -> str:
-    """The fingerprint as it was computed from lists of documents."""
+    """Returns the fingerprint as it used to be computed, from lists of documents."""
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     sides: tuple[list, list] = ([], [])
     for part, weight in config.parts():

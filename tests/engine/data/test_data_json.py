@@ -1,5 +1,5 @@
-"""JSON files are read piece by piece: the rows are those that `json.loads` makes of the whole, in
-the memory of one item.
+"""JSON files are read piece by piece: the rows equal those that `json.loads` gives for the whole
+file, but take only the memory of one item.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def test_whatever_json_refuses_is_one_sentence_at_the_same_place(tmp_path):
             place = f"at line {error.lineno}, column {error.colno}); fix the file."
             assert place in str(caught.value) or str(caught.value).startswith(
                 "Item "
-            )  # an item before that place
+            )  # an item before the damaged place
         else:
             if isinstance(tree, list) and tree and all(isinstance(row, dict) for row in tree):
                 assert read(path) == tree

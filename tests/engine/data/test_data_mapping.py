@@ -1,5 +1,5 @@
-"""Columns whose names do not tell what they hold are named in the settings, guessed, or refused in
-one sentence.
+"""Columns whose names do not say what they contain are named in the settings, guessed, or refused
+in one sentence.
 """
 
 from __future__ import annotations

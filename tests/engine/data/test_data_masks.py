@@ -1,5 +1,5 @@
-"""Every answer carries loss, with its end-of-turn token, and nothing else does, under many chat
-templates.
+"""With many chat templates, the loss covers every answer with its end-of-turn token, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def prepared(tmp_path, tokenizer, rows, **changes):
 
 
 def trained_texts(rows, tokenizer) -> list[list[str]]:
-    """Each document's runs of trained tokens, decoded."""
+    """Returns each document's runs of trained tokens, decoded."""
     found = []
     for start, end in zip(rows.starts, rows.starts[1:]):
         runs: list[list[int]] = []
@@ -164,7 +164,7 @@ def test_answers_beyond_the_longest_row_are_counted_where_turns_are_trained_one_
     } <= set(data.summary["warnings"])
     shown = preview(DataConfig(source=str(tmp_path / "data.jsonl"), max_seq_len=100), tokenizer)
     assert [row["cut"] for row in shown["rows"]] == [True, False, True] and shown["rows_cut"] == 2
-    # The last question of such a row is not asked: its answer is not there to compare with.
+    # The last question of such a row is not used: there is no answer to compare with.
     held_out = prepared(tmp_path, tokenizer, rows[:1] * 2, max_seq_len=100, eval_fraction=0.5)
     assert held_out.summary["eval_examples"] == 1 and held_out.eval_prompts(1) == []
 
@@ -282,7 +282,7 @@ def test_tokens_that_a_model_writes_are_text_where_others_type_them_and_tokens_i
         [int((part == tokenizer.convert_tokens_to_ids(name)).sum()) for name in names]
         for part in (ids[~trained], ids[trained])
     ]
-    # <note> stands in a comment of the template alone; the last three are text that was added.
+    # <note> occurs only in a comment in the template; the last three are added text.
     assert counts == [[0, 0, 0, 0, 2, 3, 2, 2], [1, 1, 2, 1, 1, 1, 2, 1]]
     (whole,) = whole_texts(data.train, tokenizer)
     assert whole == tokenizer.apply_chat_template(turns, tokenize=False)

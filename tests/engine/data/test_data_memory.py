@@ -1,5 +1,5 @@
-"""Memory for a data set does not grow with its tokens: these stay on disk, whether they are made or
-found.
+"""The memory for a data set does not grow with its tokens: they stay on disk, whether new or found
+in the cache.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def prepared(path, processes=0) -> dict:
 
 
 def texts(path, megabytes):
-    """A text longer than a row, again and again: some hundred thousand characters a batch."""
+    """Writes a text longer than a row again and again: some hundred thousand characters per
+    batch.
+    """
     with path.open("w") as file:
         for i in range(megabytes * 50):
             file.write(

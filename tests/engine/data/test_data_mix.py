@@ -1,5 +1,5 @@
-"""Several sources are mixed with weights: what an epoch visits, what is held out, and the same mix
-in preset and form.
+"""Several sources are mixed with weights: which rows an epoch visits, which are held out, and that
+the preset and the form describe the same mix.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tokenising in processes of its own: the same bits as in one, errors in the same order, and none
-of them is left.
+"""Tokenising in several processes gives the same bits as in one, reports errors in the same order,
+and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def tokenizer():
 
 
 def others() -> list[psutil.Process]:
-    """Processes that tokenise. The watchers of other tests' resources are none."""
+    """Returns the child processes that tokenise, without the resource trackers of other tests."""
     found = []
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # gone meanwhile
+        with contextlib.suppress(psutil.Error):  # the process may have ended in the meantime
             if "engine.data" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 
 
 def rows(count=400):
-    """With rows that are skipped, cut, trained one turn at a time, warned of, and with special
-    tokens typed.
+    """Yields rows, of which some are skipped, cut, trained one turn at a time or warned about, and
+    some contain typed special tokens.
     """
     for i in range(count):
         said = f"<think>so {i}</think> an" if i % 5 == 0 else f"an {'hello ' * (i % 60)}"

@@ -1,4 +1,4 @@
-"""Entries of a dataset_info.json give the same rows as files with the usual names."""
+"""Entries of a dataset_info.json give the same rows as files with the standard column names."""
 
 from __future__ import annotations
 

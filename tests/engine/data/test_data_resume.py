@@ -1,5 +1,5 @@
-"""A run on a mix of data sets is stopped and resumed: the bits are the same, with tokens that are
-found again or made again.
+"""A run on a mix of data sets is stopped and resumed: the result is the same bit for bit, whether
+its tokens are found in the cache or made again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Rows and batches: packing, shifted labels, padding, the held-out split and an order that can be
-resumed.
+"""Rows become batches: packing, shifted labels, padding, the held-out split and an order that can
+be resumed are tested.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_uneven_micro_batches_have_the_rows_of_a_step(source, tokenizer):
     lengths = [
         [int((line != tokenizer.pad_token_id).sum()) for line in part.input_ids] for part in parts
     ]
-    # The longest rows are where most rows are.
+    # The longest rows are found where most rows are.
     in_order = [length for own in lengths for length in own]
     assert in_order == sorted(in_order, reverse=True)
     assert (sum(p.tokens for p in parts), sum(p.loss_tokens for p in parts)) == (

@@ -1,5 +1,5 @@
-"""Tool calls, tools and system turns reach the chat template, in every way in which a row may write
-them.
+"""Tool calls, tools and system turns reach the chat template, in every form in which a row may
+contain them.
 """
 
 from __future__ import annotations

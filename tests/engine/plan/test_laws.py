@@ -233,8 +233,8 @@ def test_every_plan_of_a_size_grid_validates(depth, tied):
 
 
 def find_dropped_waits(plan: StepPlan) -> list[tuple[str, str]]:
-    """(kind of op, which of its waits) of every single wait of a plan, each of them missed by
-    `validate` when it is gone.
+    """Returns (kind of op, name of its list of waits) for every wait in a plan. Removes each wait
+    in turn and asserts that `validate` reports the missing wait.
     """
     dropped = []
     for index, op in enumerate(plan.ops):

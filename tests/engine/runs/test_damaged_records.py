@@ -1,5 +1,5 @@
-"""One byte of a run's record changed, anywhere: the list of runs, the replay and the screen of the
-run go on.
+"""Whichever byte of a run's record is changed, the list of runs, the replay and the run's screen
+still work.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_damaged_byte_hides_no_run(run, tmp_path, seed):
     generator, whole = random.Random(seed), run.events_path.read_bytes()
-    # Long lines (the plan's grid, timelines) would take most of the changes.
+    # Otherwise most of the changes would fall into long lines (the plan's grid, timelines).
     places, start = [], 0
     for line in whole.splitlines(keepends=True):
         places += range(start, start + min(len(line), 500))
@@ -112,7 +112,7 @@ WRONG_VALUES = {
     "log_line": [{"text": ["x"]}, {"time": 10**400}, {"seq": 10**30}],
     "prompts_answered": [{"answers": {}}],
 }
-"""Lines that parse: fields of a type or a value that nobody could draw."""
+"""These fields parse, but their types or values could not be drawn."""
 DAMAGE |= {
     f"{kind.partition('_')[2]} {number}": json.dumps(
         {"kind": kind, "run_id": "r", "seq": 9, "time": 1.0} | values
@@ -125,7 +125,7 @@ NEWER = b'{"kind":"of_a_newer_version","run_id":"r","seq":1,"time":1.0,"step":7}
 
 @pytest.fixture
 def written(tmp_path):
-    """A run of the made-up kind that is over, and the lines of its record."""
+    """Returns an invented run that is over, and the lines of its record."""
     folder = RunFolder(tmp_path / "runs" / "written")
     folder.path.mkdir(parents=True)
     make_config(tmp_path).save(folder.path / "config.yaml")
@@ -160,7 +160,7 @@ def test_a_damaged_line_hides_no_other(written, name, place):
     if (place, "step" in name) != (
         "end",
         True,
-    ):  # the list reads the last step from the end and has no other to compare it to
+    ):  # the list reads the last step from the end and has no other step to compare it with
         assert summarise(folder).step == STEPS
     assert [
         "Record",

@@ -1,4 +1,4 @@
-"""Events become lines: nothing is lost on the way to JSON and back, from older and to newer
+"""Events become lines: nothing is lost on the way to JSON and back, or between older and newer
 versions.
 """
 
@@ -61,7 +61,7 @@ LISTS = {
 
 
 def filled(kind: type[Event]) -> Event:
-    """An event whose fields all differ from their defaults."""
+    """Returns an event whose fields all differ from their defaults."""
     values = {}
     for field in fields(kind):
         default = getattr(kind(), field.name)

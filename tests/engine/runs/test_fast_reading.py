@@ -1,5 +1,5 @@
-"""A record read fast, by msgspec, is the record read plainly: each line by json, each value looked
-at.
+"""Reading a record fast, with msgspec, gives the same result as reading it plainly, where json
+parses each line and each value is checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.support.synthetic_run import cannot_apply_step, run_events, step_fini
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A record with resumes, and its lines."""
+    """Returns a record with resumes, and its lines."""
     return recorded(tmp_path_factory.mktemp("whole") / "r", *resumed_run()).splitlines(
         keepends=True
     )
@@ -53,7 +53,7 @@ def path(tmp_path):
 
 
 def ways(path, content: bytes, rng: random.Random):
-    """The snapshot by every way in which a record is read, by name."""
+    """Yields the name of each way to read a record, with the snapshot that it gives."""
     path.write_bytes(content)
     yield "replayed", fold(replay(path))
     yield "followed", fold(Follower(path).read_new())
@@ -231,7 +231,7 @@ def test_when_the_last_timeline_cannot_be_of_its_step_the_one_before_is_shown(
 @pytest.mark.parametrize("damaged", [(), (50,), (50, 40)])
 @pytest.mark.parametrize("resumed", [55, 50, 45, 40, 30, 0])
 def test_a_resume_takes_back_timelines(path, damaged, resumed):
-    """With a later one that does not count, so that those before it matter."""
+    """A later timeline is damaged, so that the earlier ones matter."""
     lines = recorded(
         path.parent,
         [
@@ -255,7 +255,9 @@ def test_a_resume_takes_back_timelines(path, damaged, resumed):
 
 
 def either(read, line: bytes) -> str:
-    """As text, in which 1 and 1.0 differ; nothing of a line that is no record."""
+    """Returns the record as text, in which 1 and 1.0 differ, or "" for a line that is not a
+    record.
+    """
     try:
         return repr(read(line))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -1,6 +1,6 @@
-"""Faults of the disk and of what is on it, each made to happen: one sentence, a whole record, and
-at most the steps since the last checkpoint are lost. What a run does that waits for space is in
-test_full_disk.py.
+"""Each fault of the disk and of the files on it is provoked. The run ends with one sentence and a
+complete record, and loses at most the steps since the last checkpoint. Runs that wait for space are
+in test_full_disk.py.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MiB."""
+    """Mounts a file system of 4 MiB."""
     with small_file_system(tmp_path / "small", 4) as place:
         yield place
 
@@ -84,7 +84,7 @@ def test_what_is_asked_on_a_full_disk_is_refused_whole_or_taken_whole(small_disk
                 send_command(folder, "save")
                 taken += 1
         ballast.unlink()
-        with open(folder.control_path, "ab") as file:  # some systems take half of it
+        with open(folder.control_path, "ab") as file:  # some systems write half of it
             file.write(b'{"command": "pau')
         send_command(folder, "stop")
         assert reader.read_new() == ["save"] * taken + ["stop"]
@@ -111,7 +111,9 @@ def test_a_form_is_kept_once_there_is_space_again(small_disk, tmp_path):
 
 
 def test_files_that_may_not_grow(tmp_path, preset, runs):
-    """A quota, in a process of its own: RLIMIT_FSIZE holds for a process."""
+    """A quota is imitated by RLIMIT_FSIZE, in a separate process, since the limit holds for a
+    process.
+    """
     limit = (
         "import resource, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, "
         f"{resource.RLIM_INFINITY})); sys.path.insert(0, {str(ROOT)!r}); import launch; "
@@ -213,8 +215,8 @@ def test_a_run_folder_of_a_newer_version_is_left_as_it_is(capsys, runs, stopped_
 
 
 def test_a_run_folder_of_an_older_version_goes_on(capsys, runs, stopped_run, whole):
-    """Settings, events and fields that came later are missing, and so is the file of the session's
-    time.
+    """Settings, events and fields from later versions are missing, and so is the file with the
+    session's time.
     """
     path = stopped_run.folder.path / "config.yaml"
     tree = yaml.safe_load(path.read_text())

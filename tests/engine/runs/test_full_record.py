@@ -1,4 +1,4 @@
-"""The recorder on a full disk: what it does when its owner lets it wait for space, and when not."""
+"""On a full disk, the recorder waits for space if its owner allows that, and raises otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 60
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    """A file system of 40 MiB, at which is looked often."""
+    """Mounts a file system of 40 MiB that is checked often."""
     monkeypatch.setattr(engine.runs.recorder, "LOOK_SECONDS", 0.05)
     with small_file_system(tmp_path / "disk", 40) as place:
         yield place
@@ -92,7 +92,9 @@ def test_a_record_that_waits_within_the_wait_of_a_checkpoint_goes_back_to_that(d
 
 
 def test_a_wait_ends_when_its_owner_ends_the_run(disk):
-    """An error elsewhere: its thread sets `endings` to None, and no lane is left waiting."""
+    """After an error elsewhere, the owner's thread sets `endings` to None, and no lane keeps
+    waiting.
+    """
     recorder, told, problems = RunRecorder(disk, "r"), threading.Event(), []
     recorder.wait_for_disk_space(lambda: 0)
     recorder.subscribe(

@@ -1,5 +1,5 @@
-"""The record of a run: one valid line an event whatever happens. What it adds up to is in
-test_snapshot.py.
+"""The record of a run has one valid line for each event, whatever happens. The snapshot built from
+it is tested in test_snapshot.py.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def test_a_last_line_torn_anywhere_is_set_aside(tmp_path):
         folder = tmp_path / str(cut)
         folder.mkdir()
         (folder / "events.jsonl").write_bytes(full[:cut])
-        expected = 2 if cut >= len(full) - 1 else 1  # without its newline only, the line is whole
+        expected = 2 if cut >= len(full) - 1 else 1  # a line without its newline is kept
         assert len(list(replay(folder / "events.jsonl"))) == (2 if cut == len(full) else 1)
         again = RunRecorder(folder, "r")
         assert again.emit(LogLine(text="next")).seq == expected + 1

@@ -1,5 +1,5 @@
-"""The list of runs, with their names and notes: it says what the whole record says, and hides no
-run that is damaged.
+"""The list of runs, with their names and notes, agrees with the complete records and hides no
+damaged run.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_only_the_ends_of_a_long_record_are_read(tmp_path, monkeypatch):
     )
     with folder.lock():
         (run,) = list_runs(tmp_path)
-    # The change to `running` is out of sight; a step at the end says the same.
+    # The change to `running` is too far from the end to be read; a step at the end implies it.
     assert (run.state, run.step, run.total_steps, run.loss) == ("running", 1000, 5000, 1 / 1000)
 
 

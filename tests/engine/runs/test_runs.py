@@ -1,5 +1,5 @@
-"""Tests of run folders: ids, the lock and what `interrupted` means, deleting, commands from other
-processes.
+"""Run folders are tested: ids, the lock and what `interrupted` means, deletion, and commands from
+other processes.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def test_the_lock_excludes_within_a_process(tmp_path):
         for same in (folder, other):
             with pytest.raises(RunError, match=f"in use by process {os.getpid()}"), same.lock():
                 pass
-        CommandReader(folder)  # the refused attempt took nothing from the holder
+        CommandReader(folder)  # the refused attempt did not affect the holder
     assert not folder.is_running()
     with other.lock():
         assert folder.is_running()
@@ -190,7 +190,7 @@ def test_the_lock_is_not_inherited_by_forked_children(tmp_path):
 
 
 def test_watching_does_not_disturb_taking_the_lock(tmp_path, monkeypatch):
-    """A watcher that asks `is_running` holds the lock for an instant."""
+    """A watcher that calls `is_running` holds the lock for an instant."""
     folder = create_run(tmp_path, CONFIG)
     with open(folder.path / "lock", "w") as watcher:
         fcntl.flock(watcher, fcntl.LOCK_SH)

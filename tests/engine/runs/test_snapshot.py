@@ -1,4 +1,6 @@
-"""Law 7: the record replayed is the live snapshot; and what a snapshot says of a run."""
+"""Law 7 holds: replaying the record gives the live snapshot. What a snapshot says about a run is
+tested as well.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ from tests.engine.runs.test_recorder import fold, fold_of
 
 
 def random_run(seed: int):
-    """Events of a run with several sessions: each resumes at an earlier step, or begins anew."""
+    """Yields the events of a run with several sessions, each of which resumes at an earlier step or
+    starts over.
+    """
     rng = random.Random(seed)
     step = 0
     for session in range(rng.randint(1, 4)):
@@ -144,7 +148,9 @@ def test_live_followed_and_replayed_are_equal(tmp_path, seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
-    """Against a plain definition: a resume takes every row of a later step out of the story."""
+    """The snapshot equals a plain definition, in which a resume removes every row of a later
+    step.
+    """
     story: list = []
     for event in random_run(seed):
         if isinstance(event, RunStarted):
@@ -187,8 +193,8 @@ def test_the_fold_is_the_run_that_went_on_from_the_resumed_step(seed):
 
 
 def test_a_run_of_any_length_takes_bounded_memory(monkeypatch):
-    """Against all rows: the newest are whole, the older ones every 2nd, 4th, 8th ... from the first
-    on.
+    """Compared with all rows, the newest are complete, and of the older ones every 2nd, 4th, 8th
+    and so on is kept, counted from the first.
     """
     monkeypatch.setattr("engine.runs.event_tables.ROWS", 64)
     snapshot, rows = RunSnapshot(), []
@@ -236,7 +242,7 @@ def test_progress_and_time_left():
     assert fold_of(started).seconds_left is None
     snapshot = fold_of(started, StateChanged("running"), *steps)
     assert (snapshot.step, snapshot.loss, snapshot.progress) == (4, 2.0, 0.4)
-    assert snapshot.seconds_left == 3.0 * 6  # the median: a slow first step does not count
+    assert snapshot.seconds_left == 3.0 * 6  # the median ignores a slow first step
     assert not snapshot.is_over
     over = fold_of(started, *steps, RunEnded("failed", "why", "NonFiniteError"))
     assert over.is_over and over.seconds_left is None
@@ -280,7 +286,7 @@ def test_the_time_between_sessions_is_not_counted():
 
 
 def test_a_session_begins_with_its_preparation():
-    """A run describes itself once it is prepared; a resume opens the run before that."""
+    """`RunStarted` comes once a run is prepared; a resume begins before that."""
     snapshot, times = RunSnapshot(), {}
     for time, event in (
         (100.0, StateChanged("preparing")),

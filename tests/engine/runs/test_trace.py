@@ -1,4 +1,4 @@
-"""Timelines of a record by step, and as traces that other tools open."""
+"""Timelines of a record are found by step, and written as traces that other tools can open."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_nearest_step():
 
 
 def checked(trace, spans, process, begin=0.0):
-    """Against the spans, one by one."""
+    """Checks the events of the trace against the spans, one by one."""
     threads = {
         event["tid"]: event["args"]["name"]
         for event in trace["traceEvents"]

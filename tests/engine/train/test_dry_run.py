@@ -1,5 +1,5 @@
-"""The dry run: the same step on the longest rows, which leaves everything as it was and ends a run
-that does not fit.
+"""The dry run takes a normal step on the longest rows, changes nothing, and fails a run that does
+not fit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def test_its_plan_is_the_step_up_to_the_summary(name):
 
 
 def _alone(op: Op) -> Op:
-    """Without its waits, which depend on what the step before it wrote."""
+    """Returns `op` without its waits, which depend on what the previous step wrote."""
     return dataclasses.replace(op, waits=(), waits_previous=())
 
 
@@ -80,8 +80,8 @@ def _alone(op: Op) -> Op:
 )
 @pytest.mark.parametrize("name", CHOICES)
 def test_it_changes_no_bit(name, late):
-    """An engine that had no dry run gives the same bits, also in the steps after it, with lanes
-    late and with dropout.
+    """An engine without a dry run gives the same bits, also in later steps, with delayed lanes and
+    with dropout.
     """
     plain = plain_model(tiny_config("gpt2", attn_pdrop=0.1, resid_pdrop=0.1))
     found = []

@@ -1,5 +1,5 @@
-"""The verdict is right at the edge: with just enough memory a run completes, with a little less it
-is refused.
+"""The fit verdict is exact: with just enough memory a run completes; with a little less it is
+refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.folders import make_config, make_model
 
 MIB = 1 << 20
 HELD = 512 * MIB
-"""What the program is said to have: it changes from run to run."""
+"""The program's own memory is fixed at this value, since it varies from run to run."""
 
 
 def test_a_run_completes_with_just_enough_ram_and_is_refused_with_a_mebibyte_less(
@@ -68,15 +68,15 @@ def test_the_kernel_holds_a_run_to_what_it_said_it_needs(tmp_path):
 
 
 NEAR = 48 * MIB
-"""The program itself does not come to the same mebibyte twice."""
+"""The limits differ from the prediction by this much, since the program's own memory varies."""
 
 
 def judged_under_a_limit(tmp_path, device: str) -> None:
-    """With a memory limit of the kernel just above what a run says it needs it completes, just
-    below it is refused.
+    """Checks a run under a memory limit of the kernel: just above the predicted need it completes,
+    and just below it is refused.
     """
     make_model(tmp_path / "model", hidden_size=1024, intermediate_size=3072, num_hidden_layers=6)
-    # Nothing that is chosen by the memory there is.
+    # No setting is chosen by the available memory.
     config = make_config(
         tmp_path,
         **{

@@ -1,5 +1,5 @@
-"""Predicted against measured: the sums over a report, the comparison, the record, `runs --json` and
-the screen.
+"""Predictions are compared with measurements: the sums over a report, the comparison itself, the
+record, `runs --json` and the screen.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_a_run_records_both_and_runs_as_json_has_the_errors(tmp_path, capsys):
     assert [(event.step, event.moment) for event in checked] == [(5, "running"), (8, "end")]
     report = events_of(run, FitReported)[0].report
     quantities = checked[-1].quantities
-    # No rates of the CPU are measured, so the time of a step is not predicted there.
+    # No rates are measured on the CPU, so the time of a step is not predicted there.
     assert (
         quantities["step_seconds"]["predicted"] is None
         and quantities["step_seconds"]["measured"] > 0

@@ -1,5 +1,5 @@
-"""A run that meets a full disk waits for space, says so, and goes on as if nothing had been: a
-checkpoint, or the record, that has no space, on a small file system that really fills up.
+"""A run on a full disk waits for space, says so, and then continues as if nothing had happened.
+Either a checkpoint or the record lacks space, on a small file system that really fills up.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ LOOK_SECONDS = 0.05
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch, whole):
-    """A file system of 40 MiB, at which is looked often, and which the fit report takes for a large
-    one. Made after `whole`, to which nothing is to happen.
+    """Mounts a file system of 40 MiB that is checked often and that the fit report takes for a
+    large one. It is made after `whole`, which must not be affected.
     """
     monkeypatch.setattr(engine.train.planning, "read_machine", plenty)
     for module in (engine.train.disk_space, engine.runs.recorder):
@@ -74,7 +74,9 @@ def free_disk_space(folder: RunFolder) -> None:
 
 
 def ask(word: str) -> Act:
-    """Ask once whoever reads the record can know that the run waits."""
+    """Returns an act that sends `word` after enough time for a reader of the record to see that the
+    run waits.
+    """
 
     def act(folder: RunFolder) -> None:
         time.sleep(2.5 * LOOK_SECONDS)
@@ -94,8 +96,8 @@ def waits(folder: RunFolder) -> list[StateChanged]:
 
 @contextmanager
 def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
-    """Beside the run: the first of `acts` when it waits for space, the next one when it says so
-    once more.
+    """Performs the first of `acts` when the run waits for space, and the next one when it says so
+    again.
     """
     problems: list[BaseException] = []
 
@@ -112,7 +114,7 @@ def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
                 act(RunFolder(Path(found[0].path)))
         except BaseException as error:
             problems.append(error)
-            (runs / "ballast").unlink(missing_ok=True)  # or the run would wait for ever
+            (runs / "ballast").unlink(missing_ok=True)  # otherwise the run would wait forever
 
     follower = threading.Thread(target=follow)
     follower.start()
@@ -124,7 +126,7 @@ def when_it_waits(runs: Path, *acts: Act) -> Iterator[None]:
 def trains(
     capsys, disk: Path, preset: Path, *acts: Act, extra: tuple[str, ...] = ()
 ) -> tuple[RunFolder, str]:
-    """The folder of a run that ends well, and what the terminal showed."""
+    """Returns the folder of a run that succeeds, and the terminal's output."""
     with when_it_waits(disk, *acts):
         code, shown, _ = command(capsys, "--runs-dir", disk, "train", preset, *extra)
     assert code == 0
@@ -132,13 +134,15 @@ def trains(
 
 
 def fails(capsys, disk: Path, preset: Path, *acts: Act) -> str:
-    """The sentence with which a run ends that could not wait any longer."""
+    """Returns the sentence with which a run ends when it can no longer wait."""
     with when_it_waits(disk, *acts):
         return failed(capsys, disk, preset, code=1)
 
 
 def went_on(folder: RunFolder, whole, reason: str, lacks: str) -> None:
-    """The run waited once, said `reason`, and then equals one that never met a full disk."""
+    """Checks that the run waited once, said `reason`, and then equals one whose disk was never
+    full.
+    """
     records = equals(folder, whole)
     (told,) = waits(folder)
     assert (
@@ -187,7 +191,7 @@ def fold(records) -> RunSnapshot:
 
 @pytest.fixture
 def no_space_for_a_checkpoint(disk, monkeypatch):
-    """From step 5 on, the disk has space for the record alone."""
+    """From step 5 on, the disk has space only for the record."""
     at_event(monkeypatch, at_step(5), lambda: fill(disk, 500_000))
     return disk
 
@@ -246,7 +250,7 @@ def test_two_who_stop_at_once_ask_for_one_stop(
     def twice(folder: RunFolder) -> None:
         monkeypatch.setattr(
             engine.train.disk_space, "LOOK_SECONDS", 1.0
-        )  # in which nobody can have read what the run says
+        )  # too soon for anyone to have read what the run says
         send_command(folder, "stop")
         while len(waits(folder)) < 2:
             time.sleep(0.01)

@@ -1,5 +1,6 @@
-"""Faults while a run goes on, each made to happen: signals, the clock, numbers, memory and devices.
-One sentence, a whole record, and at most the steps since the last checkpoint are lost.
+"""Each fault that can occur during a run is provoked: signals, the clock, numbers, memory and
+devices. The run ends with one sentence and a complete record, and loses at most the steps since the
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def test_a_signal_while_a_resumed_run_loads_loses_nothing(
 def test_a_second_signal_leaves_now_and_resume_equals_the_undisturbed_run(
     capsys, preset, runs, whole
 ):
-    """In a process of its own, which ends itself."""
+    """The run is in a separate process, which ends itself."""
     twice = f"""
 import signal, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -174,7 +175,7 @@ def test_a_clock_that_is_set_back(capsys, preset, runs, monkeypatch, whole):
 
 
 def test_a_loss_that_is_no_number_keeps_the_steps_before(capsys, tmp_path, preset, runs):
-    """A token that only the last rows hold has an embedding that is not finite."""
+    """A token that occurs only in the last rows has an embedding that is not finite."""
     model = tmp_path / "model"
     weights = load_file(model / "model.safetensors")
     word = WORDS.index("six") + 7
@@ -213,7 +214,9 @@ def test_a_loss_that_is_no_number_keeps_the_steps_before(capsys, tmp_path, prese
 
 
 def low_from(monkeypatch, step: int, *available: int) -> None:
-    """After `step`, the machine has these bytes left, the last of them for ever."""
+    """Makes the machine report these `available` bytes after `step`, one per sample, and then the
+    last of them forever.
+    """
     rest = list(available)
 
     def start():
@@ -249,8 +252,8 @@ def test_host_memory_that_runs_low_stops_with_a_checkpoint(
 def test_host_memory_that_runs_low_within_a_step_gives_that_step_up(
     capsys, preset, runs, monkeypatch, whole
 ):
-    """The step may take longer than memory lasts; nothing of it is applied, and the one before it
-    is saved.
+    """The step may take longer than the memory lasts; no part of it is applied, and the previous
+    step is saved.
     """
     with monkeypatch.context() as low:
         real, ops = BlockOps.work, []
@@ -328,7 +331,9 @@ def test_host_memory_that_runs_low_in_a_pause(tmp_path, runs, monkeypatch):
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_errors_of_device_system_and_program(capsys, preset, runs, monkeypatch, whole, error, told):
-    """Raised by an op of step 5; drain and close fail as well, as they do when a device is gone."""
+    """An op of step 5 raises the error; drain and close fail as well, as they do after a device is
+    lost.
+    """
     with monkeypatch.context() as broken:
         real = StreamingEngine.train_step
 

@@ -1,8 +1,9 @@
-"""Killed with SIGKILL at any moment, resumed, and equal to the undisturbed run to the bit.
+"""A run that is killed with SIGKILL at any moment and resumed equals the undisturbed run bit for
+bit.
 
-`python -m tests.engine.train.test_kill --kills 50` makes fifty kills. Every life of a run is a
-process of its own, forked from one that has imported everything and has no threads, so that most of
-its time is the run's.
+`python -m tests.engine.train.test_kill --kills 50` kills a run fifty times. Every session of a run
+is a separate process, forked from one that has imported everything and has no threads, so that most
+of its time is spent on the run.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def test_killed_anywhere_resumed_and_equal_to_the_bit():
 
 
 def kill_in_checkpoint(draw: random.Random) -> None:
-    """In the middle of writing a unit, before or after any sync, before or after any rename or
-    deletion.
-    """
+    """Kills the process while it writes a unit, or before or after any sync, rename or deletion."""
     import shutil
 
     from engine.checkpoints import checkpoint
@@ -79,7 +78,7 @@ def kill_in_checkpoint(draw: random.Random) -> None:
 
 
 def kill_in_update(draw: random.Random) -> None:
-    """With half a unit's planes updated."""
+    """Kills the process when half of a unit's planes are updated."""
     from engine.runtime.host_adamw import HostAdamW
 
     real_update, countdown = HostAdamW.update, [draw.randint(1, 5 * STEPS)]
@@ -101,7 +100,7 @@ def kill_in_update(draw: random.Random) -> None:
 
 
 def kill_in_record(draw: random.Random) -> None:
-    """With part of a line written."""
+    """Kills the process when part of a line is written."""
     from engine.runs.recorder import RunRecorder
 
     countdown = [draw.randint(1, 40)]
@@ -145,8 +144,8 @@ HOOKS = {"checkpoint": kill_in_checkpoint, "update": kill_in_update, "record": k
 
 
 def live(config, runs: Path, moment: str | None, draw: random.Random, longest: float) -> bool:
-    """One process of the run, resumed where there is one; whether it was killed. Fails when it ends
-    by itself with anything but `finished`.
+    """Starts the run in a process, or resumes it if there is one; returns whether the process was
+    killed. Fails if it ends unkilled with a state other than `finished`.
     """
     from engine.train.run import resume_run, start_run
 
@@ -159,7 +158,7 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
             run = resume_run(runs, there[0]) if there else start_run(config, runs)
             if (
                 moment in HOOKS
-            ):  # not before the run has its settings, without which nothing can be resumed
+            ):  # only once the run's settings exist, without which it cannot be resumed
                 HOOKS[moment](draw)
             ended = run.execute()
             if ended.state != "finished":
@@ -181,7 +180,9 @@ def live(config, runs: Path, moment: str | None, draw: random.Random, longest: f
 
 
 def check_equal(runs: Path, whole: Path) -> None:
-    """The planes to the bit, and a record that is whole and tells the undisturbed run's losses."""
+    """Checks that the planes equal those of the undisturbed run bit for bit, and that the record is
+    complete and has its losses.
+    """
     from engine.runs.following import replay
     from engine.runs.listing import list_runs
     from engine.runs.snapshot import RunSnapshot
@@ -210,7 +211,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if any(
         os.environ.get(name) != value for name, value in ONE_THREAD.items()
-    ):  # read when the libraries are loaded
+    ):  # read when the libraries are imported
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.engine.train.test_kill", *sys.argv[1:]],

@@ -1,5 +1,5 @@
-"""What the curves need of the record: norms of units, the data's share of waiting, the machine's
-limits.
+"""The record contains what the curves need: norms of units, the time spent waiting for data, and
+the machine's limits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def test_rows_are_waited_for_only_while_compute_has_nothing_else():
         [compute(0, 5), compute(5, 6, Lane.H2D)],
         [compute(8, 9, Lane.H2D), compute(10, 11)],
     )
-    assert data_wait(after, before, 4, 7) == 2  # from the end of the step before
-    assert data_wait(after, before, 1, 4) == 0  # meanwhile it computed
+    assert data_wait(after, before, 4, 7) == 2  # from the end of the previous step
+    assert data_wait(after, before, 1, 4) == 0  # COMPUTE was busy
     assert data_wait(after, before, 7, 12) == 3  # until this one begins
     assert data_wait(after, None, 4, 7) == data_wait([], before, 4, 7) == 0
 

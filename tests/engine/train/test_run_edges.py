@@ -1,5 +1,5 @@
-"""Runs at their edges: ends that fail, requests at odd moments, short runs, moved folders, odd text
-and odd models.
+"""Runs handle edge cases: failing ends, requests at unusual moments, short runs, moved folders,
+unusual text and unusual models.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ def test_answers_end_where_a_models_positions_end(tmp_path):
 
 
 def with_router_bias(folder) -> torch.Tensor:
-    """A mixture of experts whose router has a bias that is a buffer, not a parameter."""
+    """Writes a mixture-of-experts model whose router has a bias that is a buffer, not a parameter;
+    returns the bias.
+    """
     config = CONFIG_MAPPING["deepseek_v3"](
         vocab_size=97,
         hidden_size=32,

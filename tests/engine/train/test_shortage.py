@@ -1,5 +1,5 @@
-"""Out of memory by item: the sentences for made-up figures, the watch with a faked sampler, and the
-way to a run's end.
+"""A shortage of memory is explained by item: the sentences for invented figures, the watch with a
+fake sampler, and the end of a run.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def test_a_report_without_items_blames_nobody_wrongly():
 
 
 class Sampler:
-    """(resident, available) of each look, the last for ever."""
+    """A `Sampler` returns the next pair (resident, available) at each call, and then the last one
+    forever.
+    """
 
     def __init__(self, *available: int):
         self.rest = list(available)
@@ -123,7 +125,7 @@ def test_the_peak_is_of_what_came_after():
     if not peak._marked:
         pytest.skip("this system does not set its mark back")
     before = peak.read()
-    with mmap.mmap(-1, 96 * MIB) as ballast:  # given back to the system for certain
+    with mmap.mmap(-1, 96 * MIB) as ballast:  # certain to be returned to the system
         ballast[:] = bytes([1]) * len(ballast)
     assert peak.read() - before > 60 * MIB
     assert PeakMemory().read() < peak.read()
@@ -214,7 +216,7 @@ def test_an_error_of_the_gpu_keeps_what_was_measured_when_it_came():
         note_memory(error, lambda: MemoryNote("", figures(others=5.0), GIB))
         note_memory(
             error, lambda: MemoryNote("", figures(), GIB)
-        )  # memory may be given back by now
+        )  # memory may have been freed by now
         told = str(explained(error, ITEMS))
         assert told.startswith("The GPU ran out of memory (17.0 GiB in use of 24.0")
         assert (
@@ -234,12 +236,12 @@ def test_a_host_that_refuses_memory_is_told_by_item_and_other_errors_carry_nothi
     assert "The host ran out of memory: planes took 3 GiB; choose" in str(explained(error))
     assert not vars(other)
     silent = MemoryError()
-    note_memory(silent, lambda: 1 / 0)  # a device that no longer answers
+    note_memory(silent, lambda: 1 / 0)  # a device that no longer responds
     assert str(explained(silent)).startswith("The host ran out of memory; choose")
 
 
 def test_the_plans_buffers_are_what_the_engine_allocates(tmp_path):
-    """So that what is above them is activations: both sums are of the same things."""
+    """Both sums count the same buffers, so that everything beyond them is activations."""
     from engine.train.trainer import Trainer
 
     seen = {}

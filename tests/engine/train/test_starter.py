@@ -1,5 +1,5 @@
-"""The bundled starter is what its script makes and learns what it should, and every bundled preset
-is a valid configuration.
+"""The bundled starter equals the output of its script and learns what it should, and every bundled
+preset is a valid configuration.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def test_the_held_out_questions_are_enough_and_new(starter):
     ],
 )
 def test_the_starter_learns_roman_numerals(tmp_path, steps, questions, right, loss):
-    """None of the held-out `questions` is answered before training, and `right` of them at least
-    are answered exactly after it.
+    """No held-out question is answered exactly before training, and at least `right` of `questions`
+    are after it.
     """
     changes = (f"train.steps={steps}", f"output.exact_match_samples={questions}")
     arguments = [word for change in changes for word in ("--set", change)]

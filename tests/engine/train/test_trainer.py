@@ -1,5 +1,5 @@
-"""Whole runs on the CPU: the record, stop and resume to the bit, requests, failures, export and
-sampling.
+"""Complete runs on the CPU are tested: the record, stopping and resuming bit for bit, requests,
+failures, export and sampling.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def test_pause_save_and_resume_requests(tmp_path):
 
     def person():
         assert paused.wait(60)
-        send_command(open_run(tmp_path / "runs", run.id), "save")  # as another process would
+        send_command(open_run(tmp_path / "runs", run.id), "save")  # as from another process
         run.request("resume")
 
     helper = threading.Thread(target=person)
@@ -224,8 +224,8 @@ def test_resume_refuses_changed_data_and_a_finished_run(tmp_path):
 
 @pytest.mark.parametrize("end", ["finished", "stopped", "discarded", "failed"])
 def test_nothing_that_was_allocated_outlives_the_run(tmp_path, monkeypatch, end):
-    """Not even for whoever keeps the run: the next one would find its memory, of the GPU above all,
-    in use.
+    """Nothing is kept alive even while the run object exists; otherwise its memory, above all on
+    the GPU, would not be free for the next run.
     """
     engines, begin = [], StreamingEngine.__init__
 
@@ -317,7 +317,7 @@ def test_the_exported_folder_loads_and_answers_as_our_own_sampling(tmp_path, fam
 
 
 def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
-    """Law 5, through a whole run."""
+    """Law 5 holds throughout a complete run."""
     run = start_run(make_config(tmp_path, **{"train.steps": 1}), tmp_path / "runs")
     execute(run)
     snapshot = run.recorder.snapshot
@@ -328,8 +328,8 @@ def test_what_the_store_allocates_is_what_the_report_itemised(tmp_path):
 
 
 def test_small_blocks_are_computed_by_one_thread_and_the_others_come_back(tmp_path, monkeypatch):
-    """Several would wait longer for each other than they work; how results round follows from the
-    plan alone.
+    """Several threads would spend more time waiting for each other than working. Rounding depends
+    on the plan alone.
     """
     threads, before = [], torch.get_num_threads()
     monkeypatch.setattr(

@@ -1,5 +1,6 @@
-"""What a run that waits for space says and offers; a disk that really fills up is in
-test_full_disk.py."""
+"""A run that waits for space says why and what can be done. A disk that really fills up is in
+test_full_disk.py.
+"""
 
 from __future__ import annotations
 

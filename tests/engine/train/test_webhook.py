@@ -1,4 +1,4 @@
-"""The address that is told when a run ends."""
+"""The webhook's address is notified when a run ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.trained_runs import events_of
 
 @pytest.fixture
 def listener():
-    """A server that answers with `status` and keeps what it is sent."""
+    """Runs a server that answers with `status` and keeps what it receives."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
