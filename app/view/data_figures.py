@@ -76,16 +76,21 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
     if min(lengths) < max(lengths):
         said = (
             f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
-            f"{statistics.median(lengths):,.0f} in the median"
+            f"with a median of {statistics.median(lengths):,.0f}"
         )
     else:
         said = f"Every example has {lengths[0]:,} tokens"
     rows = preview["packed_rows"]
     if rows is not None:
+        verb = "fills" if len(lengths) == 1 else "fill"
         said += (
-            f"; packed, {len(lengths):,} of them share {counted(rows, 'row')} of "
-            f"{preview['max_seq_len']:,}, {preview['percent_filled']:g} % full"
+            f"; packed, {counted(len(lengths), 'example')} {verb} {counted(rows, 'row')} of "
+            f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %"
         )
-    if preview["rows_cut"]:
-        said += f"; {preview['rows_cut']:,} longer than {preview['max_seq_len']:,} are cut"
+    cut = preview["rows_cut"]
+    if cut:
+        verb = "is" if cut == 1 else "are"
+        said += (
+            f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
+        )
     return said + "."
