@@ -4,7 +4,7 @@
 //
 // - events wait for the server,
 // - events in progress when the connection breaks are requested again, and
-// - requests that start a run are refused with a sentence.
+// - requests that start something are refused with a sentence.
 //
 // All our events can safely be repeated.
 

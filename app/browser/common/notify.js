@@ -42,7 +42,7 @@ export function announce(bar) {
     });
 }
 
-// Switching it on asks for the browser's permission. It is hidden if the browser has no
+// The switch for notifications. Switching it on asks for the browser's permission. It is hidden if the browser has no
 // notifications.
 export class NotifySwitch {
     constructor(button) {
