@@ -42,8 +42,8 @@ export function announce(bar) {
     });
 }
 
-// The switch for notifications. Switching it on asks for the browser's permission. It is hidden if the browser has no
-// notifications.
+// The switch for notifications. Switching it on asks for the browser's permission. It is hidden if
+// the browser has no notifications.
 export class NotifySwitch {
     constructor(button) {
         this.button = button;

@@ -44,7 +44,7 @@ export class Timeline {
         this.range = null; // the zoomed range in ms; null for the whole step
         this.detail = null; // the detailed figure of a stretch: {from, to, figure}
         this.asked = null; // aborts the pending request for a detail
-        this.problem = null; // why there is no detail
+        this.problem = null; // why no detail could be shown
         this.dirty = false;
         this.drawn = ""; // the layout last drawn by Plotly, as text
         this.predicted = true;
