@@ -258,8 +258,7 @@ async function askForRun(turn, since) {
     try {
         return await send(address, undefined, page.signal);
     } catch (error) {
-        // The run was deleted elsewhere: a page without a chosen run continues with
-        // another one.
+        // The run was deleted elsewhere: a page without a chosen run continues with another one.
         const goesOn = !page.chosen || page.seq;
         if (error.status === 404 && turn === page.turn && goesOn) closeRun(asked);
         throw error;

@@ -50,8 +50,8 @@ class Watch:
     """
 
     def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
-        """`is_active` returns whether this process is running the run, which is true shortly before
-        the run takes its lock.
+        """`is_active` returns whether this process is running the run, which becomes true shortly
+        before the run takes its lock.
         """
         self.folder = folder
         self._is_active = is_active
@@ -67,8 +67,7 @@ class Watch:
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
         self._asked_at: dict[Axis, float] = {}
         self._request: tuple[str, int] | None = None
-        """The pending command, and the number of commands that the run had taken when it was sent.
-        """
+        """The pending command, and how many commands the run had taken when it was sent."""
         self._changes = 0
 
     async def answer(self, since: int, axis: Axis) -> bytes:
