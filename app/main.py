@@ -1,5 +1,5 @@
-"""`serve`, which `launch.py` calls, puts session, page and server together and runs them from their
-start to their end.
+"""`serve`, which `launch.py` calls, connects session, page and server and runs them until the
+program ends.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from engine.errors import RamstreamError
 
 LOGIN_KEY_FILE = ".login.key"
 WARM_UP_PAUSE = 5.0
-"""The warm-up begins this many seconds after a page's first request, by when the page shows
-everything.
+"""The warm-up begins this many seconds after a page's first request. By then the page is complete.
 """
 
 
 @dataclass(frozen=True)
 class Address:
-    """An `Address` is where the server listens, and how it encrypts."""
+    """An `Address` is the host and port on which the server listens, and any certificate."""
 
     host: str = "127.0.0.1"
     port: int = 7860
     tls: tuple[Path, Path] | None = None
-    """These are the files of a certificate (with its chain) and of its key, to serve by https."""
+    """These are the files of a certificate (with its chain) and of its key, for serving over https.
+    """
 
     @property
     def url(self) -> str:
-        """The address as a browser on this machine takes it."""
+        """Returns the URL under which a browser on this machine reaches the server."""
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://{self._shown_host}:{self.port}/"
 
@@ -69,12 +69,12 @@ def serve(
     runs_dir: str | os.PathLike[str] = "runs",
     open_browser: bool = True,
 ) -> None:
-    """Serves the app until Ctrl-C. A run that is going on is then stopped and saved; a second
-    Ctrl-C leaves at once.
+    """Serves the app until Ctrl-C. A run that is active then is stopped and saved; a second Ctrl-C
+    ends the program at once.
 
     `login` is "user:password", or True to ask in the terminal; without it, the environment variable
-    RAMSTREAM_LOGIN counts. Raises RamstreamError for an address that others can reach without a
-    login, for one that cannot be used, and for files that are no certificate and key.
+    RAMSTREAM_LOGIN applies. Raises RamstreamError if others can reach the address and no login is
+    set, if the address cannot be used, and if the files are not a certificate and its key.
     """
     encryption: dict[str, Any] = {} if address.tls is None else tls_options(*address.tls)
     runs = Path(runs_dir).expanduser().resolve()
@@ -101,22 +101,22 @@ def serve(
 
     server = _Server(server_config(app, address.host, address.port, **encryption), started)
     threading.Thread(target=_warm_up, args=(session,), name="warm-up", daemon=True).start()
-    # Everything that exists now stays until the end. The garbage collector skips it from here on:
-    # searching it would take a third of the time of reading a long record.
+    # All objects that exist now stay until the end. The garbage collector skips them from here on:
+    # scanning them would take a third of the time of reading a long record.
     gc.freeze()
     _run_until_ctrl_c(server, address)
     try:
         end(session)
     except KeyboardInterrupt:
-        # A second Ctrl-C leaves at once: `os._exit` waits for no thread and no finalizer.
+        # A second Ctrl-C exits at once: `os._exit` waits for no thread and runs no finalizer.
         os._exit(130)
 
 
 def end(session: Session) -> None:
-    """Closes the queue, the jobs and the active run once nobody is served any more. It waits for
+    """Closes the queue, the jobs and the active run after the server has stopped. It waits for
     them; a KeyboardInterrupt ends the wait.
     """
-    # The queue comes first, since it must start nothing while the jobs are waited for.
+    # The queue is closed first, so that it starts nothing while the jobs are being closed.
     session.queue.close()
     session.jobs.close()
     if session.active_id is not None:
@@ -128,10 +128,10 @@ def end(session: Session) -> None:
 
 
 def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:
-    """Serves. Raises RamstreamError where the port cannot be used."""
+    """Runs the server until Ctrl-C. Raises RamstreamError if the port cannot be used."""
     try:
         server.run()
-    except SystemExit:  # uvicorn exits where it cannot bind
+    except SystemExit:  # uvicorn exits if it cannot bind the port
         raise RamstreamError(
             f"--port {address.port}: {address.host}:{address.port} cannot be used; is another "
             "program there? Choose another port."
@@ -141,9 +141,10 @@ def _run_until_ctrl_c(server: uvicorn.Server, address: Address) -> None:
 
 
 def _warm_up(session: Session) -> None:
-    """Prepares the first Start, so that a person does not wait for torch.
+    """Loads what the first Start needs, so that the user need not wait for torch.
 
-    It begins only when the first page has been loaded: a page takes twice as long beside it.
+    It begins only after the first page was opened: loading both at once would double the time that
+    the page takes.
     """
     session.was_opened.wait()
     time.sleep(WARM_UP_PAUSE)
@@ -151,16 +152,16 @@ def _warm_up(session: Session) -> None:
     if preset is not None and preset.config is not None:
         with contextlib.suppress(RamstreamError):
             session.engine.warm_up(preset.config.model)
-            gc.freeze()  # what was imported stays, too
+            gc.freeze()  # the imported modules stay, too
 
 
 class _Server(uvicorn.Server):
-    """A server that runs `on_started` once its port is open, while it serves."""
+    """A server that runs `on_started` as a task once its port is open."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], Coroutine[Any, Any, None]]):
         super().__init__(config)
         self._on_started = on_started
-        # The event loop holds its tasks only weakly, so the task is kept here.
+        # The event loop holds only weak references to its tasks, so this one is kept here.
         self._beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: Any = None) -> None:
@@ -174,5 +175,5 @@ def _announce(url: str, link: str | None, open_browser: bool) -> None:
     if link is not None:
         print(f"Open {link} to log in without the password; the link works once.", flush=True)
     if open_browser:
-        # The call may wait for the browser, and the event loop must not.
+        # The call may block until the browser has started, and the event loop must not block.
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()

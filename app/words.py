@@ -1,4 +1,4 @@
-"""Numbers and states are put here into the words that the screen shows."""
+"""These functions turn numbers and states into the words that the screen shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATE_TONES = {
     "discarded": "calm",
     "unreadable": "bad",
 }
-"""`dashboard.css` has a colour for each tone."""
+"""Each state has a tone, and `dashboard.css` has a colour for each tone."""
 
 
 def in_bytes(count: float) -> str:
@@ -46,8 +46,8 @@ def in_bytes(count: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """Returns a time in its two largest units, as in 45 s, 3 min 20 s, 2 h 5 min or 3 d 4 h. A time
-    that is not known (NaN or infinite) is an en dash.
+    """Returns a time in its two largest units, as in 45 s, 3 min 20 s, 2 h 5 min or 3 d 4 h. An
+    unknown time (NaN or infinite) is an en dash.
     """
     if not math.isfinite(seconds):
         return "–"
@@ -77,8 +77,8 @@ def in_step_time(seconds: float) -> str:
 
 
 def in_count(value: float) -> str:
-    """Returns a number that is short, as in 948, 12.3k or 7.62B."""
-    # Numbers below ten thousand are short enough to be written out.
+    """Returns a short form of a number, as in 948, 12.3k or 7.62B."""
+    # Numbers below ten thousand are short enough to be written in full.
     for unit, least, size in (
         ("T", 1e12, 1e12),
         ("B", 1e9, 1e9),
@@ -91,8 +91,8 @@ def in_count(value: float) -> str:
 
 
 def in_share(share: float) -> str:
-    """Returns a share in percent, as in 3 %, 0.4 % or 100 %. A share above zero is never said to be
-    0 %.
+    """Returns a share in percent, as in 3 %, 0.4 % or 100 %. A share above zero is never shown as 0
+    %.
     """
     percent = 100 * share
     if percent >= 1 or percent == 0:
@@ -103,8 +103,8 @@ def in_share(share: float) -> str:
 
 
 def in_digits(value: float | None) -> str:
-    """Returns a number in at most four significant digits, as in 0.01234 or 1.2e-5. A number that
-    is not known is an en dash.
+    """Returns a number with at most four significant digits, as in 0.01234 or 1.2e-5. An unknown
+    number is an en dash.
     """
     if value is None or not math.isfinite(value):
         return "–"
@@ -115,7 +115,9 @@ def in_digits(value: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Returns a number in three digits. The bounds lie where rounding would add a fourth."""
+    """Returns a number with at most three digits. The thresholds are where rounding would add a
+    fourth digit.
+    """
     if value >= 99.95:
         return f"{value:,.0f}"
     if value >= 9.995:

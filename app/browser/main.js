@@ -1,8 +1,8 @@
-// The page's main script. One loop asks the server again and again for the run that the page looks
-// at, and hands what is new to the run bar and to the tab that is open. The script also keeps the
-// page's title, icon and address.
+// The main script of the page. One loop polls the server for the run that the page shows, and
+// passes changes to the run bar and to the open tab. The script also updates the page's title, icon
+// and address.
 //
-// Whatever is shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
+// Everything shown arrives as JSON and is set with textContent; nothing is ever parsed as markup.
 
 import { Connection, inTime } from "./common/connection.js";
 import { isShown, send } from "./common/dom.js";
@@ -18,38 +18,38 @@ import { Talk } from "./talk/talk.js";
 import { mountTrain, runsFound, serverAnswers, trainShown } from "./train/train.js";
 
 const TABS = ["train", "live", "runs", "talk", "hardware"];
-// The loop asks again after so many ms.
-const AWAITING = 500; // the run has been asked for something
-const FOLLOWING = 1000; // the run goes on
-const RESTING = 2000; // the run rests, or there is none
-const HIDDEN = 10000; // nobody sees the page
-const SLOWEST = 5000; // at most, while the server refuses
+// The loop polls again after this many ms.
+const AWAITING = 500; // a request to the run is pending
+const FOLLOWING = 1000; // the run is active
+const RESTING = 2000; // the run is not active, or there is none
+const HIDDEN = 10000; // the page is hidden
+const SLOWEST = 5000; // upper limit, while the server refuses
 const RETRY = 1000; // the server does not answer
-const LOST_PATIENCE = 2500; // ms for an answer of a server that has not answered before
-const TICK = 1000; // ms until the age of what is shown is told again
-const ASLEEP = 10000; // ms by which a timer is late when the machine has slept
-const LOOK = 20; // ms until a tab's button is looked for again
-const NOTHING_NEW = 999999999999999; // asks for no part; of as many digits as the server reads
+const LOST_PATIENCE = 2500; // ms to wait for an answer after an outage
+const TICK = 1000; // ms between updates of the displayed age
+const ASLEEP = 10000; // ms of delay of a timer that show that the machine slept
+const LOOK = 20; // ms until a tab's button is searched for again
+const NOTHING_NEW = 999999999999999; // requests no part; as many digits as the server accepts
 
 // ---------------------------------------------------------------- the page's state
 
 const page = {
     run: null,
-    chosen: false, // the address or a person has named the run
+    chosen: false, // whether the address or a person named the run
     server: null,
     seq: 0, // the number of the last answer about the run
     seen: 0, // the number of the last answer that was drawn
     axis: "step",
     step: null,
-    active: undefined, // the run under way, null for none, undefined before the first answer
+    active: undefined, // the active run, null for none, undefined before the first answer
     tab: null,
     talkTo: null,
     bar: null,
     failures: 0, // in a row
-    turn: 0, // counts looks at the server: the newest one counts
+    turn: 0, // counts polls of the server; only the newest one counts
     timer: 0,
-    due: Infinity, // when the next look was to begin
-    delay: 500, // ms until the next look
+    due: Infinity, // when the next poll was due
+    delay: 500, // ms until the next poll
     reading: new AbortController(),
 };
 const places = { bar: null, live: null, runs: null, talk: null, hardware: null };
@@ -74,7 +74,7 @@ function closeRun(id) {
     wake();
 }
 
-// The Talk tab takes over which run is meant once it is there: Gradio makes a tab when it is first
+// Passes the meant run to the Talk tab once that exists: Gradio creates a tab when it is first
 // opened.
 function talkTo(id) {
     page.talkTo = id;
@@ -87,8 +87,8 @@ function setAxis(axis) {
     wake();
 }
 
-// The step whose timeline is looked at, null while it is the latest one. The address names a step
-// only of a run that it names.
+// The step whose timeline is shown, null for the latest one. The address names a step only together
+// with a run.
 function setStep(step) {
     page.step = step;
     if (step !== null) page.chosen = true;
@@ -99,7 +99,7 @@ function goTo(tab) {
     document.getElementById(`rs-tab-${tab}-button`)?.click();
 }
 
-// Opens the tab that the address names, as soon as Gradio has made its button.
+// Opens the tab that the address names, as soon as Gradio has created its button.
 function openTab(tab) {
     if (document.getElementById(`rs-tab-${tab}-button`)) goTo(tab);
     else setTimeout(openTab, LOOK, tab);
@@ -161,7 +161,7 @@ async function poll() {
     plan(pause());
 }
 
-// What an earlier look still waits for was asked over a connection that may be gone.
+// Aborts pending requests of an earlier poll, whose connection may be dead.
 function giveUpReading() {
     page.reading.abort();
     page.reading = new AbortController();
@@ -171,7 +171,7 @@ function giveUpReading() {
         : signal;
 }
 
-// Reads the run and what the open tab shows. `turn` is over when a newer look has begun.
+// Reads the run and the data of the open tab. `turn` is outdated once a newer poll has begun.
 async function readAll(turn) {
     if (!page.run) await findRun(turn);
     if (page.run && turn === page.turn) await readRun(turn);
@@ -195,10 +195,10 @@ function sayWhatHappened() {
 
 function takeError(error) {
     if (error.unreachable) connection.lose();
-    // A refusal is an answer too: the server is there.
+    // A refusal is an answer too: the server is reachable.
     else if (error.status) connection.answered(page.server, null);
     else console.error(error);
-    // Whoever has the address of a run knows what this is.
+    // A person who has the address of a run needs no introduction.
     if (error.status === 404) runsFound(true);
     if (connection.isLost) {
         sayHowOld();
@@ -208,7 +208,7 @@ function takeError(error) {
     places.bar?.note(loggedOut ? "You are logged out." : error.message, { loggedOut });
 }
 
-// How long the loop waits now, in ms.
+// The current interval of the loop, in ms.
 function pause() {
     if (connection.isLost) return RETRY;
     if (document.hidden) return HIDDEN;
@@ -231,7 +231,8 @@ async function readRun(turn) {
     const answer = await askForRun(turn, draws ? page.seen : NOTHING_NEW);
     if (turn !== page.turn) return;
     if (answer.server_id !== page.server || answer.seq < page.seq) {
-        // Another server counts its answers anew: what was seen of the earlier one is not known.
+        // A new server numbers its answers from the start, so it is unknown which of them were
+        // seen.
         const wasSeen = page.server !== null && page.seen > 0;
         page.server = answer.server_id;
         page.seen = 0;
@@ -250,14 +251,14 @@ async function readRun(turn) {
     show(answer, draws);
 }
 
-// What the server knows of the run beyond answer number `since`.
+// The server's data on the run after answer number `since`.
 async function askForRun(turn, since) {
     const asked = page.run;
     const address = `/api/live/${encodeURIComponent(asked)}?since=${since}&axis=${page.axis}`;
     try {
         return await send(address, undefined, page.signal);
     } catch (error) {
-        // Deleted elsewhere: a page that was not told which run to show goes on with another one.
+        // The run was deleted elsewhere: a page without a chosen run continues with another one.
         const goesOn = !page.chosen || page.seq;
         if (error.status === 404 && turn === page.turn && goesOn) closeRun(asked);
         throw error;
@@ -277,7 +278,7 @@ function show(answer, draws) {
     else page.delay = answer.bar.tone === "busy" ? FOLLOWING : RESTING;
 }
 
-// Goes on with the run that is under way, at once.
+// Switches to the active run, at once.
 function openActive(id) {
     page.run = id;
     page.seq = 0;
@@ -353,7 +354,7 @@ const mounts = {
     },
 };
 
-// Takes over a place that Gradio has made.
+// Starts using a place that Gradio has created.
 function mount(place) {
     const mountHere = mounts[place.name] ?? mountTrain;
     mountHere(place);
@@ -364,7 +365,7 @@ if (query.get("run")) Object.assign(page, { run: query.get("run"), chosen: true 
 if (page.run && /^\d{1,15}$/.test(query.get("step"))) page.step = Number(query.get("step"));
 const asked = query.get("tab") ?? (query.has("compare") ? "runs" : null);
 if (TABS.includes(asked)) openTab(asked);
-// Gradio may have made places before this script ran; from here on it hands them over itself.
+// Gradio may have created places before this script ran; from here on it passes them directly.
 const waiting = window.ramstreamPlaces ?? [];
 window.ramstreamPlaces = { push: mount };
 for (const place of waiting) mount(place);

@@ -1,4 +1,4 @@
-"""Presets are files whose settings the form can be filled with."""
+"""Presets are files of settings that can fill the form."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Preset:
     file: str
     name: str
     about: str
-    """This is the comment that the file begins with, or the reason why it cannot be used."""
+    """This is the comment at the top of the file, or the reason why the file cannot be used."""
     config: TrainConfig | None
-    """It is None where the file cannot be used."""
+    """This is None if the file cannot be used."""
 
 
 def read_presets(folder: Path = PRESETS) -> dict[str, Preset]:

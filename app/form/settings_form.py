@@ -1,14 +1,15 @@
-"""The settings form is data here: each field of `TrainConfig` is a `Setting`, which says how one
-component of the page shows it.
+"""The settings form is data here: each field of `TrainConfig` is a `Setting`, which describes the
+component of the page that shows it.
 
 Settings are generated from the fields and their docstrings. This file needs no gradio;
 `panels.component` makes the components.
 
-Values travel both ways through this file only:
+All values pass through this file, in both directions:
 - `shown_values` turns a config into the values of components.
 - `read_config` turns the values of components into a config.
 
-Numbers are text boxes, so that `1e-5`, `auto` and nothing at all can be typed as in a preset.
+Numbers are entered in text boxes, so that `1e-5`, `auto` and an empty box are possible, as in a
+preset.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.errors import ConfigError
 
 Kind = Literal["text", "lines", "switch", "choice", "whole", "number"]
-"""A component takes one of these kinds of value."""
+"""The value of a component is of one of these kinds."""
 
 SECTION_TITLES = {
     "": "Run",
@@ -102,7 +103,7 @@ PROMINENT = (
     "train.batch_size",
     "train.learning_rate",
 )
-"""These fields are always in sight; the rest are folded away."""
+"""These fields are always visible; all others are folded away."""
 
 SHORT_HELP = {
     "model.source": "A local folder or a Hugging Face id.",
@@ -120,19 +121,19 @@ SHORT_HELP = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A `Setting` is one field of `TrainConfig` as the form shows it."""
+    """A `Setting` describes how the form shows one field of `TrainConfig`."""
 
     dotted: str
-    """The name of the field comes after those of its sections, as in `train.batch_size`."""
+    """The dotted name has the field's sections first, as in `train.batch_size`."""
     kind: Kind
     choices: tuple[str, ...]
-    """A setting of kind `choice` takes one of these."""
+    """These are the possible values of a setting of kind `choice`."""
     auto: bool
-    """The value can be `auto`, with which the planner chooses."""
+    """The value can be `auto`, which lets the planner choose."""
     optional: bool
     """The value can be None."""
     mixed: bool
-    """The value can be a list of texts with their settings as well as a text. The list stands as
+    """The value can be one text, or a list of texts with settings for each. The list is shown as
     YAML on one line.
     """
     help: str
@@ -148,41 +149,42 @@ class Setting:
 
     @property
     def elem_id(self) -> str:
-        """The component has this id in the page. `train.js` reads from it which field a box is of,
-        and marks the one that is wrong.
+        """The component has this id in the page. `train.js` reads the field's name from it, and
+        uses it to mark an invalid field.
         """
         return "field-" + self.dotted.replace(".", "-")
 
     @property
     def empty_means(self) -> str:
-        """An empty text box stands for this word; it is empty where a value is required."""
+        """An empty text box stands for this word; the word is empty if a value is required."""
         if self.auto:
             return AUTO
         return "none" if self.optional else ""
 
     def holds(self, shown: Any) -> bool:
-        """Whether the component can have this value; an empty component has None."""
+        """Returns whether the component can show this value; it is None for an empty component."""
         return shown is None or isinstance(shown, bool if self.kind == "switch" else str)
 
     def show(self, value: Any) -> Any:
-        """Returns the component's value for a config value."""
+        """Returns the value that the component shows for a config value."""
         if self.kind in ("switch", "choice"):
             return value
         if value is None or (value == AUTO and self.auto):
             return ""
         if self.kind == "lines":
             return "\n".join(map(_as_line, value))
-        if isinstance(value, tuple):  # a mix of data sets, as a preset writes it on one line
+        if isinstance(value, tuple):  # a mix of data sets, on one line as in a preset
             parts = [_given(dataclasses.asdict(part)) for part in value]
             return json.dumps(parts, ensure_ascii=False)
         if self.kind == "text" and self.optional:
-            # A text that would be read as "no value" is quoted.
+            # A text that would be read as "no value" is put in quotes.
             return json.dumps(value) if self._says_nothing(value) else _as_line(value)
         return _shortest(value) if isinstance(value, float) else str(value)
 
     def read(self, shown: Any) -> Any:
-        """Returns the config value for a component's value. What cannot be read stays text, which
-        the config refuses. Raises ConfigError for an empty box that needs a number.
+        """Returns the config value for a component's value. A text that cannot be parsed is
+        returned unchanged, and the config rejects it. Raises ConfigError for an empty box that
+        needs a number.
         """
         if self.kind in ("switch", "choice"):
             return shown
@@ -210,13 +212,13 @@ class Setting:
         raise ConfigError(self.dotted, "this is empty; give a number.")
 
     def _says_nothing(self, text: str) -> bool:
-        """Whether a text is a word for an empty box, as `auto`, `none` or `null`."""
+        """Returns whether a text is one of the words for an empty box: `auto`, `none` or `null`."""
         return text.lower() in (self.empty_means, "null")
 
 
 @cache
 def settings() -> tuple[Setting, ...]:
-    """Returns a setting for each field of `TrainConfig`, in the order of a preset."""
+    """Returns one setting for each field of `TrainConfig`, in the order of a preset."""
     docs = field_docs()
     found: list[Setting] = []
 
@@ -245,8 +247,8 @@ def shown_values(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_config(shown: dict[str, Any]) -> TrainConfig:
-    """Returns the config that the components say, validated. Raises ConfigError, which names the
-    first wrong field.
+    """Returns the validated config for the values of the components. Raises ConfigError, which
+    names the first invalid field.
     """
     tree: dict[str, Any] = {}
     for setting in settings():
@@ -259,13 +261,13 @@ def read_config(shown: dict[str, Any]) -> TrainConfig:
 
 
 def describe_error(error: ConfigError) -> str:
-    """Returns the error's sentence; it calls the field as the form does."""
+    """Returns the error's sentence, with the field named by its label in the form."""
     problem = str(error).removeprefix(f"{error.field}: ")
     return f"{_labels().get(error.field, error.field)}: {problem}"
 
 
 def as_labelled(sentence: str) -> str:
-    """Returns a sentence of the engine; it calls settings as the form does."""
+    """Returns a sentence from the engine with each setting named by its label in the form."""
     labels = _labels()
     dotted_name = r"\b[a-z]+(?:\.[a-z_0-9]*[a-z0-9])+"
     return re.sub(dotted_name, lambda found: labels.get(found[0], found[0]), sentence)
@@ -273,7 +275,7 @@ def as_labelled(sentence: str) -> str:
 
 @cache
 def _labels() -> dict[str, str]:
-    """Returns what the form calls each setting, and each group of settings inside a section."""
+    """Returns the form's label of each setting, and of each group of settings inside a section."""
     groups = {name: title for name, title in SECTION_TITLES.items() if "." in name}
     return groups | {setting.dotted: setting.label for setting in settings()}
 
@@ -309,7 +311,7 @@ def _setting(dotted: str, hint: Any, doc: str) -> Setting:
 
 
 def _given(tree: dict[str, Any]) -> dict[str, Any]:
-    """Returns a mapping without what is null, and without mappings of nulls."""
+    """Returns a mapping without null values and without mappings that hold only nulls."""
     given = {}
     for key, item in tree.items():
         kept = _given(item) if isinstance(item, dict) else item
@@ -319,15 +321,15 @@ def _given(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_line(text: str) -> str:
-    """Returns a text on one line of a box: as it is, or in JSON where `_of_line` would not read the
-    same text from the line.
+    """Returns a text as one line for a box: unchanged, or as JSON if `_of_line` would not read the
+    same text back from the line.
     """
     is_plain = text == text.strip() and len(text.splitlines()) == 1 and text[0] != '"'
     return text if is_plain else json.dumps(text)
 
 
 def _of_line(line: str) -> str:
-    """Returns the text that `_as_line` wrote."""
+    """Returns the text that `_as_line` turned into this line."""
     line = line.strip()
     if line.startswith('"'):
         with contextlib.suppress(ValueError):
@@ -336,7 +338,7 @@ def _of_line(line: str) -> str:
 
 
 def _listed(text: str) -> Any:
-    """Returns the list that a text writes in YAML, or the text where it writes none."""
+    """Returns the list that a text spells in YAML, or the text itself if it is not a list."""
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -353,7 +355,7 @@ def _number_or_text(text: str) -> int | float | str:
 
 
 def _shortest(value: float) -> str:
-    """Returns a float as people write it: 1e-5, 0.01, 3."""
+    """Returns a float in its usual short form: 1e-5, 0.01, 3."""
     text = f"{value:.10g}"
     mantissa, exponent, power = text.partition("e")
     return f"{mantissa}e{int(power)}" if exponent else text

@@ -1,7 +1,7 @@
-"""The Train tab asks here about a draft before it is started: whether it is valid, whether it fits,
-and what its data look like.
+"""The Train tab requests checks of a draft here before its start: whether it is valid, whether it
+fits, and what its data look like.
 
-Answers are plain data for `train.js`. Nothing here raises for what a person typed.
+Answers are plain data for `train.js`. No user input raises an exception here.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from engine.fit.report import FitReport
 from engine.machine.read_machine import Machine, read_machine
 
 MACHINE_SECONDS = 10
-"""Free memory is read again after this long; estimates are made anew where it has changed."""
+"""Free memory is read again after this many seconds; estimates are repeated if it has changed."""
 PREVIEW_ROWS = 5
 PREVIEW_CHARACTERS = 1200
-"""A row of the preview shows at most so many characters."""
+"""A row of the preview shows at most this many characters."""
 TAKEN_OVER = (
     "source",
     "format",
@@ -35,21 +35,21 @@ TAKEN_OVER = (
     "percent_trained",
     "warnings",
 )
-"""The page shows these parts of the engine's preview as they are."""
+"""The page shows these parts of the engine's preview unchanged."""
 
 
 class Checker:
-    """Answers for the drafts of one session, and keeps the last of them.
+    """Checks the drafts of one session, and keeps the latest draft.
 
-    Estimates and previews are remembered by what they depend on. There is one checker, so that
-    whoever asks finds what was worked out before.
+    Estimates and previews are cached by the values that they depend on. All pages share one
+    checker, and so share these results.
     """
 
     def __init__(self, session: Session):
         self.draft = Draft(session.runs_dir)
         self._session = session
         self._read: tuple[float, Machine | None] = (0.0, None)
-        """The machine was read last at this time of the monotonic clock."""
+        """The machine was last read at this time of the monotonic clock."""
         self._estimate = functools.lru_cache(maxsize=128)(self._estimate_now)
         self._preview = functools.lru_cache(maxsize=16)(self._preview_now)
 
@@ -60,7 +60,7 @@ class Checker:
         return self.verdict(shown)
 
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns the verdict of component values by dotted name; see `app.pages.verdict`."""
+        """Returns the verdict on component values by dotted name; see `app.pages.verdict`."""
         try:
             report = self._estimate(read_config(shown), self._machine())
         except ConfigError as error:
@@ -72,10 +72,10 @@ class Checker:
         return verdict_of(report, self._session.why_not_start())
 
     def preview(self, shown: dict[str, Any]) -> dict[str, Any]:
-        """Returns the first rows with what is trained marked, and how the data were understood.
+        """Returns the first rows with the trained parts marked, and how the data were interpreted.
 
-        Where they cannot be read, `error` says why. With either come the settings that the preview
-        goes by, as they were shown: `given`.
+        If the rows cannot be read, `error` says why. In both cases, `given` holds the component
+        values that the preview was made from.
         """
         given = {
             name: value
@@ -90,11 +90,11 @@ class Checker:
         except RamstreamError as error:
             return {"error": as_labelled(str(error)), "given": given}
         if "error" in found or (found["mapping"] or {}).get("refused"):
-            self._preview.cache_clear()  # whoever mends the file wants it to be read again
+            self._preview.cache_clear()  # the file must be read again once it is corrected
         return found | {"given": given}
 
     def _machine(self) -> Machine:
-        """Returns this machine as it was read last, at most `MACHINE_SECONDS` ago."""
+        """Returns this machine as last read, at most `MACHINE_SECONDS` ago."""
         read_at, machine = self._read
         if machine is None or time.monotonic() - read_at >= MACHINE_SECONDS:
             machine = read_machine(self._session.runs_dir)
@@ -121,15 +121,15 @@ class Checker:
 
 
 def _component_id(field: str) -> str | None:
-    """Returns the id of the component that shows `field`, None where none does."""
-    name = field.partition("[")[0]  # a list stands in one component
+    """Returns the id of the component that shows `field`, or None if there is no such component."""
+    name = field.partition("[")[0]  # one component shows the whole list
     return next((setting.elem_id for setting in settings() if setting.dotted == name), None)
 
 
 def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns the engine's mapping of columns in the words of the form.
+    """Returns the engine's mapping of columns with the form's values added.
 
-    Each column gets what its setting shows when the column is chosen (`shown`).
+    The `shown` value of each column is what its setting shows if the column is chosen.
     """
     if mapping is None:
         return None
@@ -139,7 +139,7 @@ def _as_in_form(mapping: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row with its documents joined, and cut after `PREVIEW_CHARACTERS`."""
+    """Returns a row with its documents joined, and cut off after `PREVIEW_CHARACTERS`."""
     pieces: list[dict[str, Any]] = []
     left = PREVIEW_CHARACTERS
     for document in row["documents"]:

@@ -1,6 +1,6 @@
-"""The records of several runs are kept here for their comparison, see `app.view.comparison`.
+"""The records of several runs are kept here for comparisons, see `app.view.comparison`.
 
-Each record is read once; later only what has been added to it is read.
+Each record is read once; after that, only additions to it are read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ KEPT_RECORDS = 12
 
 
 class Records:
-    """Keeps what run records add up to, and reads on where they have grown. Any thread may ask."""
+    """Keeps a snapshot of each run's record, and updates it when the record has grown. Any thread
+    may call.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -34,14 +36,14 @@ class Records:
     ) -> dict[str, Any]:
         """Returns the comparison of these runs.
 
-        Raises RunError for too few, too many, or a record that cannot be read.
+        Raises RunError if there are too few or too many runs, or if a record cannot be read.
         """
         if not LEAST_RUNS <= len(folders) <= MOST_RUNS:
             verb = "is" if len(folders) == 1 else "are"
             raise RunError(
                 f"{LEAST_RUNS} to {MOST_RUNS} runs are compared; {len(folders)} {verb} chosen."
             )
-        with self._lock:  # a snapshot must not grow while figures are made from it
+        with self._lock:  # a snapshot must not change while figures are made from it
             compared = [self._compared(folder, is_running(folder)) for folder in folders]
             return comparison(compared, axis)
 
@@ -52,13 +54,15 @@ class Records:
             config = folder.config
             name = config.name
             settings = by_dotted_name(config.to_dict())
-        except RamstreamError:  # the record still has curves to show
+        except RamstreamError:  # the curves can be shown without the settings
             name = snapshot.name or folder.id
         state = shown_state(snapshot.state, running)
         return Compared(folder.id, read_about(folder.path).name or name, state, snapshot, settings)
 
     def _snapshot(self, folder: RunFolder) -> RunSnapshot:
-        """Returns what the run's record adds up to now. A record that is not there is empty."""
+        """Returns the current snapshot of the run's record. A missing record gives an empty
+        snapshot.
+        """
         try:
             stat = folder.events_path.stat()
             size, mtime = stat.st_size, stat.st_mtime_ns
@@ -78,21 +82,21 @@ class Records:
 
 @dataclass
 class _Fold:
-    """A record is folded into a snapshot, as far as it was read."""
+    """A fold is a snapshot of the part of a record that was read so far."""
 
     follower: Follower
     snapshot: RunSnapshot
     size: int = -1
-    """The record had this many bytes when it was read last."""
+    """The record had this many bytes when it was last read."""
     mtime: int = -1
-    """The record was changed at this time, in nanoseconds, when it was read last."""
+    """The record had this modification time, in nanoseconds, when it was last read."""
 
     def is_of_other_record(self, size: int, mtime: int) -> bool:
-        """Says whether the file was replaced or mended: a record itself only grows."""
+        """Returns whether the file was replaced or repaired: a record itself only grows."""
         return size < self.size or (size == self.size and mtime != self.mtime)
 
     def go_on(self, size: int, mtime: int) -> None:
-        """Reads what has been added; nothing where the record is as it was."""
+        """Reads the additions to the record, if there are any."""
         if (self.size, self.mtime) != (size, mtime):
             catch_up(self.snapshot, self.follower)
             self.size = size

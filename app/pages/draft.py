@@ -1,6 +1,7 @@
-"""A draft is the form as it was last left, or the settings of a run.
+"""A draft is the latest content of the form, or the settings of a run.
 
-The server keeps it in memory and beside the runs, so that it outlives the tab and the server.
+The server keeps it in memory and in a file next to the runs, so that it outlives the tab and the
+server.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DRAFT_FILE = ".draft.json"
 
 
 class Draft:
-    """Remembers component values by dotted name, and the preset that they began with."""
+    """Remembers component values by dotted name, and the preset that they started from."""
 
     def __init__(self, folder: Path):
         self._path = folder / DRAFT_FILE
@@ -29,7 +30,7 @@ class Draft:
         self._lock = threading.Lock()
 
     def remember(self, preset: str | None, shown: dict[str, Any]) -> None:
-        """Keeps a draft. Where the disk cannot take it, it is lost with the next restart only."""
+        """Keeps a draft. If it cannot be written to the disk, it is lost only at a restart."""
         draft = {"preset": preset, "shown": shown}
         with self._lock, contextlib.suppress(OSError):
             if draft == self._last and self._is_written:
@@ -37,15 +38,15 @@ class Draft:
             self._last = draft
             self._is_written = False
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Without fsync: it is written at each pause in typing, and a draft that a power cut
-            # takes is no loss.
+            # The write is not followed by fsync: it happens at each pause in typing, and losing a
+            # draft in a power cut does little harm.
             write_whole(self._path, json.dumps(draft), durable=False)
             self._is_written = True
 
     def recall(self) -> tuple[str | None, dict[str, Any]] | None:
         """Returns the preset and the component values.
 
-        It returns None when there is no draft, or none that this version can show.
+        It returns None if there is no draft, or if this version cannot show it.
         """
         try:
             draft = self._last or json.loads(self._path.read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ class Draft:
 
 
 def _can_show(setting: Setting, value: Any) -> bool:
-    """Says whether the component of `setting` can show `value`."""
+    """Returns whether the component of `setting` can show `value`."""
     if setting.kind == "switch":
         return isinstance(value, bool)
     if setting.kind == "choice":
@@ -71,8 +72,8 @@ def _can_show(setting: Setting, value: Any) -> bool:
 def settings_of_run(runs_dir: Path, run_id: str, changes: dict[str, Any]) -> dict[str, Any]:
     """Returns the component values of a run's settings with `changes` (config values by name).
 
-    Raises RunError for a run that is not there or whose settings this version cannot use,
-    ConfigError for a change that is no setting or out of its range.
+    Raises RunError for a run that does not exist or whose settings this version cannot use, and
+    ConfigError for a change of an unknown setting or to a value out of range.
     """
     folder = open_run(runs_dir, run_id)
     try:

@@ -1,7 +1,7 @@
-"""The Hardware tab asks here: about this machine as it is, the models that it and known machines
-can train, the machines for a model, and the measurement of this machine.
+"""The Hardware tab gets its data here: the current state of this machine, the models that it and
+known machines can train, the machines for a model, and the measurement of this machine.
 
-Answers are plain data for `hardware.js`, and are remembered by what they depend on.
+Answers are plain data for `hardware.js`, and are cached by the values that they depend on.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from engine.model.shape import ModelShape
 DEFAULTS = {"rows": 32, "tokens": 1024, "dtype": "bfloat16"}
 FIELDS = {"rows": "train.batch_size", "tokens": "data.max_seq_len", "dtype": "model.dtype"}
 MOST_ROWS = 1 << 16
-"""A step of the table has at most so many rows: with more, a column takes minutes."""
+"""The table's settings have at most this many rows per step: with more, a column takes minutes."""
 RAM_GRAIN, GPU_GRAIN = 256 << 20, 64 << 20
-"""Free memory is rounded down to these bytes, so that a table is not made anew for every page of
-memory that some program takes.
+"""Free memory is rounded down to a multiple of this many bytes, so that the table is not rebuilt
+whenever some program allocates a page of memory.
 """
 GPU_WORK_STATES = ("preparing", "running", "pausing", "paused", "stopping", "saving")
 MOST_MACHINES = 12
-"""One table shows at most so many machines beside this one."""
+"""One table shows at most this many machines in addition to this one."""
 
 
 def choices() -> dict[str, Any]:
     """Returns the models and machines that can be chosen in the tab.
 
-    With them come the sources of the machines' figures, and the settings to begin with.
+    They come with the sources of the machines' figures, and the initial settings.
     """
     return {
         "here": HERE,
@@ -92,7 +92,7 @@ def _model_choice(entry: CatalogEntry) -> dict[str, Any]:
 
 
 class Hardware:
-    """Gives the tab's answers for one session. Any thread may call; some calls take seconds."""
+    """Prepares the tab's answers for one session. Any thread may call; some calls take seconds."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Hardware:
         read: Callable[..., Machine] = read_machine,
         measure: Callable[..., str] = probe,
     ):
-        """Takes the functions that read and measure this machine; tests give their own."""
+        """Takes the functions that read and measure this machine; tests pass their own."""
         self._session = session
         self._read = read
         self._measure = measure
         self._job: Job | None = None
-        """The last measurement is done by this job."""
+        """This job does the latest measurement."""
         self._kept: Machine | None = None
-        """The table is of this reading of this machine."""
+        """The table is based on this reading of the machine."""
         self._rows = functools.lru_cache(maxsize=256)(_rows_of)
         self._largest = functools.lru_cache(maxsize=64)(_largest_of)
         self._offers = functools.lru_cache(maxsize=64)(machines_for)
@@ -115,9 +115,9 @@ class Hardware:
     # ------------------------------------------------------------------ this machine
 
     def about(self) -> dict[str, Any]:
-        """Returns this machine as it is now, and the measurement under way, if there is one.
+        """Returns the current state of this machine, and the measurement in progress, if any.
 
-        The table is of the same reading from now on.
+        From this call on, the table is based on the same reading.
         """
         machine = self._read(self._session.runs_dir)
         self._kept = _settled(machine)
@@ -131,7 +131,7 @@ class Hardware:
         }
 
     def why_not_measure(self) -> str:
-        """Says why this machine cannot be measured now; empty where it can."""
+        """Says why this machine cannot be measured now; the text is empty if it can."""
         working = self._others_at_work()
         if not working:
             return ""
@@ -141,9 +141,9 @@ class Hardware:
         )
 
     def measure(self) -> Job:
-        """Starts the job that measures this machine in some ten seconds and keeps its rates.
+        """Starts the job that measures this machine in about ten seconds and stores its rates.
 
-        Raises RunError while a run or another job is at work. A run that starts meanwhile ends the
+        Raises RunError while a run or another job is active. A run that starts meanwhile ends the
         measurement.
         """
         reason = self.why_not_measure()
@@ -165,9 +165,9 @@ class Hardware:
         return job
 
     def _others_at_work(self) -> str:
-        """Returns the id of the run that is at work on this machine, in this process or another.
+        """Returns the id of the run that is active on this machine, in this process or another.
 
-        It is empty where there is none.
+        It is empty if no run is active.
         """
         if self._session.active_id is not None:
             return self._session.active_id
@@ -176,10 +176,10 @@ class Hardware:
     # ------------------------------------------------------------------ models x machines
 
     def column(self, settings: Mapping[str, Any], name: str, timed: bool) -> dict[str, Any]:
-        """Returns one machine of the table: its cells by model id, with speeds if `timed`.
+        """Returns one machine's column of the table: its cells by model id, with speeds if `timed`.
 
-        Raises ConfigError for a machine that is not known and for settings that no run could have,
-        RunError for what is no setting.
+        Raises ConfigError for an unknown machine and for settings that no run could have, and
+        RunError for an unknown setting.
         """
         (column,) = self._columns([name])
         rows = self._rows(read_settings(settings), column, timed, _measured(column.machine))
@@ -198,9 +198,10 @@ class Hardware:
         }
 
     def csv(self, settings: Mapping[str, Any], names: Sequence[str], models: Sequence[str]) -> str:
-        """Returns the rows of `models`, in this order, on the machines of `names`, as a file.
+        """Returns the rows of `models`, in this order, on the machines `names`, as the text of a
+        CSV file.
 
-        Raises as `column` does, and RunError for a model that is no row of the table.
+        Raises as `column` does, and RunError for a model that the table does not have.
         """
         config = read_settings(settings)
         shown = self._columns(names)
@@ -226,7 +227,7 @@ class Hardware:
     def largest(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the largest model that this machine can train, as a sentence and an id.
 
-        The id is None where it can train none.
+        The id is None if it can train none.
         """
         config = read_settings(settings)
         found = self._largest(config, self._here(), _measured(self._here()))
@@ -248,9 +249,10 @@ class Hardware:
         return {"id": entry.id, "sentence": sentence}
 
     def offers(self, settings: Mapping[str, Any], model: str) -> dict[str, Any]:
-        """Returns the known machines that would train `model`, an id or a title of the catalog.
+        """Returns the known machines that could train `model`, which is an id or a title of the
+        catalog.
 
-        Raises RunError for another.
+        Raises RunError for an unknown model.
         """
         config = read_settings(settings)
         entry = _entry(model)
@@ -268,7 +270,9 @@ class Hardware:
         }
 
     def _columns(self, names: Sequence[str]) -> tuple[Column, ...]:
-        """Returns the machines of `names`, in this order. Raises RunError for unknown ones."""
+        """Returns the columns of the machines `names`, in this order. Raises RunError for unknown
+        ones.
+        """
         if not 0 < len(names) <= MOST_MACHINES + 1:
             raise RunError(
                 f"{len(names)} machines are asked for; a table shows up to {MOST_MACHINES} beside "
@@ -282,16 +286,16 @@ class Hardware:
         return tuple(by_name[name] for name in names)
 
     def _here(self) -> Machine:
-        """Returns this machine as it was read for the table."""
+        """Returns this machine as last read for the table."""
         if self._kept is None:
             self._kept = _settled(self._read(self._session.runs_dir))
         return self._kept
 
 
 def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
-    """Returns the job that machines are asked about: `rows` a step, `tokens` a row and `dtype`.
+    """Returns the job that the table is about: `rows` per step, `tokens` per row and `dtype`.
 
-    DEFAULTS stand in for what is left out. Raises RunError for what no run could have.
+    DEFAULTS replace missing settings. Raises RunError for settings that no run could have.
     """
     values = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
     if isinstance(values["rows"], int) and values["rows"] > MOST_ROWS:
@@ -310,8 +314,8 @@ def read_settings(settings: Mapping[str, Any]) -> TrainConfig:
         raise RunError(describe_error(error)) from None
 
 
-# These two take rates only so that their cached answers depend on them: the engine reads the rates
-# itself.
+# These two functions take rates only as part of the key of their cached answers: the engine reads
+# the rates itself.
 
 
 def _rows_of(config: TrainConfig, column: Column, timed: bool, _rates: Rates | None) -> list[Row]:
@@ -325,7 +329,7 @@ def _largest_of(
 
 
 def _rates(machine: Machine) -> dict[str, Any]:
-    """Returns the rates that plans are made with, in words."""
+    """Returns the rates that plans use, in words."""
     device = machine.gpus[0].name if machine.gpus else "CPU"
     measured = stored_rates(device)
     if measured is not None:
@@ -336,9 +340,9 @@ def _rates(machine: Machine) -> dict[str, Any]:
 
 
 def _measured(machine: Machine) -> Rates | None:
-    """Returns the rates that were measured on this machine, None for another one.
+    """Returns the rates measured on this machine, or None for any other machine.
 
-    Speeds depend on them, so a remembered answer must not outlive them.
+    Speeds depend on these rates, so a cached answer must not outlive them.
     """
     return stored_rates(machine.gpus[0].name) if machine.here and machine.gpus else None
 
@@ -384,7 +388,7 @@ def _supported() -> list[KnownMachine]:
 
 
 def _settled(machine: Machine) -> Machine:
-    """Returns `machine` without what changes with each reading and decides nothing."""
+    """Returns `machine` without values that change with each reading but affect no answer."""
     gpus = tuple(
         replace(
             gpu,

@@ -1,4 +1,4 @@
-"""These functions put the models of the catalog and this machine into words."""
+"""These functions describe the models of the catalog and this machine in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.words import counted
 
 
 def machine_words(machine: Machine) -> str:
-    """Returns a line about a machine."""
+    """Returns one line that describes a machine."""
     cores = counted(machine.cpu_cores, "CPU core")
     gpus = ", ".join(f"{gpu.name} ({in_bytes(gpu.total)})" for gpu in machine.gpus)
     return (
@@ -23,8 +23,8 @@ def machine_words(machine: Machine) -> str:
 
 @functools.cache
 def known_models() -> list[list[str]]:
-    """Returns hub id and title of every model whose shape is bundled.
+    """Returns the hub id and the title of every model whose shape is bundled.
 
-    Their verdict takes no look at the hub.
+    A verdict on such a model needs no request to the hub.
     """
     return [[name, entry.title] for entry in catalog() for name in (entry.id, *entry.also)]

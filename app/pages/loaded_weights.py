@@ -1,4 +1,4 @@
-"""The Talk tab keeps the weights that answer in memory between two messages."""
+"""The Talk tab keeps loaded weights in memory between two messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from engine.talk.conversation import Message, Sampling, Source
 class LoadedWeights:
     """Keeps the weights of each side that are in memory.
 
-    One thread at a time may load, use or give back weights; the caller sees to that. Any thread may
-    read the labels and bytes under the lock that `changing` holds: what they show changes only
+    Only one thread at a time may load, use or release weights; the caller ensures that. Any thread
+    may read the labels and bytes while it holds the lock that `changing` takes: they change only
     inside of `changing()`.
     """
 
@@ -25,15 +25,15 @@ class LoadedWeights:
         self._sources: dict[str, Source] = {}
 
     def labels(self) -> list[str]:
-        """Returns the names of what is in memory."""
+        """Returns the names of the weights in memory."""
         return [talker.label for talker in self._talkers.values()]
 
     def held_bytes(self) -> int:
-        """Returns the bytes of RAM that all weights take; borrowed ones take none."""
+        """Returns the bytes of RAM that all weights occupy; borrowed ones are counted as 0."""
         return sum(talker.held_bytes for talker in self._talkers.values())
 
     def has(self, side: str) -> bool:
-        """Says whether the weights of `side` are in memory."""
+        """Returns whether the weights of `side` are in memory."""
         return side in self._talkers
 
     def text(self, side: str, ids: list[int]) -> str:
@@ -47,10 +47,10 @@ class LoadedWeights:
         return self._talkers[side].answer(messages, sampling)
 
     def make_room(self, sources: Mapping[str, Source]) -> bool:
-        """Says whether the weights of all `sources` can be in memory at once.
+        """Returns whether the weights of all `sources` fit in memory at once.
 
-        Some may be there already. Where not even one more fits beside those, all are given back and
-        the question is asked anew. Raises FitError where one cannot be in memory alone.
+        Some may already be there. If not even one more fits in addition to those, all are released
+        and the check is repeated. Raises FitError if one does not fit even alone.
         """
         missing = [source for side, source in sources.items() if not self.has(side)]
         try:
@@ -62,26 +62,27 @@ class LoadedWeights:
         return self._engine.fit_together(list(sources.values()))
 
     def load(self, side: str, source: Source, progress: Callable[..., None]) -> None:
-        """Brings the weights of `source` into memory, which takes up to minutes.
+        """Brings the weights of `source` into memory, which can take minutes.
 
-        Raises RamstreamError where they cannot be loaded, and what `progress` raises.
+        Raises RamstreamError if they cannot be loaded. An exception from `progress` is re-raised
+        unchanged.
         """
         self._keep(side, source, self._engine.load(source, progress))
 
     def borrow(self, side: str, source: Source, paused: object) -> None:
-        """Takes the weights of the run whose calls are `paused` as they are, without a copy."""
+        """Uses the weights of the run that `paused` lends without copying them."""
         self._keep(side, source, self._engine.borrow(paused, source.config, source.label))
 
     def give_back_all(self) -> None:
-        """Gives the memory of all weights back."""
+        """Releases the memory of all weights."""
         self.give_back(list(self._talkers))
 
     def give_back_others(self, wanted: Mapping[str, Source]) -> None:
-        """Gives back the memory of all weights that are not those of `wanted`."""
+        """Releases the memory of all weights that are not those of `wanted`."""
         self.give_back([side for side in self._talkers if wanted.get(side) != self._sources[side]])
 
     def give_back(self, sides: Iterable[str]) -> None:
-        """Gives the memory of these sides back. Pages see that they are gone before they are."""
+        """Releases the memory of these sides, after removing their weights from the state."""
         for side in sides:
             with self._changing():
                 talker = self._talkers.pop(side)

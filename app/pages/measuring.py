@@ -1,4 +1,4 @@
-"""A job of some ten seconds measures this machine on request; its rates are kept for plans."""
+"""A job measures this machine in about ten seconds on request; plans use the stored rates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from engine.machine.rates import ONE_THREAD, store_rates
 from engine.words import counted
 
 PROBE_SECONDS = 0.25
-"""Each figure is measured for this long. On a CPU there are two dozen of them, with all threads and
-with one, which take some ten seconds.
+"""Each rate is measured for this many seconds. On a CPU there are about two dozen measurements,
+with all threads and with one; together they take about ten seconds.
 """
 PARTS = ("the bus", "the device", "host memory and AdamW")
-"""`engine.runtime.ceilings.measure` names these parts as it goes."""
+"""`engine.runtime.ceilings.measure` reports these parts as it goes."""
 
 
 class _Asking:
     """A backend that calls `go_on` before each piece of work.
 
-    A measurement ends at once when `go_on` raises.
+    An exception from `go_on` ends the measurement at once.
     """
 
     def __init__(self, backend: Any, go_on: Callable[[], None]):
@@ -37,14 +37,14 @@ class _Asking:
 
 
 def probe(job: Job, go_on: Callable[[], None]) -> str:
-    """Measures and keeps the rates of this machine, and returns a sentence on what was found.
+    """Measures and stores the rates of this machine, and returns a sentence on the result.
 
-    `job` is told what is measured and how far it is. `go_on` is called often and raises to end the
-    measurement. Raises RamstreamError where memory is not there.
+    `job` gets the current part and its progress. `go_on` is called often, and raises an exception
+    to end the measurement. Raises RamstreamError if there is not enough memory.
     """
     job.say("Opening the device")
     job.progress(0, len(PARTS) + 1)
-    # Imported here, since torch takes seconds that the page must not wait for.
+    # This is imported here, since torch takes seconds to load and the page must not wait for it.
     from torch import OutOfMemoryError
 
     from engine.runtime.ceilings import measure, one_thread_rates
@@ -69,7 +69,7 @@ def probe(job: Job, go_on: Callable[[], None]) -> str:
             "measure again."
         ) from None
     finally:
-        gc.collect()  # an error that ended the measurement may hold its buffers in a cycle
+        gc.collect()  # a reference cycle of an error may still hold buffers
         backend.reset_peak()
         backend.close()
     threads, copy = max(found.host_copy.items())

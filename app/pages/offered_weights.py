@@ -1,5 +1,5 @@
-"""The Talk tab offers weights to talk to: those of a run, of its export, of a folder, and of the
-model before training.
+"""The Talk tab offers weights to talk to: those of a run, its export, a folder, and the model
+before training.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from engine.talk.conversation import Source, base_of, checkpoint_of
 
 
 class OfferedWeights:
-    """Knows which weights there are, and which of them a choice means. It loads none."""
+    """Finds the available weights, and the ones that a choice means. It loads none."""
 
     def __init__(self, session: Session, engine: TalkCalls):
         self._session = session
         self._engine = engine
 
     def runs(self) -> list[dict[str, Any]]:
-        """Returns the runs that have weights to talk to, newest first, each with these weights."""
+        """Returns the runs that have weights to talk to, newest first, each with its weights."""
         runs = []
         for run in self._session.runs():
             weights = [
@@ -36,9 +36,9 @@ class OfferedWeights:
         return runs
 
     def sides(self, choice: Choice, compare: bool) -> dict[str, Source]:
-        """Returns the weights that answer: `tuned`, and before it `base` where both are compared.
+        """Returns the weights that answer: `tuned`, preceded by `base` if both are compared.
 
-        Raises RamstreamError where there are none, and as `paused_run` does.
+        Raises RamstreamError if there are none, and as `paused_run` does.
         """
         self.paused_run()
         if choice.folder:
@@ -55,13 +55,13 @@ class OfferedWeights:
         return sides | {"tuned": self._source(folder, choice.run_id, value, weights[value])}
 
     def paused_run(self) -> Any:
-        """Returns the calls of the run that is paused here, None where no run is active here.
+        """Returns the calls of the run that is paused here, or None if no run is active here.
 
-        Raises RunError while a run trains here, and while one is being prepared in another process.
+        Raises RunError while a run is training here, and while another process is preparing one.
         """
         if self._session.active_id is None:
             preparing = self._session.preparing_elsewhere
-            if preparing is not None:  # the memory that it has planned to take still looks free
+            if preparing is not None:  # the memory that it will allocate still looks free
                 raise RunError(
                     f"{preparing} is getting ready in a process of its own and needs the memory: "
                     "try again once it trains."
@@ -76,12 +76,12 @@ class OfferedWeights:
         return paused
 
     def _paused_calls(self) -> Any:
-        """Returns the calls of the active run while it is paused, else None."""
+        """Returns the calls of the active run while it is paused, or else None."""
         paused = getattr(self._session.active_run, "paused", None)
         return paused if paused is not None and paused.is_open else None
 
     def _of_run(self, run_id: str) -> dict[str, str]:
-        """Returns what of a run can be talked to: the words for each value of a choice."""
+        """Returns the weights of a run that can be talked to: a label for each choice value."""
         try:
             folder = open_run(self._session.runs_dir, run_id)
         except RunError:

@@ -18,10 +18,11 @@ from engine.machine.read_machine import read_machine
 def build_page(session: Session, checker: Checker) -> gr.Blocks:
     """Builds the page and returns it.
 
-    Gradio carries the form. What moves is drawn by `app/browser/main.js` from our own routes.
+    Gradio provides the form. `app/browser/main.js` draws the changing content, using our own
+    routes.
     """
     presets = read_presets()
-    # Each component looks at this when it is made.
+    # Each component reads this variable when it is made.
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     with gr.Blocks(title="Ramstream", analytics_enabled=False, fill_width=True) as page:
         machine = machine_words(read_machine(session.runs_dir))

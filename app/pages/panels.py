@@ -1,7 +1,7 @@
-"""These functions lay the page out.
+"""These functions lay out the page.
 
-Everything that moves is drawn by our own scripts into constant templates. Its data never pass
-through a template, so that no name or text can become markup.
+Our own scripts draw all changing content into constant templates. Data never pass through a
+template, so that no name or text can become markup.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DETACHED_HINT = (
 
 
 def drawn(name: str, value: Any = None) -> gr.HTML:
-    """Adds a place that `main.js` draws into, and returns it.
+    """Adds a place for `main.js` to draw into, and returns it.
 
     It is the template `app/browser/templates/<name>.html`, with `value` as its data.
     """
@@ -54,13 +54,13 @@ def drawn(name: str, value: Any = None) -> gr.HTML:
 
 @dataclass(frozen=True)
 class TrainPanel:
-    """The Train tab has these components."""
+    """The Train tab consists of these components."""
 
     preset: gr.Dropdown
     about: gr.HTML
     fields: dict[str, Any]
-    """The components of the settings stand by dotted name. They are `Any` because Gradio adds the
-    events of a component when the program runs.
+    """These are the components of the settings by dotted name. They are `Any` because Gradio adds
+    the events of a component at run time.
     """
     preview: gr.HTML
     verdict: gr.HTML
@@ -73,8 +73,8 @@ class TrainPanel:
 
 
 def train_panel(presets: dict[str, Preset]) -> TrainPanel:
-    """Lays out the form, filled with the first preset, on the left, and the verdict with Start on
-    the right.
+    """Lays out the form, filled with the first preset, on the left, and the verdict with the Start
+    button on the right.
     """
     first = next(iter(presets.values()), None)
     values = shown_values(first.config) if first is not None and first.config is not None else {}
@@ -128,7 +128,7 @@ def train_panel(presets: dict[str, Preset]) -> TrainPanel:
 
 
 class _Form:
-    """Lays out the settings, card by card; `fields` has the components that it has made so far."""
+    """Lays out the settings, card by card; `fields` holds the components made so far."""
 
     def __init__(self, values: dict[str, Any]):
         self.fields: dict[str, Any] = {}
@@ -136,7 +136,7 @@ class _Form:
         self._settings = {setting.dotted: setting for setting in settings()}
 
     def model_card(self) -> None:
-        """Lays out what is to be trained."""
+        """Lays out the settings of the model."""
         with gr.Column(elem_classes="rs-card"):
             gr.HTML(_step(1, "Model", "what to train"))
             with gr.Row():
@@ -144,7 +144,7 @@ class _Form:
                 self._place("model.dtype", min_width=160, scale=3)
 
     def data_card(self) -> gr.HTML:
-        """Lays out what it learns from, and returns the preview below it."""
+        """Lays out the settings of the data, and returns the preview below them."""
         with gr.Column(elem_classes="rs-card"):
             gr.HTML(_step(2, "Data", "what to learn from"))
             with gr.Row():
@@ -153,7 +153,7 @@ class _Form:
             return drawn("preview", {})
 
     def effort_card(self) -> None:
-        """Lays out how long and how fast it learns."""
+        """Lays out the settings for the length and the speed of training."""
         with gr.Column(elem_classes="rs-card"):
             gr.HTML(_step(3, "Effort", "how long and how fast to learn"))
             with gr.Row():
@@ -161,7 +161,7 @@ class _Form:
                     self._place(f"train.{name}", min_width=120)
 
     def other_settings(self) -> None:
-        """Lays out all other settings, folded up, section by section."""
+        """Lays out all other settings, folded away, section by section."""
         with gr.Accordion("All other settings", open=False, elem_classes="rs-card rs-rest"):
             for section, title in SECTION_TITLES.items():
                 gr.HTML(f"<h4>{title}</h4>", apply_default_css=False)
@@ -171,13 +171,13 @@ class _Form:
                             self._place(name, min_width=200)
 
     def _place(self, name: str, min_width: int, scale: int = 1) -> None:
-        """Adds the component of a setting, in a column of its own."""
+        """Adds the component of a setting in a column of its own."""
         with gr.Column(scale=scale, min_width=min_width):
             self.fields[name] = component(self._settings[name], self._values.get(name))
 
 
 def component(setting: Setting, shown: Any = None) -> gr.components.Component:
-    """Returns a new component for a setting, which shows the component value `shown`."""
+    """Returns a new component for a setting that shows the component value `shown`."""
     common = {"value": shown, "label": setting.label, "elem_id": setting.elem_id}
     if setting.kind == "switch":
         return gr.Checkbox(info=setting.help, **common)

@@ -1,4 +1,4 @@
-"""The Runs tab shows these details of one run on request: what a person calls it, its exact
+"""These details of one run are shown in the Runs tab on request: its name and note, its exact
 settings, and command lines for them.
 """
 
@@ -14,15 +14,15 @@ from engine.runs.folder import CONFIG_FILE, RunFolder
 from engine.runs.listing import summarise
 
 PRINTED_LINES = 40
-"""So many lines are shown of each of the two files into which a detached run prints."""
+"""This many lines are shown of each of the two files that hold a detached run's output."""
 
 
 def run_details(folder: RunFolder) -> dict[str, Any]:
-    """Returns the details of a run. A part that cannot be read does not cost the others.
+    """Returns the details of a run. If one part cannot be read, the others are still returned.
 
-    They are its name and note, with the limits of both; `config` as it stands in the run folder, or
-    `config_problem`; `commands` as label and text; and `printed`, the last lines that it printed in
-    a process of its own.
+    They are its name and note, with the limits of both; `config` as stored in the run folder, or
+    `config_problem`; `commands` as label and text; and `printed`, the last lines of its output if
+    it ran in a process of its own.
     """
     about = read_about(folder.path)
     summary = summarise(folder)
@@ -61,7 +61,7 @@ def _config_name(folder: RunFolder) -> str:
 def _commands(folder: RunFolder, state: str) -> list[dict[str, str]]:
     """Returns command lines for a shell in the program's folder.
 
-    Their paths are whole, so that the runs folder is found from anywhere.
+    Their paths are absolute, so that the runs folder is found from anywhere.
     """
     runs = str(folder.path.resolve().parent)
     config = str(folder.path.resolve() / CONFIG_FILE)

@@ -1,11 +1,11 @@
 """The Talk tab has one chat, which the server keeps, so that it outlives a page.
 
-A message goes this way:
+A message is handled like this:
 
-- `Talk.say` puts it into the chat and starts a job.
-- The job gives back the weights that this message does not need, and loads those that are missing:
-  of both sides together where they fit, else of one side after the other.
-- Both sides draw a token each in turn, and each token is in the state that pages read.
+- `Talk.say` adds it to the chat and starts a job.
+- The job releases the weights that this message does not need, and loads those that are missing:
+  both sides together if they fit, or else one side after the other.
+- Both sides draw one token each in turn, and each token is added to the state that pages read.
 - The weights stay in memory until they were idle for `IDLE_SECONDS`, or a run begins.
 """
 
@@ -30,15 +30,15 @@ from engine.talk.conversation import Message, Sampling, Source, take_turns
 
 IDLE_SECONDS = 600
 GIVE_UP_SECONDS = 30
-"""A beginning run waits this long for the answer under way to end."""
+"""A beginning run waits at most this many seconds for the end of the current answer."""
 MOST_TURNS = 200
 
 
 class Talk:
-    """The server has this one chat. All methods may be called from any thread.
+    """The server has one such chat. All methods may be called from any thread.
 
-    Two locks are held. Whoever loads, uses or gives back weights holds `_weights`, which may take
-    minutes. Whoever reads or changes what pages see holds `_state`, for a moment.
+    There are two locks. A thread that loads, uses or releases weights holds `_weights`, possibly
+    for minutes. A thread that reads or changes the state that pages see holds `_state` briefly.
     """
 
     def __init__(self, session: Session, engine: TalkCalls | None = None):
@@ -54,21 +54,21 @@ class Talk:
         self._note = ""
         self._error = ""
         self._version = time.time_ns() // 1_000_000
-        """Each change of the state counts this on. It begins with the clock, so that what a page
-        saw of an earlier server is older.
+        """Each change of the state increments this. It starts from the clock, so that versions of
+        an earlier server are lower.
         """
         self._begun = self._version
-        """The last turn began with this version."""
+        """The latest turn began with this version."""
         self._idle: threading.Timer | None = None
         session.call_before_runs(self.release)
 
     # ------------------------------------------------------------------ what pages see
 
     def state(self, since: int = 0) -> dict[str, Any]:
-        """Returns everything that is shown, or only the version where a page has seen it.
+        """Returns the whole state, or only its version if the page already has that version.
 
-        Of the turns, those from `first` on are returned: a page that has seen the last one begin
-        has all others.
+        The turns from `first` on are returned: a page that has seen the latest turn begin already
+        has all earlier ones.
         """
         with self._state:
             job = self._job if self._job is not None and self._job.state == "working" else None
@@ -99,7 +99,9 @@ class Talk:
         }
 
     def about(self, choice: Choice) -> dict[str, Any]:
-        """Tells how these weights are spoken to. Raises RamstreamError where they cannot be."""
+        """Returns the prompt format of these weights and what they support. Raises RamstreamError
+        if they cannot be talked to.
+        """
         tuned = self._offered.sides(choice, compare=False)["tuned"]
         voice = self._engine.voice_of(tuned.config)
         return {
@@ -114,9 +116,9 @@ class Talk:
     def say(
         self, choice: Choice, message: str, compare: bool, system: str, sampling: Sampling
     ) -> None:
-        """Adds a message to the chat, to a new one where `choice` differs, and has it answered.
+        """Adds a message to the chat, or to a new chat if `choice` differs, and starts its answer.
 
-        Raises RamstreamError where nobody can answer. What goes wrong later is in the state.
+        Raises RamstreamError if no weights can answer. Later problems are reported in the state.
         """
         if not message.strip():
             raise RunError("The message is empty; type something to say.")
@@ -137,25 +139,25 @@ class Talk:
             self._begin_turn([*self._turns, turn] if goes_on else [turn])
 
     def stop(self) -> None:
-        """Ends the answer under way; what was written stays."""
+        """Ends the current answer; the text so far stays."""
         with self._state:
             if self._job is not None:
                 self._job.cancel()
 
     def new_chat(self) -> None:
-        """Forgets the conversation; the weights stay in memory."""
+        """Deletes the conversation; the weights stay in memory."""
         self.stop()
         with self._state:
             self._begin_turn([])
 
     def release(self) -> None:
-        """Ends the answer under way and gives the weights' memory back.
+        """Ends the current answer and releases the memory of the weights.
 
-        It waits for both, for `GIVE_UP_SECONDS` at most.
+        It waits for both, for at most `GIVE_UP_SECONDS`.
         """
         self.stop()
-        # A thread of its own: a device forgets what its thread was told, and this thread may be
-        # the run's.
+        # This needs a thread of its own: a device discards the settings of the current thread,
+        # which may be the run's.
         thread = threading.Thread(
             target=self._release, args=(GIVE_UP_SECONDS,), name="talk-release", daemon=True
         )
@@ -163,7 +165,7 @@ class Talk:
         thread.join(GIVE_UP_SECONDS)
 
     def _release(self, patience: float) -> None:
-        """Gives all weights back, unless they are in use for longer than `patience` seconds."""
+        """Releases all weights, unless they stay in use for longer than `patience` seconds."""
         if self._weights.acquire(timeout=patience):
             try:
                 self._loaded.give_back_all()
@@ -194,7 +196,7 @@ class Talk:
         return ""
 
     def _answer(self, job: Job, question: _Question, heard: dict[str, list[Message]]) -> None:
-        """Has all sides answer, at the same time where their weights fit in memory together."""
+        """Makes all sides answer, at the same time if their weights fit in memory together."""
         paused = self._offered.paused_run()
         sides = question.sides
         self._loaded.give_back_others(sides)
@@ -211,7 +213,7 @@ class Talk:
         self._tell(note="Both do not fit in memory at once, so they answered one after the other.")
 
     def _load(self, job: Job, question: _Question, sides: list[str], paused: Any) -> None:
-        """Brings the weights of these sides into memory, where they are not there yet."""
+        """Loads the weights of these sides into memory, unless they are already there."""
         for side in sides:
             if self._loaded.has(side):
                 continue
@@ -220,7 +222,7 @@ class Talk:
             else:
                 self._load_side(job, side, question.sides[side])
             if paused is not None:
-                # A run that goes on wants its machine for itself.
+                # A run that continues needs the machine for itself.
                 paused.when_over("talk", self.release)
             job.check()
         self._tell(note="")
@@ -239,13 +241,13 @@ class Talk:
         try:
             self._loaded.load(side, source, job.progress)
         except Cancelled:
-            # Weights of the other side were loaded for this answer too.
+            # Weights of the other side were loaded for this answer, too.
             self._loaded.give_back_all()
             raise
         job.stage("Writing")
 
     def _write(self, job: Job, question: _Question, heard: dict[str, list[Message]]) -> None:
-        """Draws the answers of the sides in `heard`, a token of each in turn."""
+        """Draws the answers of the sides in `heard`, one token of each in turn."""
         ids: dict[str, list[int]] = {side: [] for side in heard}
         answers = question.turn.answers
 
@@ -264,9 +266,9 @@ class Talk:
     def _timed(
         self, answer: Answer, tokens: Generator[int, None, None]
     ) -> Generator[int, None, None]:
-        """Yields `tokens` and counts in `answer` how long each takes.
+        """Yields `tokens` and records in `answer` how long each takes.
 
-        A conversation that this side cannot be asked ends its answer alone.
+        If the conversation cannot be put to this side, only its own answer ends.
         """
         with contextlib.closing(tokens):
             while True:
@@ -306,19 +308,24 @@ class Talk:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Holds the lock of the state while its body changes it, then counts the version on."""
+        """Holds the lock of the state while its body changes the state, then increments the
+        version.
+        """
         with self._state:
             yield
             self._version += 1
 
     def _rest(self, seconds: float | None) -> None:
-        """Gives the weights back after so many seconds without an answer; None: not until told."""
+        """Releases the weights after this many seconds without an answer, or on request only if
+        None.
+        """
         with self._state:
             if self._idle is not None:
                 self._idle.cancel()
             self._idle = None
             if seconds is not None and self._loaded.labels():
-                # No patience: whoever has the weights by then starts the clock again.
+                # It does not wait for the lock: a thread that uses the weights then restarts the
+                # timer.
                 self._idle = threading.Timer(seconds, self._release, args=(0,))
                 self._idle.daemon = True
                 self._idle.start()
@@ -326,7 +333,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class _Question:
-    """A message asks these sides, and its answers are written into its turn."""
+    """A question is a message with the sides to ask and the turn that gets their answers."""
 
     choice: Choice
     sides: dict[str, Source]
@@ -335,5 +342,5 @@ class _Question:
     sampling: Sampling
 
     def is_borrowed(self, side: str) -> bool:
-        """Says whether the paused run itself answers for `side`, so that nothing is loaded."""
+        """Returns whether the paused run itself answers for `side`, so that nothing is loaded."""
         return side == "tuned" and self.choice.weights == CURRENT

@@ -1,4 +1,4 @@
-"""Gradio's components and our own have one look: the same few colours, in light and in dark."""
+"""Gradio's components and our own have the same look: a few colours, in light and in dark."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ _COLOURS = {
 
 
 def make_theme() -> gr.themes.Base:
-    """Returns the theme for Gradio. It has system fonts only: nothing is fetched from elsewhere."""
+    """Returns the theme for Gradio. It uses system fonts only: nothing is fetched from other
+    servers.
+    """
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"]
     theme = gr.themes.Base(
         text_size=gr.themes.sizes.text_md,

@@ -1,7 +1,7 @@
-"""The Train tab has these events: which one asks for what, and what each answers.
+"""The events of the Train tab are connected here, and their answers are computed.
 
-Some events never reach the server: a script in the page answers them. Names in capitals stand in
-such a script for values, which `_filled_in` puts in their place.
+Some events never reach the server: a script in the page handles them. Names in capitals are
+placeholders in such a script, which `_filled_in` replaces by values.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from app.session.session import Session
 from engine.config.settings import TrainConfig
 from engine.errors import RamstreamError
 
-# From here on the draft is in the form: what the form had before is nobody's.
+# Marks that the form holds the draft from now on; what it held before does not count.
 OPENED = "() => { window.ramstreamOpened = true; }"
-# Hands the form to `train.js`, with the values that Gradio would send: also those of boxes that it
-# has not made yet. A backslash at the end of a line joins it to the next one.
+# Passes the form to `train.js`, with the values that Gradio would send, including those of boxes
+# that it has not made yet. A backslash at the end of a line joins it to the next one.
 ASK = """(preset, ...values) => {
   if (!window.ramstreamOpened) return;
   (window.ramstreamForms ??= []).push({preset, \
@@ -36,9 +36,9 @@ OFFER = """({can_start, can_queue, remedies}) => [\
 ...[1, 2].map(() => ({__type__: 'update', interactive: can_start})),
   {__type__: 'update', visible: Boolean(can_queue)}, ...SLOTS.map((number) => (
   {__type__: 'update', value: remedies[number]?.text ?? '', visible: number in remedies}))]"""
-# Fills the form with the columns that were chosen in the preview.
+# Fills the form with the columns that a person chose in the preview.
 MAP = "({changes}) => FIELDS.map((name) => changes[name])"
-# Fills the form with what a remedy changes; what is undefined stays as it is.
+# Fills the form with the changes of a remedy; an undefined value leaves its box unchanged.
 APPLY = "({remedies}) => FIELDS.map((name) => remedies[NUMBER]?.changes[name])"
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -46,12 +46,12 @@ AT_ONCE: dict[str, Any] = {"queue": False, "concurrency_limit": None, **QUIET}
 
 
 def in_page(script: str, inputs: Any, outputs: Any = None) -> dict[str, Any]:
-    """Returns the arguments of an event that `script` answers in the page, without the server."""
+    """Returns the arguments of an event that `script` handles in the page, without the server."""
     return {"fn": None, "inputs": inputs, "outputs": outputs, "js": script, **QUIET}
 
 
 def _filled_in(script: str, values: Mapping[str, Any]) -> str:
-    """Returns `script` with these values instead of their names."""
+    """Returns `script` with its placeholders replaced by these values."""
     for name, value in values.items():
         script = script.replace(name, json.dumps(value))
     return script
@@ -59,7 +59,7 @@ def _filled_in(script: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class PageParts:
-    """The Train tab connects these parts of the page by its events."""
+    """The events of the Train tab connect these parts of the page."""
 
     panel: TrainPanel
     bar: gr.HTML
@@ -67,7 +67,7 @@ class PageParts:
 
 
 class TrainEvents:
-    """Connects the form to its checker, and Start to the session."""
+    """Connects the form to its checker, and the Start buttons to the session."""
 
     def __init__(
         self, session: Session, checker: Checker, presets: dict[str, Preset], parts: PageParts
@@ -91,7 +91,7 @@ class TrainEvents:
         }
 
     def connect(self, page: gr.Blocks) -> None:
-        """Connects all events. It is called once, inside of the page's context."""
+        """Connects all events. It is called once, inside the page's context."""
         self._ask_for_verdicts()
         self._show_data()
         self._take_presets()
@@ -103,9 +103,9 @@ class TrainEvents:
     # ------------------------------------------------------------------ which event asks for what
 
     def _ask_for_verdicts(self) -> None:
-        # Boxes are left to train.js, which triggers `verdict.input` when typing in one pauses.
-        # Gradio's own events of a box would not do: `.change` fires once a box while a preset fills
-        # the form, `.input` misses what is pasted.
+        # `train.js` handles text boxes: it triggers `verdict.input` when typing in one pauses.
+        # Gradio's own events of a text box are not suitable: `.change` fires once per box while a
+        # preset fills the form, and `.input` misses pasted text.
         chosen = [field.input for field in self._fields if not isinstance(field, gr.Textbox)]
         gr.on([self._panel.verdict.input, self._bar.change, *chosen], **self._ask)
 
@@ -113,14 +113,14 @@ class TrainEvents:
         fields = self._panel.fields
         columns = [field.blur for name, field in fields.items() if name.startswith("data.columns.")]
         shows_data = [
-            # Triggered by train.js when the form is looked at first: a page on another tab needs no
-            # preview.
+            # `train.js` triggers this when the form is first shown: a page that is opened on
+            # another tab needs no preview.
             self._panel.preview.submit,
             fields["data.format"].input,
             fields["data.train_on"].input,
             fields["data.split"].blur,
             fields["data.max_seq_len"].blur,
-            # A name of the hub is looked up when it is complete, not at each letter.
+            # A name on the hub is looked up when it is complete, not at each letter.
             fields["model.source"].submit,
             fields["model.source"].blur,
             fields["data.source"].submit,
@@ -137,7 +137,7 @@ class TrainEvents:
         loaded.then(**self._ask).then(self.preview, **self._previewed)
 
     def _take_columns(self) -> None:
-        """Makes the columns that a person has chosen in the preview settings."""
+        """Turns the columns that a person chose in the preview into settings."""
         fill = _filled_in(MAP, {"FIELDS": self._names})
         filled = self._panel.preview.input(**in_page(fill, self._panel.preview, [*self._fields]))
         filled.then(**self._ask).then(self.preview, **self._previewed)
@@ -159,7 +159,7 @@ class TrainEvents:
         panel.queue.click(self.enqueue, self._inputs, panel.queued, **AT_ONCE)
 
     def _offer_remedies(self) -> None:
-        """Lets be pressed what the verdict allows, and each remedy change the form."""
+        """Enables the buttons that the verdict allows, and connects each remedy to the form."""
         panel = self._panel
         offered = [panel.start, panel.detached, panel.queue, *panel.remedies]
         offer = _filled_in(OFFER, {"SLOTS": list(range(REMEDIES_SHOWN))})
@@ -188,16 +188,16 @@ class TrainEvents:
         updates: dict[Any, Any] = {}
         if file in self._presets:
             updates = {panel.preset: file, panel.about: {"about": self._presets[file].about}}
-        elif shown is not None:  # these are the settings of a run, and no preset's
+        elif shown is not None:  # these settings come from a run, not from a preset
             updates = {panel.preset: None, panel.about: {"about": ""}}
         if shown is not None:
             updates |= self._filled(shown)
-        return updates or {panel.about: gr.skip()}  # Gradio takes no empty answer
+        return updates or {panel.about: gr.skip()}  # Gradio accepts no empty answer
 
     def _starting(
         self, begin: Callable[[TrainConfig], str]
     ) -> Callable[[dict[Any, Any]], dict[Any, Any]]:
-        """Returns the answer of a Start button that begins a run with `begin`."""
+        """Returns the handler of a Start button that begins a run with `begin`."""
 
         def start(values: dict[Any, Any]) -> dict[Any, Any]:
             try:
@@ -218,9 +218,9 @@ class TrainEvents:
         return {queued: {"queued": f"Number {place} in the queue now; {then}."}}
 
     def _shown_in(self, values: dict[Any, Any]) -> dict[str, Any]:
-        """Returns component values by dotted name, of those by component as Gradio sends them."""
+        """Converts component values from Gradio, by component, to values by dotted name."""
         return {name: values[component] for name, component in self._panel.fields.items()}
 
     def _filled(self, shown: dict[str, Any]) -> dict[Any, Any]:
-        """Returns component values by component, as Gradio takes them, of those by dotted name."""
+        """Converts component values by dotted name to values by component, as Gradio takes them."""
         return {component: shown[name] for name, component in self._panel.fields.items()}

@@ -1,4 +1,4 @@
-"""These functions put the estimate of a draft into the words and figures of its verdict.
+"""These functions turn the estimate of a draft into the words and figures of its verdict.
 
 A verdict is plain data for `train.js`.
 """
@@ -27,15 +27,15 @@ HELP = {
     Verdict.TIGHT: "One click leaves more room:",
     Verdict.DOES_NOT_FIT: "One click makes it fit:",
 }
-"""This sentence stands above the remedies."""
+"""This sentence is shown above the remedies."""
 BARS = ((PartName.HOST, "Host memory"), (PartName.GPU, "GPU memory"), (PartName.DISK, "Disk"))
 REMEDIES_SHOWN = 3
 
 
 def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[str, Any]:
-    """Returns the verdict of a draft that has no estimate, for the reason that `sentence` says.
+    """Returns the verdict on a draft that has no estimate; `sentence` says why.
 
-    `field` is the id of the component that is wrong. The keys are those of `verdict_of`.
+    `field` is the id of the component with the invalid value. The keys are those of `verdict_of`.
     """
     return {
         "tone": "bad",
@@ -54,11 +54,10 @@ def unchecked(headline: str, sentence: str, field: str | None = None) -> dict[st
 
 
 def verdict_of(report: FitReport, busy: str | None) -> dict[str, Any]:
-    """Returns the verdict of a draft whose estimate is `report`.
+    """Returns the verdict on a draft whose estimate is `report`.
 
-    `busy` says why nothing can be started now, None where it can. `remedies` are texts with the
-    component values that each changes, and `help` stands above them. `why_not` says why Start
-    cannot be pressed.
+    `busy` says why nothing can be started now, or is None. `remedies` are texts with the component
+    values that each changes, and `help` is shown above them. `why_not` says why Start is disabled.
     """
     tone, headline = VERDICTS[report.verdict]
     fits = report.verdict != Verdict.DOES_NOT_FIT
@@ -78,15 +77,15 @@ def verdict_of(report: FitReport, busy: str | None) -> dict[str, Any]:
         "size": _size_words(report),
         "field": None,
         "can_start": fits and not busy,
-        # Also what does not fit: the memory that the run under way takes now is free when the
-        # queue comes to this one.
+        # This includes drafts that do not fit: the memory that the active run takes now will be
+        # free when this run's turn comes.
         "can_queue": busy is not None,
         "why_not": why_not or "",
     }
 
 
 def _as_shown(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the component values of config values, both by dotted name."""
+    """Returns the component values for config values, both by dotted name."""
     return {
         setting.dotted: setting.show(changes[setting.dotted])
         for setting in settings()
@@ -110,7 +109,7 @@ def _row(name: str, text: str, note: str = "") -> dict[str, str]:
 
 
 def _time_rows(report: FitReport) -> list[dict[str, str]]:
-    """Returns rows of `name`, `text` and `note`: a step, the whole run, and its electricity."""
+    """Returns rows of `name`, `text` and `note`: a step, the whole run, and electricity."""
     time = report.time
     if not time["step_seconds"]:
         return [_row("Time", "not known yet", _why_no_time(report))]
@@ -172,7 +171,9 @@ def _bars(report: FitReport) -> list[dict[str, Any]]:
 
 
 def _bar(name: PartName, label: str, part: Part) -> dict[str, Any]:
-    """Returns host memory, GPU memory or disk: its figure, the figure in words, and its items."""
+    """Returns one bar, for host memory, GPU memory or disk: its figure, the figure in words, and
+    its items.
+    """
     text = _part_words(part)
     largest = max(part.items, key=lambda item: item.bytes)
     return {
@@ -207,7 +208,7 @@ def _part_words(part: Part) -> str:
 
 
 def _part_note(part: Part) -> str:
-    """Returns a sentence that calms whoever sees a full bar, where a leaner plan would do."""
+    """Returns a note that explains a full bar when a leaner plan would fit as well."""
     if part.least is None or part.verdict != Verdict.FITS:
         return ""
     return f"The plan fills free memory to be faster; {in_bytes(part.least)} would do."

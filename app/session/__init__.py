@@ -1,4 +1,4 @@
-"""The session is what the server owns: the run, the queue, detached runs, and jobs.
+"""The session owns the server's state: the run, the queue, detached runs, and jobs.
 
 It may import the rooms before it in `app`, up to `view`, and `engine`.
 """

@@ -1,11 +1,11 @@
-"""Detached runs are runs in processes of their own, which outlive the server. Each is `launch.py
-train --resume` on a new run folder.
+"""Detached runs are runs in processes of their own, which outlive the server. Each process is
+`launch.py train --resume` on a new run folder.
 
-- Such a process takes the run's lock only after seconds of importing. Until then, `detached.json`
-  in the run folder tells that it is on its way.
-- Files beside `detached.json` take what the process prints.
-- A process that ends before its first record is recorded as failed here, since nobody else can
-  write that record.
+- Such a process takes the run's lock only after it has imported torch for several seconds. Until
+  then, `detached.json` in the run folder shows that the process is starting.
+- Files next to `detached.json` hold the process's output.
+- If a process ends before its first record, the server records it as failed, since no other process
+  can write that record.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ STDOUT_FILE = "stdout.txt"
 STDERR_FILE = "stderr.txt"
 LOGIN_VARIABLE = "RAMSTREAM_LOGIN"
 TAIL_BYTES = 16_384
-"""The last lines of a text file are looked for in so many bytes at its end."""
+"""The last lines of a text file are searched for in this many bytes at its end."""
 LINES_TOLD = 3
 START_PATIENCE = 60.0
-"""A command waits so many seconds at most for a process that is starting."""
+"""A command waits at most this many seconds for a process that is starting."""
 START_LOOK = 0.1
-"""So many seconds lie between two looks whether a process has started."""
+"""This is the interval, in seconds, of the checks whether a process has started."""
 SAME_START = 1.0
-"""Two readings of the start of one process differ by less than so many seconds: psutil counts from
-the time of the boot, which the system may tell a little differently each time.
+"""Two readings of one process's start time differ by less than this many seconds. psutil counts
+from the boot time, which the system may report slightly differently each time.
 """
 
 
 def train_command(folder: RunFolder) -> list[str]:
-    """Returns the command line that runs `folder`, or goes on with it."""
+    """Returns the command line that runs or continues `folder`."""
     return [
         sys.executable,
         str(PROGRAM_ROOT / "launch.py"),
@@ -65,22 +65,22 @@ def train_command(folder: RunFolder) -> list[str]:
 
 
 class DetachedRuns:
-    """`DetachedRuns` starts a server's runs in processes of their own, and records the failure of a
-    process that never began its run. All methods may be called from any thread.
+    """`DetachedRuns` starts a server's runs in processes of their own, and records a failure if a
+    process ends before its run begins. All methods may be called from any thread.
     """
 
     def __init__(self) -> None:
         self._awaited: set[Path] = set()
-        """A thread of ours waits for the process of each of these run folders. That thread alone
-        will know how the process ended, so nobody else records its end. Adding to a set and
-        removing from it are atomic in Python, so there is no lock.
+        """For each of these run folders, a thread of this server waits for the process. Only that
+        thread will know how the process ended, so no other thread records its end. Adding to a set
+        and removing from it are atomic in Python, so no lock is needed.
         """
 
     def start(
         self, config: TrainConfig, runs_dir: Path, on_end: Callable[[], None] = lambda: None
     ) -> str:
-        """Makes a run folder, starts its process, and returns the run's id at once. A thread calls
-        `on_end` when the process ends.
+        """Creates a run folder, starts its process, and returns the run's id without waiting for
+        it. A thread calls `on_end` when the process ends.
 
         Raises RunError when the folder or the process cannot be made.
         """
@@ -96,33 +96,33 @@ class DetachedRuns:
         self._awaited.add(folder.path)
 
         def wait() -> None:
-            # Waiting also lets the system forget the process: a zombie would count as a process.
+            # Waiting also removes the zombie process, which would otherwise count as running.
             try:
                 _record_end(folder, process.wait())
             finally:
                 self._awaited.discard(folder.path)
                 on_end()
 
-        # A daemon, since the server must be able to end while the process goes on.
+        # This is a daemon thread, so that the server can end while the process continues.
         threading.Thread(target=wait, name=f"detached-{folder.id}", daemon=True).start()
         return folder.id
 
     def settle(self, folder: RunFolder) -> None:
-        """Records that a process ended before its first record, and has failed so. This does
-        nothing where a thread of ours waits for that process. A failure that cannot be recorded
-        now, as on a full disk, can be recorded at a later call.
+        """Records that a process ended before its first record, and so has failed. This does
+        nothing while a thread of this server waits for that process. A failure that cannot be
+        recorded now, such as on a full disk, can be recorded by a later call.
         """
         if folder.path not in self._awaited:
             _record_end(folder, None)
 
 
 def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
-    """Starts the process of a run and writes down which one it is. Raises OSError; no process is
-    left then.
+    """Starts the process of a run and records its id and start time. Raises OSError, after ending
+    the process.
     """
     environment = dict(os.environ)
     environment.pop(LOGIN_VARIABLE, None)  # a training process needs no password
-    environment["TQDM_DISABLE"] = "1"  # a progress bar that nobody sees would fill the disk
+    environment["TQDM_DISABLE"] = "1"  # an unseen progress bar would fill the disk
     with (
         (folder.path / STDOUT_FILE).open("wb") as out,
         (folder.path / STDERR_FILE).open("wb") as err,
@@ -133,14 +133,14 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
             stdout=out,
             stderr=err,
             env=environment,
-            # Signals to the server's terminal, such as Ctrl-C, must not reach the run.
+            # Signals to the server's terminal, such as Ctrl-C, must not reach the run's process.
             start_new_session=True,
         )
     identity = {"pid": process.pid, "started": _started(process.pid)}
     try:
         write_whole(folder.path / PROCESS_FILE, json.dumps(identity))
     except OSError:
-        # Nobody could tell later that this process belongs to the run.
+        # Without that file, no later server could tell that this process belongs to the run.
         process.kill()
         process.wait()
         raise
@@ -148,29 +148,31 @@ def _start_process(folder: RunFolder) -> subprocess.Popen[bytes]:
 
 
 def _record_end(folder: RunFolder, code: int | None) -> None:
-    """Records that a process ended before its first record. `code` is its exit code, negative for a
-    signal, and None where the process was another server's.
+    """Records that a process ended before its first record. `code` is its exit code: negative for a
+    signal, None if another server started the process.
     """
-    # A RunError says that somebody has the run's lock, and whoever has it records for itself.
+    # A RunError means that another process holds the run's lock; that process records the run
+    # itself.
     with contextlib.suppress(RunError, OSError):
         was_detached = (folder.path / PROCESS_FILE).is_file()
         if not was_detached or file_size(folder.events_path) or _is_alive(folder):
             return
         with folder.lock():
-            # Looked at again under the lock: another process may have begun the record meanwhile.
+            # The size is checked under the lock, since another process may have begun the record
+            # meanwhile.
             if file_size(folder.events_path) == 0:
                 with contextlib.closing(RunRecorder(folder.path, folder.id)) as recorder:
                     recorder.emit(RunEnded("failed", why_it_ended(folder.path, code), "RunError"))
 
 
 def is_starting(folder: RunFolder) -> bool:
-    """Whether the run has a process of its own that has not recorded anything yet."""
+    """Returns whether the run has a process of its own that has not written a record yet."""
     return file_size(folder.events_path) == 0 and _is_alive(folder)
 
 
 def request_when_started(folder: RunFolder, command: str | Change) -> None:
-    """Sends a command to the process of a run. Waits first until a process that is still starting
-    can take it. Raises RunError when none ever can.
+    """Sends a command to the process of a run, after waiting for a process that is still starting.
+    Raises RunError if no process can ever take the command.
     """
     end = time.monotonic() + START_PATIENCE
     while not folder.is_running() and is_starting(folder) and time.monotonic() < end:
@@ -179,11 +181,11 @@ def request_when_started(folder: RunFolder, command: str | Change) -> None:
 
 
 def why_it_ended(path: Path, code: int | None = None) -> str:
-    """Returns a sentence with what a process said before it ended. `path` is the run folder; `code`
-    is the exit code, negative for a signal, and None where it is not known.
+    """Returns a sentence that quotes the last output of a process before it ended. `path` is the
+    run folder; `code` is the exit code: negative for a signal, None if unknown.
     """
     lines = last_lines(path / STDERR_FILE)
-    # The program ends its own errors with one plain sentence, which needs no addition.
+    # The program reports its own errors in one plain sentence, to which nothing need be added.
     own = next((line for line in reversed(lines) if line.startswith("ramstream: ")), None)
     if own is not None:
         return own.removeprefix("ramstream: ")
@@ -199,7 +201,7 @@ def why_it_ended(path: Path, code: int | None = None) -> str:
 
 
 def last_lines(path: Path) -> list[str]:
-    """Returns the last lines of a text file that are not empty; none when there is no such file."""
+    """Returns the last non-empty lines of a text file, or none if the file does not exist."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -210,8 +212,8 @@ def last_lines(path: Path) -> list[str]:
 
 
 def _started(pid: int) -> float:
-    """Returns the Unix time at which a process began, or 0 when it is over. The time tells the
-    process from a later one of the same number.
+    """Returns the Unix time at which a process began, or 0 if it has ended. The time distinguishes
+    the process from a later one with the same id.
     """
     try:
         process = psutil.Process(pid)
@@ -222,7 +224,7 @@ def _started(pid: int) -> float:
 
 
 def _is_alive(folder: RunFolder) -> bool:
-    """Whether the process that `detached.json` names is still there."""
+    """Returns whether the process that `detached.json` names still exists."""
     try:
         written = json.loads((folder.path / PROCESS_FILE).read_text(encoding="utf-8"))
         pid, started = int(written["pid"]), float(written["started"])

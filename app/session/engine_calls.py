@@ -1,8 +1,7 @@
-"""These are the functions of the engine that the app calls, in two value classes that tests can
-replace.
+"""The app calls these functions of the engine through two value classes, which tests can replace.
 
-Modules that load torch are imported at the first call: that takes seconds, and the page must not
-wait for it.
+Modules that load torch are imported at the first call: the import takes seconds, and the page must
+not wait for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from engine.train.run import resume_run, start_run
 
 
 class Run(Protocol):
-    """A `Run` has the part of `engine.train.run.Run` that the session needs."""
+    """A `Run` has those members of `engine.train.run.Run` that the session uses."""
 
     id: str
 
@@ -54,7 +53,7 @@ def _warm_up(model: ModelConfig) -> None:
 
 @dataclass(frozen=True)
 class EngineCalls:
-    """The session calls these functions of the engine; tests give their own."""
+    """The session calls these functions of the engine; tests pass their own."""
 
     start_run: Callable[..., Run] = start_run
     resume_run: Callable[..., Run] = resume_run
@@ -63,8 +62,8 @@ class EngineCalls:
     preview: Callable[..., dict[str, Any]] = preview
     load_tokenizer: Callable[[str], Any] = _load_tokenizer
     warm_up: Callable[[ModelConfig], None] = _warm_up
-    """It imports what the first Start and Talk need and tries it once on a model, so that they do
-    not wait for it.
+    """It imports the modules that the first Start and Talk need and runs a model once, so that
+    Start and Talk need not wait for that.
     """
 
 
@@ -72,7 +71,7 @@ class EngineCalls:
 
 
 class Talker(Protocol):
-    """A `Talker` has the part of `engine.talk.talkers.Talker` that Talk needs."""
+    """A `Talker` has those members of `engine.talk.talkers.Talker` that Talk uses."""
 
     label: str
     voice: Any
@@ -115,17 +114,17 @@ def _borrow(paused: Any, config: TrainConfig, label: str) -> Talker:
 
 @dataclass(frozen=True)
 class TalkCalls:
-    """Talk calls these functions of the engine; tests give their own."""
+    """Talk calls these functions of the engine; tests pass their own."""
 
     voice_of: Callable[[TrainConfig], Any] = _voice_of
-    """It returns how weights are spoken to, without loading them."""
+    """It returns the prompt format of weights without loading them."""
     folder_of: Callable[..., Source] = _folder_of
     fit_together: Callable[[list[Source]], bool] = _fit_together
-    """It returns whether the weights of all sources can be in memory at once. It raises FitError
-    where those of one source alone do not fit.
+    """It returns whether the weights of all sources fit in memory at once. It raises FitError if
+    those of one source do not fit even alone.
     """
     load: Callable[[Source, Callable[..., None]], Talker] = _load
     borrow: Callable[[Any, TrainConfig, str], Talker] = _borrow
-    """It lends the weights of a run that is paused in this process: the run's own thread computes
+    """It lends the weights of a run that is paused in this process; the run's own thread computes
     each token.
     """

@@ -1,5 +1,5 @@
-"""Jobs are long work that the app does besides a run, such as an export or loading weights to talk
-to. Each has a thread of its own, shows its progress, and can be cancelled.
+"""Jobs are long work apart from a run, such as an export or loading weights to talk to. Each job
+has its own thread, shows its progress, and can be cancelled.
 """
 
 from __future__ import annotations
@@ -19,48 +19,49 @@ from engine.errors import RamstreamError, RunError
 KEPT_JOBS = 50
 SHOWN = ("id", "title", "about", "state", "done", "total", "text", "result", "error")
 LIKELY_SECONDS = 1.0
-"""The time that is left is told only after this many seconds of a stage."""
+"""The remaining time is estimated only after this many seconds of a stage."""
 GIVE_UP_SECONDS = 5
 """A server that ends waits this many seconds for its jobs to clean up."""
 BYTES = "bytes"
 
 
 class Cancelled(Exception):
-    """A request to cancel a job raises this inside of it."""
+    """Cancelling a job makes its work raise this exception."""
 
 
 @dataclass
 class Job:
-    """A `Job` is one piece of long work with its progress and its end.
+    """A `Job` is one piece of long work, with its progress and its result.
 
-    The job's thread writes the fields, and any thread may read them: each write replaces one value,
-    so a reader needs no lock.
+    Only the job's thread writes the fields, and any thread may read them: each write replaces one
+    value, so readers need no lock.
     """
 
     id: int
     title: str
     about: str = ""
-    """This is the id of the run that the job is about; it may be empty."""
+    """This is the id of the run that the job works on; it may be empty."""
     unit: str = ""
-    """Progress is counted in this unit: bytes, or something that has no name."""
+    """Progress is counted in this unit: bytes, or another unit without a name."""
     state: str = "working"
-    """The state is working, done, failed or cancelled."""
+    """The state is one of working, done, failed and cancelled."""
     done: float = 0
     total: float = 0
     text: str = ""
-    """The text says what is being done."""
+    """The text names the current stage of the work."""
     result: str = ""
-    """This sentence says what the job has done."""
+    """This sentence reports the result of the job."""
     error: str = ""
-    """This sentence says why the job failed."""
+    """This sentence reports why the job failed."""
     _begun: float = field(default_factory=time.monotonic, repr=False)
-    """The stage under way began at this monotonic time."""
+    """The current stage began at this monotonic time."""
     _cancel: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, work: Callable[[Job], str]) -> None:
-        """Does `work`, whose sentence is the result, and notes how it ended. It raises nothing.
+        """Calls `work`, which returns the result as a sentence, and records how it ended. It raises
+        no exception.
 
-        `state` is always set last: whoever reads that the job is over also finds its result or
+        `state` is always set last: a reader that sees that the job is over also finds its result or
         error.
         """
         try:
@@ -72,7 +73,7 @@ class Job:
         except RamstreamError as error:
             self.error = str(error)
             self.state = "failed"
-        except Exception as error:  # noqa: BLE001  a fault of the program is told on the page
+        except Exception as error:  # noqa: BLE001  a fault of the program is shown on the page
             traceback.print_exc()
             self.error = (
                 f"{self.title} failed by a fault of the program ({type(error).__name__}: {error})."
@@ -80,7 +81,7 @@ class Job:
             self.state = "failed"
 
     def stage(self, text: str, unit: str = "") -> None:
-        """Begins a stage, of which nothing is done yet. `text` says what it does."""
+        """Begins a stage, with nothing of it done yet. `text` says what the stage does."""
         self.text = text
         self.unit = unit
         self.done = 0
@@ -88,12 +89,12 @@ class Job:
         self._begun = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Says what is done from here on, within the stage under way."""
+        """Changes the text of the current stage."""
         self.text = text
 
     def progress(self, done: float, total: float, text: str = "") -> None:
-        """Notes the progress of the stage; the engine calls this. Another `text` than before begins
-        another stage. Raises Cancelled once the job is to end.
+        """Records the progress of the stage; the engine calls this. A new `text` begins a new
+        stage. Raises Cancelled once the job was cancelled.
         """
         self.check()
         if text and text != self.text:
@@ -102,8 +103,8 @@ class Job:
         self.total = total
 
     def cancel(self) -> None:
-        """Asks the job to end; any thread may call this. The job ends where it next calls `check`
-        or `progress`. A job that is over stays as it is.
+        """Requests the end of the job; any thread may call this. The job ends at its next call of
+        `check` or `progress`. A job that is over does not change.
         """
         self._cancel.set()
 
@@ -117,8 +118,8 @@ class Job:
             raise Cancelled
 
     def seconds_left(self) -> float | None:
-        """Returns the seconds that the stage under way will still take if it goes on as it went so
-        far; None where that is not known.
+        """Returns the seconds that the current stage will still take at its average pace so far, or
+        None if that is not known.
         """
         spent = time.monotonic() - self._begun
         has_progress = self.done > 0 and self.total > 0
@@ -127,8 +128,8 @@ class Job:
         return spent * max(0.0, self.total - self.done) / self.done
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the job as the page takes it. `words` and `left` say in words how much is done
-        and how long the rest will take.
+        """Returns the job in the form that pages receive. `words` describes how much is done, and
+        `left` how long the rest will take.
         """
         left = self.seconds_left()
         shown = {name: getattr(self, name) for name in SHOWN}
@@ -148,7 +149,7 @@ class Job:
 class Jobs:
     """`Jobs` runs one job at a time, since each may hold a whole model in memory.
 
-    It keeps the latest jobs, so that pages can ask how they ended. All methods may be called from
+    It keeps the latest jobs, so that pages can learn how they ended. All methods may be called from
     any thread.
     """
 
@@ -156,27 +157,29 @@ class Jobs:
         self._numbers = itertools.count(1)
         self._recent: deque[Job] = deque(maxlen=KEPT_JOBS)
         self._worker: threading.Thread | None = None
-        """The latest job runs in this thread."""
-        # The lock makes one step of "no job is at work" and "this one is", so that two requests at
-        # the same moment cannot both start a job.
+        """This thread runs the latest job."""
+        # Under the lock, checking that no job is running and starting this one are one step, so
+        # that two simultaneous requests cannot both start a job.
         self._lock = threading.Lock()
 
     def start(self, title: str, work: Callable[[Job], str], about: str = "", unit: str = "") -> Job:
-        """Runs `work(job)` in a thread and returns the job at once. What `work` returns is the
-        result. Raises RunError while another job is at work, and where the system gives no thread.
+        """Runs `work(job)` in a thread and returns the job at once. The value that `work` returns
+        is the result. Raises RunError while another job is running, and if the system cannot start
+        a thread.
         """
         with self._lock:
             busy = next((job for job in self._recent if job.state == "working"), None)
             if busy is not None:
                 raise RunError(f"{busy.title} is still under way; try again when it is done.")
             job = Job(next(self._numbers), title, about, unit)
-            # A daemon does not keep a server alive that gave up waiting for it.
+            # This is a daemon thread, so that it does not keep the server alive after the wait for
+            # it ended.
             worker = threading.Thread(
                 target=job.run, args=(work,), name=f"job-{job.id}", daemon=True
             )
             try:
                 worker.start()
-            except RuntimeError:  # the system gives no further thread
+            except RuntimeError:  # the system has no more threads
                 raise RunError(
                     f"{title} cannot be started: the system allows this program no further thread. "
                     "End other programs and try again."
@@ -186,12 +189,12 @@ class Jobs:
         return job
 
     def working(self) -> list[Job]:
-        """Returns the jobs that are under way."""
+        """Returns the jobs that are running."""
         with self._lock:
             return [job for job in self._recent if job.state == "working"]
 
     def close(self) -> None:
-        """Cancels what is under way and waits a little for it to clean up."""
+        """Cancels the running jobs and waits briefly for them to clean up."""
         for job in self.working():
             job.cancel()
         if self._worker is not None:

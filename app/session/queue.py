@@ -1,10 +1,10 @@
-"""Runs can wait in a queue for their turn. The queue is kept in ``queue.json`` beside the runs, so
-that a restart loses none.
+"""Runs can wait in a queue. The queue is kept in ``queue.json`` next to the runs, so that no queued
+run is lost in a restart.
 
-- A restart starts no run by itself. What was queued before it is held until a person says that it
-  goes on.
-- Where a run in a process of its own went on all the while, nothing was interrupted. The queue then
-  goes on when that run ends, unless a person ends it.
+- A restart does not start runs automatically. Runs that were queued before it are held until a
+  person continues the queue.
+- If a run in a process of its own kept running through the restart, nothing was interrupted. The
+  queue then continues when that run ends, unless a person ended it.
 - One thread starts the runs in turn. It exists only while runs wait.
 """
 
@@ -29,34 +29,34 @@ QUEUE_FILE = "queue.json"
 DAMAGED_FILE = "queue.damaged.json"
 LIMIT = 100
 LOOK_SECONDS = 1.0
-"""The queue looks after so many seconds whether the next run can start: runs of other processes end
-without telling.
+"""The queue checks at intervals of this many seconds whether the next run can start: runs of other
+processes do not report their end.
 """
 
 
 @dataclass(frozen=True)
 class Queued:
-    """A `Queued` is one run that waits, with what the page shows of it."""
+    """A `Queued` is one waiting run, with what the page shows about it."""
 
     id: str
     name: str
     model: str
-    """The model is named in words."""
+    """This text names the model."""
     data: str
-    """The data set is named in words."""
+    """This text names the data set."""
     added: float
-    """The run was added at this Unix time."""
+    """The run was queued at this Unix time."""
     config: dict[str, Any]
-    """These are the run's settings as `TrainConfig.to_dict` gives them."""
+    """These are the run's settings, as returned by `TrainConfig.to_dict`."""
     problem: str = ""
-    """The text says why the run could not be started, after which it waits no longer."""
+    """This text says why the run could not be started. A run with such a text waits no longer."""
     detached: bool = False
-    """The run gets a process of its own where this is set."""
+    """If this is set, the run gets a process of its own."""
 
 
 class RunQueue:
-    """A `RunQueue` starts the runs that wait, one after the other. All methods may be called from
-    any thread.
+    """A `RunQueue` starts the waiting runs one after the other. All methods may be called from any
+    thread.
     """
 
     def __init__(
@@ -67,39 +67,40 @@ class RunQueue:
         going_on: Callable[[], str | None] = lambda: None,
         went_its_way: Callable[[str], bool] = lambda _run_id: True,
     ):
-        """Reads what waits. These four functions are the session's.
+        """Reads the queue's file. These four functions belong to the session.
 
-        - `start(config, detached)` starts a run and raises RamstreamError where it cannot.
-        - `why_not` returns why no run can be started now, None where one can.
-        - `going_on` returns the id of the run that goes on in another process, or None.
-        - `went_its_way` returns, once that run is over, whether it ended by itself.
+        - `start(config, detached)` starts a run, or raises RamstreamError if it cannot.
+        - `why_not` returns why no run can be started now, or None if one can.
+        - `going_on` returns the id of the run that is active in another process, or None.
+        - `went_its_way` returns, once that run is over, whether it ended without a person ending
+          it.
         """
         self._path = runs_dir / QUEUE_FILE
         self._start = start
         self._why_not = why_not
         self._went_its_way = went_its_way
-        # The condition's lock guards every field below. Whoever changes something that the thread
-        # waits for notifies it. A run is started outside of the lock: that takes seconds, in which
+        # The condition's lock guards every field below. A change that the thread waits for notifies
+        # the condition. A run is started without holding the lock: that takes seconds, during which
         # pages must still be able to list the queue.
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
         self._starting = ""
-        """This is the id of the run that is being started outside of the lock, or empty."""
+        """The id of the run that is being started without the lock, or an empty text."""
         self._unread = ""
-        """Says why an earlier queue could not be read."""
+        """This sentence says why an earlier queue could not be read."""
         self._unwritten = ""
-        """Says why this queue cannot be written."""
+        """This sentence says why this queue cannot be written."""
         self._fault = ""
-        """Says why nothing can be started."""
+        """This sentence says why nothing can be started."""
         was_held, self._queued = self._read()
         waiting = self._next() is not None
         self.behind = going_on() if waiting and not was_held else None
-        """The queue waits for this run of another process, which has gone on since before this
-        server began.
+        """The queue waits for this run of another process, which was already active when this
+        server started.
         """
         self.is_held = waiting and self.behind is None
-        """A person must say first that the queue goes on."""
+        """While this is set, the queue waits for a person to continue it."""
         if self.is_held and not was_held:
             self._keep(self._queued, must=False)
         if self.behind is not None:
@@ -109,18 +110,18 @@ class RunQueue:
     @property
     def problem(self) -> str:
         """Says why an earlier queue could not be read, why this one cannot be written and why
-        nothing can be started. It is empty where all is well.
+        nothing can be started. The text is empty if there is no problem.
         """
         problems = (self._unread, self._unwritten, self._fault)
         return " ".join(problem for problem in problems if problem)
 
     def listed(self) -> list[Queued]:
-        """Returns the runs of the queue in the order in which they start."""
+        """Returns the queued runs in the order in which they start."""
         with self._change:
             return list(self._queued)
 
     def add(self, config: TrainConfig) -> int:
-        """Queues a run and returns its place among those that wait, from 1. Raises RunError when
+        """Queues a run and returns its position among the waiting runs, from 1. Raises RunError if
         the queue is full or cannot be written.
         """
         queued = Queued(
@@ -144,7 +145,7 @@ class RunQueue:
             return len(waiting)
 
     def remove(self, queued_id: str) -> None:
-        """Takes a run out of the queue. Raises RunError when it is not there any more, or is being
+        """Takes a run out of the queue. Raises RunError if it is no longer queued, or is being
         started.
         """
         with self._change:
@@ -156,7 +157,7 @@ class RunQueue:
                 self.behind = None
 
     def set_detached(self, queued_id: str, detached: bool) -> None:
-        """Chooses whether a run gets a process of its own, which goes on when this server ends.
+        """Chooses whether a run gets a process of its own, which continues when this server ends.
         Raises as `remove` does.
         """
         with self._change:
@@ -167,7 +168,7 @@ class RunQueue:
             self._keep(listed)
 
     def move_up(self, queued_id: str) -> None:
-        """Moves a run before the one before it; the first stays where it is."""
+        """Moves a run up by one place; the first one stays first."""
         with self._change:
             place = self._place(queued_id)
             if place > 0:
@@ -177,7 +178,7 @@ class RunQueue:
                 self._keep(listed)
 
     def go_on(self) -> None:
-        """Lets the queue go on: a person has seen what was queued before a restart."""
+        """Continues a queue that was held after a restart, at a person's request."""
         with self._change:
             self.is_held = False
             self.behind = None
@@ -185,14 +186,14 @@ class RunQueue:
             self._work()
 
     def look(self) -> None:
-        """Looks now whether the next run can start, since a run has ended."""
+        """Looks at once whether the next run can start, since a run has ended."""
         with self._change:
             if self._next() is not None:
                 self._work()
 
     def close(self) -> None:
-        """Closes the queue: nothing is started any more, and what waits is kept for the next
-        server. Waits for a start under way, so that whoever closes knows what runs.
+        """Closes the queue: no further run is started, and waiting runs are kept for the next
+        server. Waits for a start in progress, so that the caller knows which run is active.
         """
         with self._change:
             self._closed = True
@@ -202,13 +203,13 @@ class RunQueue:
     # ------------------------------------------------------------------ starting
 
     def _work(self) -> None:
-        """Wakes the thread that starts runs, or starts it. The lock is held."""
+        """Wakes the thread that starts runs, or starts that thread. The caller holds the lock."""
         if self._thread is None and not self.is_held and not self._closed:
             thread = threading.Thread(target=self._start_in_turn, name="queue", daemon=True)
             try:
                 thread.start()
                 self._thread = thread
-            except RuntimeError:  # the system gives no further thread; the next look tries again
+            except RuntimeError:  # the system has no more threads; the next check tries again
                 self._fault = (
                     "The queue cannot go on: the system allows this program no further thread. End "
                     "other programs."
@@ -216,14 +217,14 @@ class RunQueue:
         self._change.notify_all()
 
     def _start_in_turn(self) -> None:
-        """Starts the runs in turn until none waits; this is the thread's work."""
+        """Starts the runs in turn until none waits; the thread runs this."""
         try:
             while True:
                 with self._change:
                     first = self._next()
                     if first is None or self._closed or self.is_held:
-                        # Under the same lock as the look itself: whoever adds a run next finds no
-                        # thread and starts one, so that no run is left waiting for nobody.
+                        # This is under the same lock as the check: a run that is added later finds
+                        # no thread and starts one, so that no run is left waiting.
                         self._fault = ""
                         self._thread = None
                         return
@@ -233,21 +234,21 @@ class RunQueue:
                         if not self._closed:
                             self._change.wait(LOOK_SECONDS)
         finally:
-            # A thread that a fault has ended must not count as one that is at work.
+            # A thread that an exception ended must not count as running.
             with self._change:
                 if self._thread is threading.current_thread():
                     self._thread = None
 
     def _look_once(self, first: Queued) -> bool:
-        """Starts `first` if that can be now. Returns whether the next look may follow at once.
-        What fails is told, and is tried again at the next look.
+        """Starts `first` if that is possible now. Returns whether the next check may follow at
+        once. A failure is reported, and the start is tried again at the next check.
         """
         try:
             is_free = self._why_not() is None
             if is_free and self._may_go_on():
                 self._start_one(first)
             self._fault = ""
-        except Exception as error:  # noqa: BLE001  the queue outlives every fault of the program
+        except Exception as error:  # noqa: BLE001  the queue survives every fault of the program
             fault = f"The queue cannot go on ({type(error).__name__}: {error}); it keeps trying."
             if fault != self._fault:  # the same fault is printed once, not every second
                 traceback.print_exc()
@@ -256,14 +257,14 @@ class RunQueue:
         return is_free
 
     def _may_go_on(self) -> bool:
-        """Whether the queue goes on, now that nothing is running. It does not where a person has
-        ended the run that went on over the restart; the queue is held then.
+        """Returns whether the queue continues, now that no run is active. It does not if a person
+        ended the run that was active through the restart; in that case the queue is held.
         """
         behind = self.behind
-        # Asked outside of the lock, since it reads the run's record.
+        # This is called without the lock, since it reads the run's record.
         went_its_way = behind is None or self._went_its_way(behind)
         with self._change:
-            if self.behind != behind:  # a person has said meanwhile that the queue goes on
+            if self.behind != behind:  # a person has continued the queue meanwhile
                 return True
             self.behind = None
             if not went_its_way:
@@ -277,7 +278,7 @@ class RunQueue:
     def _start_one(self, queued: Queued) -> None:
         with self._change:
             # The run may have been removed or moved meanwhile, or the server may be closing. Only
-            # what is first now is started.
+            # the run that is first now is started.
             if self._closed or self._next() != queued:
                 return
             self._starting = queued.id
@@ -287,25 +288,27 @@ class RunQueue:
         finally:
             with self._change:
                 self._starting = ""
-                # Others may have moved the run while it was started. Nobody can have removed it.
+                # Other runs may have been moved past it while it was started, but it cannot have
+                # been removed.
                 place = self._place(queued.id)
                 if left != queued:
                     in_its_place = [] if left is None else [left]
                     before, after = self._queued[:place], self._queued[place + 1 :]
-                    # The run may be going on already, so an unwritten queue must not stop here.
+                    # The run may already be active, so a failure to write the queue must not end
+                    # this.
                     self._keep(before + in_its_place + after, must=False)
                 self._change.notify_all()
 
     def _left_of(self, queued: Queued) -> Queued | None:
-        """Starts a run and returns what the queue holds in its place then: None, the same where
-        somebody else was quicker, or the run with the reason why it cannot start.
+        """Starts a run and returns what remains of it in the queue: None, the same run if another
+        request started a run first, or the run with the reason why it cannot start.
         """
         try:
             self._start(TrainConfig.from_dict(queued.config), queued.detached)
         except RamstreamError as error:
             somebody_was_quicker = self._why_not() is not None
             return queued if somebody_was_quicker else replace(queued, problem=str(error))
-        except Exception as error:  # noqa: BLE001  a fault of the program holds up no other run
+        except Exception as error:  # noqa: BLE001  a fault must not block the other runs
             traceback.print_exc()
             problem = f"It could not be started ({type(error).__name__}: {error})."
             return replace(queued, problem=problem)
@@ -318,17 +321,17 @@ class RunQueue:
     # ------------------------------------------------------------------ the file
 
     def _place(self, queued_id: str) -> int:
-        """Returns the index of a run. Raises RunError when it is not there any more."""
+        """Returns the index of a run. Raises RunError if it is no longer queued."""
         for place, queued in enumerate(self._queued):
             if queued.id == queued_id:
                 return place
         raise RunError("It is not in the queue any more: it was started or removed meanwhile.")
 
     def _keep(self, listed: list[Queued], must: bool = True) -> None:
-        """Writes the queue, then takes `listed` for it; the lock is held.
+        """Writes `listed` to the file, then makes it the queue; the caller holds the lock.
 
-        Where the file cannot be written: if it `must` be, the queue stays as it was and RunError is
-        raised; otherwise the problem is noted and the queue changes all the same.
+        If the file cannot be written and it `must` be, the queue stays unchanged and RunError is
+        raised. If it need not be, the problem is recorded and the queue changes anyway.
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -349,12 +352,12 @@ class RunQueue:
         self._queued = listed
 
     def _read(self) -> tuple[bool, list[Queued]]:
-        """Returns whether the queue was held, and what waits. A file that cannot be read is put
+        """Returns whether the queue was held, and the queued runs. An unreadable file is moved
         aside.
         """
         try:
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if isinstance(kept, list):  # as older versions wrote it
+            if isinstance(kept, list):  # the format of older versions
                 kept = {"held": False, "runs": kept}
             return kept["held"] is True, [_queued(values) for values in kept["runs"]]
         except FileNotFoundError:
@@ -371,7 +374,7 @@ class RunQueue:
 
 
 def _queued(values: dict[str, Any]) -> Queued:
-    """Returns the run that the values describe. Raises TypeError where they describe none."""
+    """Returns the run that the values describe. Raises TypeError if they do not describe one."""
     queued = Queued(**values)
     texts = (queued.id, queued.name, queued.model, queued.data, queued.problem)
     are_texts = all(isinstance(text, str) for text in texts)

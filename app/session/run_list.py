@@ -1,7 +1,7 @@
-"""The runs of a folder are listed here, and looked through for one that another process runs.
+"""The runs of a folder are listed here, and the run that another process is running is found.
 
-Many pages ask at once and again and again. What was read is kept for a second, and whoever asks
-while it is read waits for that reading.
+Many pages request the list again and again. The list is cached for a second, and requests that
+arrive during a read wait for its result.
 """
 
 from __future__ import annotations
@@ -18,71 +18,73 @@ from engine.runs.folder import RUN_ID, RunFolder
 from engine.runs.listing import RunSummary, list_runs, summarise
 
 LIST_SECONDS = 1.0
-"""What was read of the folder is read again after so many seconds."""
+"""The folder is read again once the last read is older than this many seconds."""
 
 
 @dataclass(frozen=True)
 class _Listing:
-    """A `_Listing` is the list of runs as it was read at one time."""
+    """A `_Listing` is the list of runs as read at one time."""
 
     moment: object
-    """The list was at this moment when the reading began."""
+    """This was the current change marker when the read began."""
     read_at: float
-    """The reading ended at this monotonic time."""
+    """The read ended at this monotonic time."""
     runs: list[RunSummary]
-    """The newest comes first."""
+    """The newest run comes first."""
     can_talk: frozenset[str]
-    """The runs of these ids have weights that answer."""
+    """These are the ids of the runs whose weights can be talked to."""
 
     def is_good_at(self, moment: object) -> bool:
-        """Whether nothing has changed since, and the reading is not old."""
+        """Returns whether nothing has changed since the read, and the read is recent."""
         return self.moment is moment and time.monotonic() - self.read_at < LIST_SECONDS
 
 
 class RunList:
-    """A `RunList` reads the runs of one folder. All methods may be called from any thread."""
+    """A `RunList` lists the runs of one folder. All methods may be called from any thread."""
 
     def __init__(self, runs_dir: Path, detached: DetachedRuns, active_id: Callable[[], str | None]):
         """`active_id` returns the id of the run that this process is running, or None."""
         self._runs_dir = runs_dir
         self._detached = detached
         self._active_id = active_id
-        # Whoever asks while the list is read waits for it, rather than reading every run once more.
+        # Requests that arrive while the list is read wait for it, rather than each reading every
+        # run again.
         self._reading = threading.Lock()
         self._listing: _Listing | None = None
         self._moment = object()
-        """Each change of the folder makes another one, so that a list that was being read meanwhile
-        is known to be old.
+        """Each change of the folder replaces this object, so that a list whose read was in progress
+        is known to be outdated.
         """
         self._elsewhere: tuple[float, str | None] = (-LIST_SECONDS, None)
-        """These are the monotonic time of the latest `running_elsewhere`, and its answer."""
+        """These are the monotonic time of the latest `running_elsewhere` call, and its result."""
 
     # ------------------------------------------------------------------ what is remembered
 
     def forget(self) -> None:
-        """Lets the next question read the folder anew, since a run began or ended."""
+        """Makes the next request read the folder again, since a run began or ended."""
         self.forget_listing()
         self._elsewhere = (-LIST_SECONDS, None)
 
     def forget_listing(self) -> None:
-        """Lets the next list be read anew, since something that it shows has changed."""
+        """Makes the next request read the list again, since something that it shows has changed."""
         self._moment = object()
 
     # ------------------------------------------------------------------ the list
 
     def runs(self) -> list[RunSummary]:
-        """Returns every run, newest first; they are read again at most once a second."""
+        """Returns every run, newest first; the folder is read at most once a second."""
         return self._list().runs
 
     def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether it has weights to talk to."""
+        """Returns every run with whether its weights can be talked to."""
         listing = self._list()
         return [(run, run.id in listing.can_talk) for run in listing.runs]
 
     def _list(self) -> _Listing:
         with self._reading:
             listing = self._listing
-            # Taken before the runs are read: a change from here on makes this list old at once.
+            # This is taken before the runs are read, so that a change during the read makes this
+            # list outdated.
             moment = self._moment
             if listing is not None and listing.is_good_at(moment):
                 return listing
@@ -93,10 +95,10 @@ class RunList:
             return self._listing
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
-        """Returns a run with its true state, or None where it was deleted meanwhile.
+        """Returns a run with its true state, or None if it was deleted meanwhile.
 
-        A run whose own process is still starting has no lock yet, and looks interrupted. One whose
-        process ended before it had the lock has failed.
+        While a run's own process is still starting, it holds no lock yet, so the run looks
+        interrupted. If the process ended before it took the lock, the run has failed.
         """
         folder = RunFolder(Path(run.path))
         if run.state != "interrupted" or not (folder.path / PROCESS_FILE).is_file():
@@ -107,8 +109,8 @@ class RunList:
         return summarise(folder)
 
     def _can_talk(self, run: RunSummary) -> bool:
-        """Whether a run has weights that answer: a checkpoint, an export, or its own while it is
-        paused here.
+        """Returns whether a run has weights to talk to: a checkpoint, an export, or its current
+        weights while it is paused here.
         """
         if run.state == "paused" and run.id == self._active_id():
             return True
@@ -117,15 +119,15 @@ class RunList:
             has_export = (folder.export_path / "config.json").exists()
             return has_export or bool(folders_by_step(folder.checkpoints_path))
         except OSError:
-            # The run was deleted meanwhile, or is not ours to read. The others are listed all the
-            # same.
+            # The run was deleted meanwhile, or this process may not read it. The other runs are
+            # still listed.
             return False
 
     # ------------------------------------------------------------------ runs of other processes
 
     def running_elsewhere(self) -> str | None:
-        """Returns the id of a run that another process holds or is about to hold. The folder is
-        looked through at each call, since Start depends on the answer.
+        """Returns the id of a run whose lock another process holds or is about to take. Each call
+        searches the folder, since Start depends on the result.
         """
         found = None
         for folder in self._folders():
@@ -136,14 +138,14 @@ class RunList:
         return found
 
     def running_elsewhere_lately(self) -> str | None:
-        """Returns the answer of `running_elsewhere`, which may be a second old."""
+        """Returns the result of `running_elsewhere`, which may be a second old."""
         looked_at, run_id = self._elsewhere
         if time.monotonic() - looked_at >= LIST_SECONDS:
             return self.running_elsewhere()
         return run_id
 
     def _folders(self) -> list[RunFolder]:
-        """Returns the run folders. The newest come first, as they are likeliest to be going on."""
+        """Returns the run folders. The newest come first, as they are likeliest to be running."""
         try:
             names = [
                 path.name

@@ -1,9 +1,9 @@
-"""A `Session` is what the server owns.
+"""A `Session` owns the state of the server.
 
-- It runs at most one run in this process, in a worker thread that no tab can end.
+- It runs at most one run in this process, in a worker thread that does not depend on any tab.
 - It starts other runs in processes of their own, or in turn from its queue.
-- It follows the records of all runs, those of other processes too.
-- It passes requests on to whichever process a run belongs to.
+- It follows the records of all runs, including those of other processes.
+- It passes requests on to the process that a run belongs to.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from engine.runs.listing import RunSummary, summarise
 KEPT_WATCHES = 8
 ENDED_BY_A_PERSON = ("stopped", "discarded")
 ENDED_AS_ASKED = {"stop": "stopped", "discard": "discarded"}
-"""A run that has taken such a request ends in this state."""
+"""A run that has carried out such a request ends in this state."""
 JOIN_SECONDS = 0.2
-"""The wait for a thread is cut into pieces of so many seconds, so that a Ctrl-C can end it."""
+"""The wait for a thread is divided into waits of this many seconds, so that Ctrl-C can end it."""
 
 
 class Session:
@@ -45,24 +45,24 @@ class Session:
         self.runs_dir = runs_dir
         self.engine = engine or EngineCalls()
         self.server_id = secrets.token_hex(6)
-        """Each server has a new id, by which a page notices that it talks to another one."""
+        """Each server has a new id, from which a page notices that the server was restarted."""
         self.jobs = Jobs()
         self._detached = DetachedRuns()
         self._before_runs: list[Callable[[], None]] = []
         self.was_opened = threading.Event()
-        """The event is set once a page was opened."""
-        # This lock makes one step of "no run is going on" and "this one is": of twenty who press
-        # Start at once, one starts a run.
+        """The event is set once a page has been opened."""
+        # Under this lock, checking that no run is active and starting one are one step: of twenty
+        # people who press Start at once, only one starts a run.
         self._launching = threading.Lock()
-        # These two are written by whoever launches, and `_active` also by the run's own thread as
-        # it ends. Readers take no lock: they copy `_active` once and use the copy, since it can
-        # become None at any time.
+        # The launching thread writes these two fields, and the run's own thread also writes
+        # `_active` when the run ends. Readers take no lock: they copy `_active` once and use the
+        # copy, since it can become None at any time.
         self._active: Run | None = None
         self._worker: threading.Thread | None = None
-        # This lock guards `_watches`, so that a run is followed by one watch, whoever asks first.
+        # This lock guards `_watches`, so that each run is followed by only one watch.
         self._watching = threading.Lock()
         self._watches: OrderedDict[str, Watch] = OrderedDict()
-        """The watch that was asked for last comes last."""
+        """The most recently requested watch comes last."""
         self._list = RunList(runs_dir, self._detached, lambda: self.active_id)
         self.queue = RunQueue(
             runs_dir,
@@ -75,7 +75,9 @@ class Session:
     # ------------------------------------------------------------------ the run of this process
 
     def call_before_runs(self, give_back: Callable[[], None]) -> None:
-        """Has `give_back` called before each run begins, to free memory that can be spared."""
+        """Registers `give_back`, which is called before each run begins, to free memory that is not
+        needed.
+        """
         self._before_runs.append(give_back)
 
     def _free_memory(self) -> None:
@@ -84,26 +86,28 @@ class Session:
 
     @property
     def active_id(self) -> str | None:
-        """The run of this id is running in this process; None where none is."""
+        """Returns the id of the run that is active in this process, or None if none is."""
         run = self._active
         return run.id if run is not None else None
 
     @property
     def active_run(self) -> Run | None:
-        """It is the run that `active_id` names, or None."""
+        """Returns the run that `active_id` names, or None."""
         return self._active
 
     @property
     def busy_id(self) -> str | None:
-        """The run of this id is going on, here or in another process. The others are looked through
-        at most once a second.
+        """Returns the id of the run that is active, here or in another process. Other processes are
+        checked at most once a second.
         """
         elsewhere = None if self._active is not None else self._list.running_elsewhere_lately()
         return self.active_id or elsewhere
 
     @property
     def preparing_elsewhere(self) -> str | None:
-        """Another process is preparing the run of this id, which takes its memory by and by."""
+        """Returns the id of a run that another process is preparing. Not all of its memory is
+        allocated yet.
+        """
         run_id = self.busy_id
         if run_id is None or run_id == self.active_id:
             return None
@@ -113,8 +117,8 @@ class Session:
         return None
 
     def why_not_start(self) -> str | None:
-        """Returns the sentence that stands beside a Start that cannot be pressed, or None where it
-        can be.
+        """Returns the sentence that is shown next to a disabled Start button, or None if a run can
+        be started.
         """
         run = self._active
         if run is not None:
@@ -131,14 +135,14 @@ class Session:
         return None
 
     def start(self, config: TrainConfig) -> str:
-        """Starts a run and returns its id at once. Raises RunError when one is running, and what
-        `start_run` raises.
+        """Starts a run and returns its id at once. Raises RunError if a run is active, and any
+        error that `start_run` raises.
         """
         return self._launch(lambda: self.engine.start_run(config, self.runs_dir))
 
     def start_detached(self, config: TrainConfig) -> str:
-        """Starts a run in a process of its own, which goes on when this one ends, and returns its
-        id at once. Raises as `start` does.
+        """Starts a run in a process of its own, which continues after this one ends, and returns
+        its id at once. Raises as `start` does.
         """
         with self._launching:
             self._refuse_second_run()
@@ -148,8 +152,8 @@ class Session:
             return run_id
 
     def resume(self, run_id: str) -> str:
-        """Continues a stopped, failed or interrupted run and returns at once. Raises as `start`
-        does.
+        """Continues a stopped, failed or interrupted run and returns its id at once. Raises as
+        `start` does.
         """
         return self._launch(lambda: self.engine.resume_run(self.runs_dir, run_id), run_id)
 
@@ -157,8 +161,8 @@ class Session:
         return self.start_detached(config) if detached else self.start(config)
 
     def _went_its_way(self, run_id: str) -> bool:
-        """Whether a run of another process that is over ended by itself, well or not, rather than
-        by a person.
+        """Returns whether a run of another process, which is over, finished or failed rather than
+        being ended by a person.
         """
         folder = RunFolder(self.runs_dir / run_id)
         self._detached.settle(folder)
@@ -171,29 +175,30 @@ class Session:
             raise RunError(reason)
 
     def _launch(self, make: Callable[[], Run], run_id: str | None = None) -> str:
-        """Makes a run, begins it in a thread of its own, and returns its id. `run_id` is that of a
-        run that is resumed.
+        """Makes a run, starts it in a thread of its own, and returns its id. `run_id` is the id of
+        a run to resume.
         """
         with self._launching:
-            if run_id is not None and self.active_id == run_id:  # somebody else was quicker
+            if run_id is not None and self.active_id == run_id:  # another request was first
                 return run_id
             self._refuse_second_run()
             run = make()
-            # A daemon, since the server must be able to end at a second Ctrl-C.
+            # This is a daemon thread, since a second Ctrl-C must be able to end the server.
             worker = threading.Thread(
                 target=self._work, args=(run,), name=f"run-{run.id}", daemon=True
             )
-            # Set before the thread starts, since it is the thread that takes the run away again.
+            # This is set before the thread starts, since that thread resets it at the end of the
+            # run.
             self._active = run
             self._worker = worker
             try:
                 worker.start()
-            except RuntimeError:  # the system gives no further thread
+            except RuntimeError:  # the system has no more threads
                 self._active = None
                 self._worker = None
                 run.close()
                 if run_id is None:
-                    delete_run(self.runs_dir, run.id)  # a folder without a record is no run
+                    delete_run(self.runs_dir, run.id)  # a folder without a record is not a run
                 raise RunError(
                     "The run cannot be started: the system allows this program no further thread. "
                     "End other programs and try again."
@@ -203,12 +208,12 @@ class Session:
             return run.id
 
     def _work(self, run: Run) -> None:
-        """Runs a run until it is over; this is the worker thread's work."""
+        """Runs a run to its end; the worker thread calls this."""
         try:
             self._free_memory()
             run.execute()
         except RunError as error:
-            # Another process has taken the run meanwhile: its record is not ours to write.
+            # Another process has taken the run meanwhile, so this one must not write its record.
             print(error, file=sys.stderr, flush=True)
         finally:
             self._active = None
@@ -219,7 +224,7 @@ class Session:
         self.queue.look()
 
     def close(self) -> None:
-        """Stops and saves the active run, and waits for it; what is queued stays queued. A
+        """Stops and saves the active run, and waits for it; queued runs stay queued. A
         KeyboardInterrupt ends the wait.
         """
         self.queue.close()
@@ -233,16 +238,17 @@ class Session:
     # ------------------------------------------------------------------ requests to any run
 
     def request(self, run_id: str, command: str | Change, seen: str = "") -> str:
-        """Asks a run to stop, discard, pause, resume or save, or for a change, and returns its id.
-        A run that is over or interrupted is resumed as a new session of this process. `seen` is the
-        state in which the run was when somebody asked, if that is known.
+        """Requests a stop, discard, pause, resume, save or change of a run, and returns the run's
+        id. A run that is over or interrupted is resumed as a new session of this process. `seen` is
+        the state that the page showed at the time of the request, if known.
 
-        Several may ask at once: what another has asked for already is no error. Raises RunError
-        when nobody would obey.
+        Simultaneous requests for the same command are not an error. Raises RunError if no process
+        would carry out the request.
         """
         folder = open_run(self.runs_dir, run_id)
         watch = self.watch(run_id)
-        # Read before the command is sent: a page may read that it was taken as soon as it is sent.
+        # This is read before the command is sent: a page may read that it was taken right after
+        # that.
         taken = watch.snapshot.requests_taken
         run = self._active
         if run is not None and run.id == run_id:
@@ -268,8 +274,8 @@ class Session:
 
     @staticmethod
     def _refuse_if_paused_when_seen(run_id: str, seen: str) -> None:
-        """Raises RunError where the person meant to end a pause. Whoever ended the run meanwhile
-        would otherwise see it come back.
+        """Raises RunError if the person meant to end a pause. Otherwise a run that another person
+        ended meanwhile would start again.
         """
         if seen in ("paused", "pausing"):
             raise RunError(
@@ -279,8 +285,8 @@ class Session:
 
     @staticmethod
     def _refuse_unless_done(folder: RunFolder, command: str | Change) -> None:
-        """Checks what was asked of a run that is over. Raises RunError, which says how the run
-        ended, unless it ended as was asked.
+        """Checks a request to a run that is over. Raises RunError, which says how the run ended,
+        unless it ended as requested.
         """
         run = summarise(folder)
         if run is None:
@@ -295,8 +301,8 @@ class Session:
             raise RunError(f"Run {folder.id} has ended already. {run.reason}".rstrip())
 
     def change(self, run_id: str, change: Change) -> str:
-        """Asks a run that is going on for a change of its settings and returns its id. Raises
-        RunError for values that the run would refuse.
+        """Requests a change of an active run's settings and returns the run's id. Raises RunError
+        for values that the run would refuse.
         """
         change.applied(open_run(self.runs_dir, run_id).config, self.watch(run_id).snapshot.step)
         return self.request(run_id, change)
@@ -304,8 +310,8 @@ class Session:
     # ------------------------------------------------------------------ what is known of any run
 
     def watch(self, run_id: str) -> Watch:
-        """Returns the watch that follows a run; all who look at the run share it. Raises RunError
-        when there is no such run.
+        """Returns the watch that follows a run; all pages that show the run share it. Raises
+        RunError if there is no such run.
         """
         with self._watching:
             watch = self._watches.get(run_id)
@@ -320,27 +326,29 @@ class Session:
             return watch
 
     def is_about_to_run(self, folder: RunFolder) -> bool:
-        """Whether the run has a process, this one or its own; that process may not have taken the
-        run's lock yet.
+        """Returns whether the run has a process, either this one or its own; that process may not
+        have taken the run's lock yet.
         """
         return self.active_id == folder.id or is_starting(folder)
 
     def runs(self) -> list[RunSummary]:
-        """Returns every run, newest first; they are read again at most once a second."""
+        """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
 
     def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether it has weights to talk to."""
+        """Returns every run with whether its weights can be talked to."""
         return self._list.runs_to_show()
 
     def describe(self, run_id: str, name: str, note: str) -> About:
-        """Gives a run a name and a note; its id stays. Raises RunError for what cannot be kept."""
+        """Sets the name and the note of a run; its id stays. Raises RunError if they cannot be
+        stored.
+        """
         about = write_about(open_run(self.runs_dir, run_id), name, note)
         self._list.forget_listing()
         return about
 
     def delete(self, run_id: str) -> None:
-        """Deletes a run with its record and checkpoints. Raises RunError while it is going on."""
+        """Deletes a run with its record and checkpoints. Raises RunError while it is active."""
         if is_starting(open_run(self.runs_dir, run_id)):
             raise RunError(f"The process of run {run_id} is just starting; stop it first.")
         delete_run(self.runs_dir, run_id)
@@ -349,8 +357,8 @@ class Session:
         self._list.forget_listing()
 
     def run_to_open(self) -> str | None:
-        """Returns the id of the run that a page shows when its address names none: the one that is
-        going on, else the newest.
+        """Returns the id of the run that a page shows if its address names none: the active run, or
+        else the newest.
         """
         busy = self.busy_id
         if busy is not None:
@@ -361,8 +369,8 @@ class Session:
     # ------------------------------------------------------------------ long work
 
     def export(self, run_id: str, folder: str, checkpoint: int | None = None) -> Job:
-        """Starts a job that writes a run's weights as a Hugging Face folder: those of the newest
-        whole checkpoint, or of the step that `checkpoint` names. Raises RunError without a folder,
+        """Starts a job that exports a run's weights as a Hugging Face folder. It exports the newest
+        complete checkpoint, or the one of step `checkpoint`. Raises RunError if no folder is given,
         and as `Jobs.start` does.
         """
         open_run(self.runs_dir, run_id)

@@ -1,7 +1,7 @@
-"""The curves of a run share one axis, which is made here, as are the curves themselves. A figure is
+"""The axis that a run's curves share is made here, and so are the curves themselves. A figure is a
 plain `{"data": ..., "layout": ...}`.
 
-x is the step, or milliseconds since the run was started, or the tokens that were trained on so far.
+x is the step, or milliseconds since the run was started, or the tokens trained on so far.
 `uirevision` is constant, so that a redraw keeps the zoom.
 """
 
@@ -21,21 +21,21 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 TITLES = {"step": "step", "time": "time since the start", "tokens": "tokens so far"}
 MINUTE = 60_000
 DAY = 86_400_000
-"""The axis of time is in milliseconds."""
+"""The time axis is in milliseconds."""
 LIMIT_SHARE = 0.05
-"""A curve must reach this share of a limit for the limit to be drawn: a line far above would press
-the curve flat.
+"""A limit is drawn only if the curve reaches this share of it: a line far above would compress the
+curve into a flat line.
 """
 
 
 def places(snapshot: RunSnapshot, table: EventTable, axis: Axis) -> np.ndarray:
-    """Returns the places x[rows] at which the rows of `table` lie on the axis."""
+    """Returns the positions x[rows] of the rows of `table` on the axis."""
     steps = np.asarray(table.step, dtype=float)
     if axis == "step":
         return steps
     if axis == "time":
         return 1000 * (np.asarray(table.time, dtype=float) - (snapshot.started_time or 0.0))
-    # Tables of other events have rows at some steps alone; tokens are counted at every step.
+    # Tables of other events have rows for only some steps; tokens are counted at every step.
     known = np.asarray(snapshot.steps.step, dtype=float)
     tokens = np.asarray(snapshot.steps.tokens_so_far, dtype=float)
     return np.interp(steps, np.concatenate([[0.0], known]), np.concatenate([[0.0], tokens]))
@@ -43,17 +43,17 @@ def places(snapshot: RunSnapshot, table: EventTable, axis: Axis) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Line:
-    """A `Line` is how a curve looks, and in which row it is drawn."""
+    """A `Line` describes how a curve looks, and in which row it is drawn."""
 
     colour: str
     width: float = 2
-    """The line is so many pixels wide."""
+    """The line has this width in pixels."""
     row: int = 1
-    """The row is 1 for the upper one and 2 for the lower."""
+    """The upper row is 1, the lower is 2."""
     opacity: float = 1.0
     dash: str = "solid"
     markers: bool = False
-    """Each point has a dot."""
+    """A dot is drawn at each point."""
 
 
 def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def curve(name: str, x: np.ndarray, y: np.ndarray, line: Line) -> dict[str, Any]
 
 
 def level(name: str, x: np.ndarray, height: float, colour: str, row: int = 1) -> dict[str, Any]:
-    """Returns a dotted line at one height, as long as the curves over x[n]."""
+    """Returns a dotted line at the given height, across the x range of the curves over x[n]."""
     ends = x[[0, -1]] if len(x) else x
     dotted = Line(colour, width=1.2, row=row, dash="dot")
     return curve(name, ends, np.full(len(ends), height), dotted)
@@ -88,8 +88,8 @@ def figure(
     axes: dict[str, Any],
     empty: str = "Appears with the first step.",
 ) -> Figure:
-    """Returns a figure of traces on the shared axis; `axes` are the y axes. Where no trace has a
-    point, the sentence `empty` stands in place of axes.
+    """Returns a figure of traces on the shared axis; `axes` are the y axes. If no trace has a
+    point, the figure shows the sentence `empty` instead of axes.
     """
     x: dict[str, Any] = {
         "title": {"text": TITLES[axis]},
@@ -117,7 +117,7 @@ def figure(
 
 
 def x_ticks(axis: Axis, data: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the ticks that the x axis of these traces has: times of day, or numbers."""
+    """Returns the ticks of the x axis for these traces: times of day, or numbers."""
     if axis == "time":
         return {
             "type": "date",
@@ -145,7 +145,7 @@ def two_rows(upper: str, lower: str, from_zero: bool = False) -> dict[str, Any]:
 
 
 def one_row(title: str = "", from_zero: bool = False) -> dict[str, Any]:
-    """Returns the y axis of a figure with one row."""
+    """Returns the y axis of a figure with a single row."""
     return {
         "title": {"text": title, "standoff": 6},
         "zeroline": False,

@@ -1,7 +1,8 @@
-"""Several runs are compared here side by side, as plain data: curves on shared axes, their key
-figures, and the settings in which they differ.
+"""Runs are compared here side by side, as plain data: curves on shared axes, their key figures, and
+the settings in which they differ.
 
-All functions are pure and read `Compared` values. Names are text, which Plotly gets escaped.
+All functions are pure and take `Compared` values. Names are plain text; they are escaped before
+they go to Plotly.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from engine.runs.snapshot import RunSnapshot
 COLOURS = (BLUE, AMBER, GREEN, VIOLET, PINK, TEAL)
 CURVE_POINTS = 500
 NAME_SHOWN = 48
-"""Letters of a run's name that the label of a curve shows; the table beside it shows all."""
+"""The label of a curve shows this many characters of a run's name; the table next to it shows the
+whole name.
+"""
 NOTHING_YET = "None of these runs has made a step yet."
 
 Axis = Literal["step", "time"]
@@ -51,21 +54,19 @@ Axis = Literal["step", "time"]
 
 @dataclass(frozen=True)
 class Compared:
-    """A `Compared` is one run under comparison."""
+    """A `Compared` is one of the runs that are compared."""
 
     id: str
     name: str
     state: str
     snapshot: RunSnapshot
     settings: dict[str, Any]
-    """The settings stand here by dotted name. There are none where the configuration cannot be
-    read.
-    """
+    """These are the settings by dotted name. They are empty if the configuration cannot be read."""
 
 
 def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
-    """Returns the `runs` (id, name, colour, state), `figures` by name, what each says (`said`),
-    `rows` of key figures, and the `settings` that differ, as text.
+    """Returns the `runs` (id, name, colour, state), `figures` by name, a sentence on each figure
+    (`said`), `rows` of key figures, and the `settings` that differ, as text.
     """
     names = labels(runs)
     rows = key_figures(runs)
@@ -91,7 +92,7 @@ def comparison(runs: Sequence[Compared], axis: Axis) -> dict[str, Any]:
 
 
 def labels(runs: Sequence[Compared]) -> list[str]:
-    """Returns a name for each run, with its id where two have the same."""
+    """Returns a name for each run, with the run's id if two runs have the same name."""
     names = [run.name for run in runs]
     labelled = []
     for run in runs:
@@ -109,14 +110,15 @@ class KeyFigure:
 
     name: str
     read: Callable[[RunSnapshot], float | None]
-    """It returns the number of a run; None where it is not known."""
+    """This returns the run's number, or None if it is not known."""
     words: Callable[[float], str]
     better: Literal["least", "most", ""]
-    """The least or the greatest number is the best. Neither is where this is empty."""
+    """This says which number is best, the least or the greatest; if it is empty, neither is.
+    """
 
     def row(self, runs: Sequence[Compared]) -> dict[str, Any]:
-        """Returns the name, a text for each run, and in which columns the best value stands. Values
-        with the same text are equally good; where all are alike, none is best.
+        """Returns the name, a text for each run, and the columns with the best value. Values with
+        the same text are equally good; if all are equal, none is best.
         """
         values = [self.read(run.snapshot) for run in runs]
         texts = ["–"] * len(values)
@@ -134,7 +136,7 @@ class KeyFigure:
 
 
 def key_figures(runs: Sequence[Compared]) -> list[dict[str, Any]]:
-    """Returns a row for each key figure."""
+    """Returns one row for each key figure."""
     return [figure.row(runs) for figure in KEY_FIGURES]
 
 
@@ -151,7 +153,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _most(values: Sequence[float]) -> float | None:
-    """Returns the greatest value; None where nothing was measured, which records tell as 0."""
+    """Returns the greatest value, or None if nothing was measured, which records mark with 0."""
     return float(max(values)) if len(values) and max(values) else None
 
 
@@ -161,7 +163,7 @@ def _final_loss(snapshot: RunSnapshot) -> float | None:
 
 
 def _tokens(snapshot: RunSnapshot) -> float | None:
-    """Returns the tokens trained on; None for a run so long that not every step is kept."""
+    """Returns the number of tokens trained on, or None for a run too long to keep every step."""
     steps = snapshot.steps
     return float(sum(steps.tokens)) if steps.count == len(steps) else None
 
@@ -191,11 +193,13 @@ SUMMARISED = {
     "throughput": (THROUGHPUT,),
     "memory": (HOST_MEMORY, GPU_MEMORY),
 }
-"""These key figures say what a figure shows."""
+"""These key figures describe the content of each figure."""
 
 
 def summaries(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Returns what each figure shows, in words for those who cannot or will not read the curves."""
+    """Returns a description of each figure, for people who cannot or do not want to read the
+    curves.
+    """
     texts = {row["name"]: row["texts"] for row in rows}
     said = {}
     for figure, wanted in SUMMARISED.items():
@@ -218,11 +222,11 @@ def _key_figure_words(name: str, runs: Sequence[str], texts: Sequence[str]) -> s
 
 def differing_settings(runs: Sequence[Compared]) -> list[dict[str, Any]]:
     """Returns a row for each setting in which runs with a readable configuration differ: its dotted
-    name, and a text for each run (an en dash where the configuration cannot be read). The name of a
-    run is no setting that matters.
+    name, and a text for each run (an en dash if its configuration cannot be read). The name of a
+    run is not compared.
     """
     known = [run.settings for run in runs if run.settings]
-    names: dict[str, None] = {}  # a set that keeps the order
+    names: dict[str, None] = {}  # keys in the order in which they were first seen
     for settings in known:
         names |= dict.fromkeys(settings)
     names.pop("name", None)
@@ -236,7 +240,7 @@ def differing_settings(runs: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def _setting(settings: dict[str, Any], name: str) -> str:
-    """Returns the value of a setting as a preset has it."""
+    """Returns the value of a setting as a preset writes it."""
     if name not in settings:
         return "–"
     value = settings[name]
@@ -247,7 +251,7 @@ def _setting(settings: dict[str, Any], name: str) -> str:
 
 
 def loss_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Returns each run's loss, smoothed, and its held-out loss as points."""
+    """Returns each run's smoothed loss as a curve, and its held-out loss as points."""
     data = []
     for run, name, colour in zip(runs, names, COLOURS):
         steps, evals = run.snapshot.steps, run.snapshot.evals
@@ -273,7 +277,9 @@ def throughput_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis
 
 
 def memory_figure(runs: Sequence[Compared], names: Sequence[str], axis: Axis) -> Figure:
-    """Returns the memory of the host in GiB and, below, that of the GPU where a run had one."""
+    """Returns the host memory of each run in GiB and, in a lower row, the GPU memory of runs that
+    used a GPU.
+    """
     data = []
     has_gpu = False
     for run, name, colour in zip(runs, names, COLOURS):
@@ -309,7 +315,7 @@ def _x(run: Compared, table: EventTable, axis: Axis) -> np.ndarray:
 
 
 def _curve(name: str, x: np.ndarray, y: np.ndarray, colour: str) -> dict[str, Any]:
-    """Returns a curve x[n], y[n] of few enough points to draw."""
+    """Returns a curve x[n], y[n], thinned to few enough points to draw."""
     return _trace(name, *downsample(x, y, CURVE_POINTS), colour, "solid")
 
 

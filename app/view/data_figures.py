@@ -1,5 +1,5 @@
-"""The lengths of a data set's examples are shown here, as a figure and in words. All functions are
-pure and need no Plotly.
+"""The lengths of a data set's examples are presented here, as a figure and in words. All functions
+are pure and need no Plotly.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from app.view.drawing import BLUE, GREY, Figure, vertical_line
 from engine.words import counted
 
 LIMIT_COLOUR = "--rs-text"
-"""The page replaces this name by the theme's colour, in light or in dark."""
+"""The page replaces this name by the theme's colour, for light or dark."""
 
 
 def lengths_figure(preview: Mapping[str, Any]) -> Figure:
-    """Returns a histogram of tokens per example; `preview` is that of `engine.data`. Examples that
-    are cut are grey, and a dotted line stands where the cut is.
+    """Returns a histogram of tokens per example; `preview` is a preview from `engine.data`.
+    Examples that are cut are grey, and a dotted line marks the cut.
     """
     histogram = preview["histogram"]
     longest = preview["max_seq_len"]
@@ -62,13 +62,13 @@ def _bar_colour(low: int, longest: int) -> str:
 
 
 def _bar_words(low: int, high: int) -> str:
-    """Returns the numbers of tokens that a bar counts, of which `high` is not one."""
+    """Returns the range of token counts that a bar covers, without `high`."""
     return f"{low:,}" if high - low == 1 else f"{low:,} to {high - 1:,}"
 
 
 def lengths_words(preview: Mapping[str, Any]) -> str:
-    """Returns a sentence about the lengths and, where rows are packed, how full they are. It is
-    empty without an example.
+    """Returns a sentence about the lengths and, if rows are packed, how full they are. It is empty
+    if there are no examples.
     """
     lengths = preview["lengths"]
     if not lengths:
@@ -76,16 +76,21 @@ def lengths_words(preview: Mapping[str, Any]) -> str:
     if min(lengths) < max(lengths):
         said = (
             f"Examples have {min(lengths):,} to {max(lengths):,} tokens, "
-            f"{statistics.median(lengths):,.0f} in the median"
+            f"with a median of {statistics.median(lengths):,.0f}"
         )
     else:
         said = f"Every example has {lengths[0]:,} tokens"
     rows = preview["packed_rows"]
     if rows is not None:
+        verb = "fills" if len(lengths) == 1 else "fill"
         said += (
-            f"; packed, {len(lengths):,} of them share {counted(rows, 'row')} of "
-            f"{preview['max_seq_len']:,}, {preview['percent_filled']:g} % full"
+            f"; packed, {counted(len(lengths), 'example')} {verb} {counted(rows, 'row')} of "
+            f"{preview['max_seq_len']:,} tokens to {preview['percent_filled']:g} %"
         )
-    if preview["rows_cut"]:
-        said += f"; {preview['rows_cut']:,} longer than {preview['max_seq_len']:,} are cut"
+    cut = preview["rows_cut"]
+    if cut:
+        verb = "is" if cut == 1 else "are"
+        said += (
+            f"; {counted(cut, 'example')} of more than {preview['max_seq_len']:,} tokens {verb} cut"
+        )
     return said + "."

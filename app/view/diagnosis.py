@@ -1,9 +1,9 @@
-"""A `Diagnosis` says how a run does, with an advice and a change of its settings where one would
-help. All functions are pure and read a snapshot.
+"""A `Diagnosis` describes how a run is doing, with advice and a change of its settings where one
+would help. All functions are pure and take a snapshot.
 
-- Before the first step, it says so.
-- Memory that grows all along comes first, since it ends a run.
-- Otherwise the thing that compute waits for most is named, with what would help against it.
+- Before the first step, it says what the run is doing.
+- Memory that keeps growing is reported first, since it ends a run.
+- Otherwise it names the main cause for which compute waits, and a remedy.
 """
 
 from __future__ import annotations
@@ -22,35 +22,37 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.runs.snapshot import OVER_STATES, RunSnapshot
 
 COMPUTE_BOUND_SHARE = 0.05
-"""Nothing needs to be done where less than this share of the time is spent waiting."""
+"""No advice is needed if less than this share of the time is spent waiting."""
 TOLD_SHARE = 0.01
-"""A further cause is named from this share of the time on."""
+"""Each further cause is named that accounts for at least this share of the time."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """An `Offer` is a change of the run's settings."""
+    """An `Offer` is a change of the run's settings that a person can accept."""
 
     label: str
-    """The label says the change in words."""
+    """The label describes the change in words."""
     changes: dict[str, Any]
-    """These are config values by dotted name."""
+    """These are the new config values by dotted name."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A `Diagnosis` says how a run does."""
+    """A `Diagnosis` describes how a run is doing."""
 
     text: str
     """The text is one sentence."""
     tone: str = "calm"
     """`dashboard.css` has a colour for each tone."""
     advice: str = ""
-    """The advice is one more sentence, or nothing."""
+    """The advice is another sentence, or empty."""
     offer: Offer | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what a page takes; it calls settings as the form does."""
+        """Returns the diagnosis in the form that pages receive, with settings named by their labels
+        in the form.
+        """
         offer = None
         if self.offer is not None:
             offer = {"label": as_labelled(self.offer.label), "changes": self.offer.changes}
@@ -63,8 +65,8 @@ class Diagnosis:
 
 
 def diagnosis(snapshot: RunSnapshot, config: TrainConfig | None = None) -> Diagnosis:
-    """Returns a diagnosis of the latest steps. Without `config` (one that does not load) no change
-    is offered.
+    """Returns a diagnosis of the latest steps. Without `config` (if the configuration does not
+    load) no change is offered.
     """
     shares = recent_shares(snapshot)
     if not shares:
@@ -110,8 +112,8 @@ def _compute_bound(total: float, config: TrainConfig | None) -> Diagnosis:
 
 
 def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
-    """Returns how much memory grew and, while the run goes on, the step at which the limit would be
-    reached.
+    """Returns how much memory grew and, while the run is active, the step at which it would reach
+    the limit.
     """
     name = "Host" if kind.name == "host" else kind.name
     found = kind.growth
@@ -140,12 +142,12 @@ def _growing(snapshot: RunSnapshot, kind: MemoryKind) -> Diagnosis:
 
 @dataclass(frozen=True)
 class _Case:
-    """A `_Case` is a run whose compute waits most for one thing."""
+    """A `_Case` is a run whose compute waits mostly for one cause."""
 
     snapshot: RunSnapshot
     config: TrainConfig | None
     share: float
-    """This share of the time is spent waiting for that thing."""
+    """This share of the time is spent waiting for the cause."""
 
     @property
     def worker(self) -> str:
@@ -157,8 +159,8 @@ class _Case:
 
     @property
     def more_tokens(self) -> Offer | None:
-        """Offers twice the rows a step and, where the number of steps is set, half the steps: as
-        many rows in all.
+        """Offers twice as many rows per step and, if the number of steps is set, half as many
+        steps. The total number of rows stays the same.
         """
         if self.config is None:
             return None
@@ -175,7 +177,7 @@ class _Case:
         return Offer(label, changes)
 
     def back_to_auto(self, *names: str) -> Offer | None:
-        """Offers to give those of the settings back to the planner that were set by hand."""
+        """Offers to return to `auto` those of the settings that were set by hand."""
         if self.config is None:
             return None
         changed = {}
@@ -224,8 +226,8 @@ def _d2h(case: _Case) -> Diagnosis:
 
 
 def _late(case: _Case, what: str, advice: str, *settings: str) -> Diagnosis:
-    """Returns the diagnosis of a transfer. `advice` is given where none of the settings that bear
-    on it was set by hand.
+    """Returns the diagnosis of a late transfer. `advice` is used if none of the settings that
+    affect the transfer was set by hand.
     """
     text = f"{what}: {case.worker} waits {case.percent} for them"
     by_hand = case.back_to_auto(*settings)

@@ -1,8 +1,8 @@
-"""All figures share these colours, and the form of numbers, names and lines that Plotly takes. A
-figure is plain `{"data": ..., "layout": ...}`.
+"""All figures share these colours, and the form in which Plotly takes numbers, names and lines. A
+figure is a plain `{"data": ..., "layout": ...}`.
 
-Colours that follow the theme (text, grid, background) are filled in by the page; the colours below
-are the same in light and dark.
+The page fills in colours that follow the theme (text, grid, background); the colours below are the
+same in light and dark.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ PINK = "#c05a94"
 
 
 def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:
-    """Returns values[n] for short JSON, each in so many significant `digits` as a screen can show.
-    They are whole numbers where all are; what is not finite is None.
+    """Returns values[n] as short JSON numbers with at most `digits` significant digits, as many as
+    a screen can show. They are integers if all of them are whole; a value that is not finite
+    becomes None.
 
-    The work is done on whole arrays: every figure of a run that goes on passes here once a second,
-    beside the engine's own Python.
+    The work is done on whole arrays: every figure of an active run is processed here once a second,
+    and competes with the Python code of the engine.
     """
     values = np.asarray(values, dtype=np.float64)
     finite = np.isfinite(values)
     exact = np.where(finite, values, 0.0)
     magnitude = np.floor(np.log10(np.abs(exact), out=np.zeros_like(exact), where=exact != 0))
     decimals = digits - 1 - magnitude
-    # Scaled by a whole power of ten, which is exact: the quotient is then the float nearest to the
-    # decimal number, and prints as that number.
+    # The scale is a whole power of ten, which is exact: the quotient is then the float nearest to
+    # the decimal number, and prints as that number.
     up = 10.0 ** np.clip(decimals, 0, 300)
     down = 10.0 ** np.clip(-decimals, 0, 300)
     short = np.rint(exact * up / down) / up * down
-    # Above 2 ** 53 a float cannot tell neighbouring whole numbers apart.
+    # Above 2 ** 53, floats cannot represent every integer.
     are_whole = np.all(short == np.rint(short)) and np.all(np.abs(short) < 2.0**53)
     listed: list[float | int | None] = (short.astype(np.int64) if are_whole else short).tolist()
     if not finite.all():
@@ -51,12 +52,12 @@ def rounded(values: np.ndarray, digits: int) -> list[float | int | None]:
 
 
 def escaped(text: str) -> str:
-    """Returns a name as plain text for Plotly, which reads a few HTML tags in labels."""
+    """Returns a name with HTML escaped, since Plotly interprets some HTML tags in labels."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:
-    """Returns a shape: a line from the bottom of the figure to its top."""
+    """Returns a shape: a vertical line over the full height of the figure."""
     return {
         "type": "line",
         "xref": "x",
@@ -70,7 +71,7 @@ def vertical_line(x: float | None, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def say_empty(layout: dict[str, Any], text: str) -> None:
-    """Puts a sentence in place of axes that would count nothing."""
+    """Shows a sentence instead of axes that would have no data."""
     for name in layout:
         if name.startswith(("xaxis", "yaxis")):
             layout[name]["visible"] = False

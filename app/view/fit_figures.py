@@ -1,4 +1,4 @@
-"""Figures show here what a job takes beside what is free. All functions are pure and need no
+"""These figures compare what a job needs with what is free. All functions are pure and do not need
 Plotly.
 """
 
@@ -45,12 +45,12 @@ PART_COLOURS = {
     MemoryItem.CHECKPOINTS: BLUE,
     MemoryItem.EXPORT: GREEN,
 }
-"""Items that mean the same have one colour wherever they stand. The small ones, which every run
-has, are not named here and are grey.
+"""Items with the same meaning have the same colour everywhere. The small ones, which every run has,
+are not listed here and are grey.
 """
 FREE_COLOUR = "--rs-free"
 LIMIT_COLOUR = "--rs-text"
-"""The page replaces both names by the theme's colours, in light or in dark."""
+"""The page replaces both names by the theme's colours, for light or dark."""
 
 
 def item_colour(kind: MemoryItem) -> str:
@@ -59,13 +59,13 @@ def item_colour(kind: MemoryItem) -> str:
 
 
 def item_words(item: Item) -> str:
-    """Returns the name of an item for the screen."""
+    """Returns the displayed name of an item."""
     return item.name.replace("_", " ")
 
 
 def fit_figure(part: Part) -> Figure:
-    """Returns one stacked bar in GiB: a segment for each item, then what stays free. The limit is a
-    line, where one is known.
+    """Returns one stacked bar in GiB: a segment for each item, then the free rest. The limit is
+    drawn as a line if it is known.
     """
     total = part.total / GIB
     data = [
@@ -92,7 +92,8 @@ def fit_figure(part: Part) -> Figure:
         "shapes": limit_line,
         "uirevision": "kept",
         "margin": {"l": 0, "r": 0, "t": 0, "b": 0},
-        # A hundredth more than the longest, so that the line at its end is inside.
+        # The range is one percent longer than the longest value, so that a line at the end is
+        # visible.
         "xaxis": hidden | {"range": [0, 1.01 * end]},
         "yaxis": hidden | {"range": [-0.5, 0.5]},
     }

@@ -1,5 +1,5 @@
-"""Machines, their rates and what they can train are put into words here for the Hardware tab. All
-functions are pure.
+"""Machines, their rates and what they can train are described in words here for the Hardware tab.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def rates_in_words(
     estimated: Rates | None,
     known: KnownMachine | None,
 ) -> dict[str, Any]:
-    """Returns the rates that plans are made with, the measured ones if there are any. `origin` is
-    measured, estimated or unknown; `at` is the Unix time of the last measurement. `estimated` rates
-    are by the specification of the `known` machine.
+    """Returns the rates that plans use, measured ones if available. `origin` is measured, estimated
+    or unknown; `at` is the Unix time of the last measurement. The `estimated` rates follow from the
+    specification of the `known` machine.
     """
     has_gpu = bool(machine.gpus)
     if measured is not None:
@@ -128,7 +128,7 @@ def rates_in_words(
 
 
 def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
-    """Returns pairs of a name and a rate. Rates are in units a second: bytes, operations or
+    """Returns pairs of a name and a rate. Rates are in units per second: bytes, operations or
     parameters.
     """
     host = ADAMW_BYTES * rates.adamw
@@ -154,7 +154,7 @@ def _rate_pairs(rates: Rates, has_gpu: bool) -> list[list[str]]:
 
 
 def known_in_words(known: KnownMachine) -> dict[str, Any]:
-    """Returns a known machine with its figures, each with the sources that it is from."""
+    """Returns a known machine with its figures, each with its sources."""
     values = {
         "memory_mib": gpu_memory_words(known),
         "memory_bandwidth": f"{known.memory_bandwidth / 1e9:,.4g} GB/s",
@@ -186,36 +186,36 @@ def gpu_memory_words(known: KnownMachine) -> str:
 
 
 def free_memory_words(machine: Machine) -> str:
-    """Returns the RAM and the GPU memory that are free, for the head of a column."""
+    """Returns the free RAM and GPU memory, for the head of a column."""
     card = f", {machine.gpus[0].free / GIB:,.0f} GPU" if machine.gpus else ", no GPU"
     return f"{machine.ram_available / GIB:,.0f} GiB RAM{card}"
 
 
 def cell_words(found: Cell) -> dict[str, str]:
-    """Returns the verdict in a word, with its tone, and the speed."""
+    """Returns the verdict as a word, with its tone, and the speed."""
     tone, word = VERDICT_WORDS[found.verdict]
     return {"tone": tone, "word": word, "speed": speed_words(found)}
 
 
 def speed_words(found: Cell) -> str:
-    """Returns the tokens per second that a cell promises, or nothing where they are not known."""
+    """Returns the tokens per second that are estimated for a cell, or an empty text if unknown."""
     if found.tokens_per_second is None:
         return ""
     return f"about {rounded_rate(found.tokens_per_second)} tokens/s"
 
 
 def in_billions(count: int) -> str:
-    """Returns a count of parameters, as in 7.62 billion."""
+    """Returns a count of parameters in billions, as in 7.62 billion."""
     return f"{count / 1e9:,.3g} billion"
 
 
 def rounded_rate(rate: float) -> str:
-    """Returns a rate as a whole number, of which three digits are not zero."""
+    """Returns a rate as a whole number with at most three digits that are not zero."""
     return f"{float(f'{rate:.3g}'):,.0f}"
 
 
 def cell_detail(found: Cell) -> str:
-    """Returns a sentence or two about one cell."""
+    """Returns one or two sentences about one cell."""
     takes = f"Takes {in_bytes(found.host_bytes)} of RAM{and_gpu_memory(found)} at least."
     if found.missing:
         return f"{takes} Missing: {found.missing}."
@@ -226,7 +226,7 @@ def cell_detail(found: Cell) -> str:
 
 
 def and_gpu_memory(found: Cell) -> str:
-    """Returns the GPU memory that a cell takes, to go on with after its RAM; nothing where no GPU
-    computes.
+    """Returns the GPU memory that a cell needs, as a text to follow its RAM; the text is empty if
+    no GPU computes.
     """
     return "" if found.gpu_bytes is None else f" and {in_bytes(found.gpu_bytes)} of GPU memory"

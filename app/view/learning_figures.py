@@ -1,4 +1,4 @@
-"""Figures show here how a run learns: loss, learning rate, gradient norm, and the gradient norm of
+"""These figures show how a run learns: loss, learning rate, gradient norm, and the gradient norm of
 every unit.
 """
 
@@ -16,15 +16,16 @@ from engine.runs.snapshot import RunSnapshot
 
 MAP_COLUMNS = 200
 MAP_CELLS = 6_000
-"""The map of norms has so many columns and cells at most. A page draws them in a few milliseconds.
+"""The map of norms has at most this many columns and cells. A page draws that many in a few
+milliseconds.
 """
 NAME_LETTER = 7
-"""A letter of a unit's name is about so many pixels wide."""
+"""A character of a unit's name is about this many pixels wide."""
 NARROWEST_NAMES = 58
 WIDEST_NAMES = 160
-"""All names of units take between so many pixels and so many."""
+"""The column of unit names is at least and at most this many pixels wide."""
 NEAREST_TICK = 0.08
-"""Between two values beside the colours lies this share of the scale at least."""
+"""Values between the ends of the colour scale are farther than this share of it from both."""
 
 
 def loss_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
@@ -60,11 +61,11 @@ def optimizer_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns a map of the gradient norm of every unit in the sampled steps, by colour on a log
-    scale; the first unit is on top. What is 0 has no colour.
+    """Returns a map of the gradient norm of every unit in the sampled steps, as colours on a log
+    scale; the first unit is on top. A norm of 0 has no colour.
 
-    At most `MAP_COLUMNS` samples and, where there is more than one, about `MAP_CELLS` cells are
-    drawn; others are left out evenly.
+    At most `MAP_COLUMNS` samples are drawn and, if there is more than one, about `MAP_CELLS` cells.
+    The samples are selected at even intervals.
     """
     norms = snapshot.norms
     units = [escaped(name) for name in snapshot.units[: len(norms.norms)]]
@@ -103,7 +104,7 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
     }
     empty = "Appears with the first sampled step."
     drawn = figure([trace], axis, {"yaxis": one_row() | names}, empty)
-    # Measuring each name, as Plotly would, takes about a fifth of the drawing.
+    # If Plotly measured each name, that would take about a fifth of the drawing time.
     width = 16 + NAME_LETTER * max(map(len, units), default=0)
     left = min(WIDEST_NAMES, max(NARROWEST_NAMES, width))
     drawn["layout"] |= {"hovermode": "closest", "margin": {"l": left, "r": 64, "t": 10, "b": 38}}
@@ -111,7 +112,7 @@ def norms_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def _columns(samples: int, units: int) -> np.ndarray:
-    """Returns the indices[columns] of the samples that the map shows, which lie evenly."""
+    """Returns the indices[columns] of the samples that the map shows, at even intervals."""
     if not samples:
         return np.zeros(0, int)
     most = min(MAP_COLUMNS, max(1, MAP_CELLS // max(1, units)))
@@ -119,11 +120,11 @@ def _columns(samples: int, units: int) -> np.ndarray:
 
 
 def _scale(low: float, high: float) -> list[dict[str, Any]]:
-    """Returns the values beside the colours, each `at` its share of the way from the least to the
-    most. `low` and `high` are the powers of ten of both ends.
+    """Returns the values next to the colour scale. `at` is the position of each, as a share of the
+    scale from its lowest to its highest value. `low` and `high` are the powers of ten of both ends.
 
-    Between the ends stand 1, 2 and 5 times the powers of ten, or the powers alone where they are
-    many. Those too near to an end are left out.
+    Between the ends, the values are 1, 2 and 5 times the powers of ten, or only the powers if there
+    are many. Values too close to an end are left out.
     """
     lowest = {"at": 0.0, "text": _short(10**low)}
     if high - low < 1e-3:
@@ -140,6 +141,6 @@ def _scale(low: float, high: float) -> list[dict[str, Any]]:
 
 
 def _short(value: float) -> str:
-    """Returns 7.2e-7, not 7.2e-07: there is little space."""
+    """Returns 7.2e-7, not 7.2e-07, since space is short."""
     digits, _, power = f"{float(f'{value:.2g}'):g}".partition("e")
     return f"{digits}e{int(power)}" if power else digits

@@ -1,4 +1,4 @@
-"""Figures show here what a run asks of the machine: throughput, where a step's time goes, memory,
+"""These figures show how a run uses the machine: throughput, the parts of a step's time, memory,
 power and energy.
 """
 
@@ -17,18 +17,18 @@ from app.words import GIB
 from engine.runs.snapshot import RunSnapshot
 
 AREA_POINTS = 300
-"""A stacked area has so many points at most. Each is the mean of a stretch, since areas must add
+"""A stacked area has at most this many points. Each is the mean of a stretch, since areas must add
 up.
 """
 SLOWEST_DRAWN = 1.5
-"""The axis of step times goes up to so many times the slow steps (95th percentile): a first step
-that compiles would press the others flat.
+"""The axis of step times ends at this multiple of the slow steps (95th percentile). Otherwise a
+first step that compiles would compress all others into a flat line.
 """
 
 
 def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns tokens per second above and TFLOPS below, with the measured ceiling. Padding and
-    recompute are not counted in either.
+    """Returns tokens per second above and TFLOPS below, with the measured ceiling. Neither counts
+    padding or recomputation.
     """
     steps = snapshot.steps
     x = places(snapshot, steps, axis)
@@ -47,7 +47,9 @@ def throughput_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def step_time_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the seconds of a step, stacked: compute, and above it what compute waited for."""
+    """Returns the seconds of each step, stacked: compute, and above it the causes for which compute
+    waited.
+    """
     x = places(snapshot, snapshot.steps, axis)
     size = max(1, math.ceil(len(x) / AREA_POINTS))
     ends = rounded(_lasts(x, size), 12)
@@ -96,8 +98,8 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns memory in GiB, each kind with its limit. Above is the host (this process, and what of
-    it is pinned), below the GPU where there is one.
+    """Returns memory in GiB, each kind with its limit. The upper row shows the host (this process,
+    and its pinned part), the lower row the GPU, if there is one.
     """
     memory = snapshot.memory
     x = places(snapshot, memory, axis)
@@ -125,8 +127,8 @@ def memory_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
 
 
 def power_figure(snapshot: RunSnapshot, axis: Axis) -> Figure:
-    """Returns the card's watts above and its watt hours so far below. The figure `is_absent` where
-    the driver tells none.
+    """Returns the card's power in watts above and its energy so far in watt hours below. The figure
+    `is_absent` if the driver reports neither.
     """
     memory = snapshot.memory
     if not any(memory.power):

@@ -1,8 +1,7 @@
-"""Whether memory grows or stays as it is, is worked out here from samples alone. All functions are
-pure.
+"""Samples of memory are checked here for growth. All functions are pure.
 
-- Memory grows where each quarter of the latter half of the samples brings its part of the growth.
-- Otherwise memory is steady from the first sample on after which all lie within `TOLERANCE`.
+- Memory grows if each quarter of the second half of the samples contributes its part of the growth.
+- Otherwise memory is steady from the first sample after which all are within `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -13,40 +12,42 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCE = 0.02
-"""Steady samples lie above or below their middle by this share at most."""
+"""Steady samples differ from their middle by at most this share."""
 FEWEST_SAMPLES = 8
-"""A statement is made of so many samples at least."""
+"""A statement needs at least this many samples."""
 GROWTH_SHARE = 0.01
-"""Growth is told from this share in the latter half of the samples on."""
+"""Growth over the second half of the samples is reported only if it exceeds this share of their
+first value.
+"""
 EVEN_SHARE = 1 / 12
-"""Each quarter of the latter half must bring this share of its growth. Growth in one step alone is
-none that goes on.
+"""Each quarter of the second half must contribute at least this share of its growth. A jump in a
+single step is not continuing growth.
 """
 
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """A `MemoryGrowth` is what a row of samples says. By default it says nothing."""
+    """A `MemoryGrowth` says what a series of samples shows. By default it shows nothing."""
 
     steady_since: int | None = None
-    """The samples lie within `TOLERANCE` from this step on. It is None where that is not known, or
-    where too few do.
+    """From this step on, the samples are within `TOLERANCE`. It is None if that is not known, or if
+    there are too few such samples.
     """
     share: float = 0.0
-    """The steady samples lie above or below their middle by this share."""
+    """The steady samples differ from their middle by at most this share."""
     is_growing: bool = False
-    """The samples grow all along."""
+    """The samples grow throughout."""
     grown: float = 0.0
-    """The samples grew by so much in the latter half; 0 unless they grow all along."""
+    """The samples grew by this much over their second half, or 0 unless they grow throughout."""
     grows_since: int = 0
-    """The latter half begins at this step."""
+    """The second half begins at this step."""
     per_step: float = 0.0
-    """The samples grow by so much each step there."""
+    """The samples grow by this much per step in the second half."""
 
 
 def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth:
-    """Returns what samples in the order of their steps say; there are as many values as steps. They
-    say nothing where there are fewer than `FEWEST_SAMPLES`.
+    """Returns what samples in the order of their steps show; there are as many values as steps.
+    Fewer than `FEWEST_SAMPLES` show nothing.
     """
     at = np.asarray(steps)
     samples = np.asarray(values, dtype=float)
@@ -59,7 +60,7 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
         return MemoryGrowth(
             is_growing=True, grown=grown, grows_since=int(at[first]), per_step=grown / length
         )
-    # From the last sample backwards, so that place n tells of the n + 1 latest samples.
+    # Accumulated from the last sample backwards, so that index n covers the n + 1 latest samples.
     highest = np.maximum.accumulate(samples[::-1])
     lowest = np.minimum.accumulate(samples[::-1])
     shares = (highest - lowest) / (highest + lowest)
@@ -72,15 +73,15 @@ def memory_growth(steps: Sequence[int], values: Sequence[float]) -> MemoryGrowth
 
 
 def _grown(samples: np.ndarray) -> float:
-    """Returns how much the latter half of the samples[n] grew if each quarter of it did, else 0."""
+    """Returns how much the second half of samples[n] grew if each quarter of it grew, else 0."""
     half = samples[len(samples) // 2 :]
     if len(half) < FEWEST_SAMPLES:
         return 0.0
-    # Medians, so that single peaks do not count.
+    # Medians are used so that single peaks do not count.
     medians = np.array([np.median(part) for part in np.array_split(half, 4)])
     total = medians[-1] - medians[0]
     is_even = (np.diff(medians) >= EVEN_SHARE * total).all()
     if not is_even or total <= GROWTH_SHARE * medians[0]:
         return 0.0
-    # The medians of the outer quarters lie three quarters of the half apart.
+    # The centres of the outer quarters are three quarters of the half apart.
     return 4 / 3 * float(total)

@@ -1,4 +1,4 @@
-"""What is said of memory is worked out here: its most, its limit, and whether it stays as it is."""
+"""Statements about memory are worked out here: its peak, its limit, and whether it is steady."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.runs.snapshot import RunSnapshot
 
 @dataclass(frozen=True)
 class MemoryKind:
-    """A `MemoryKind` is host or GPU memory as a run used it."""
+    """A `MemoryKind` is host or GPU memory, as used by a run."""
 
     name: str
     most: int
-    """So many bytes were in use at most so far."""
+    """At most this many bytes were in use so far."""
     limit: int
-    """So many bytes can be in use; 0 where that is not known."""
+    """At most this many bytes can be in use; it is 0 if the limit is not known."""
     growth: MemoryGrowth
 
 
@@ -37,7 +37,7 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
     )
     if not memory.gpu_total[-1]:
         return [host]
-    # What is allocated changes within a step, so its peak is compared where it was recorded.
+    # The allocated amount varies within a step, so its peak is compared if it was recorded.
     values = memory.gpu_peak if any(memory.gpu_peak) else memory.gpu_allocated
     gpu = MemoryKind(
         "GPU", int(np.max(values)), memory.gpu_total[-1], memory_growth(memory.step, values)
@@ -46,11 +46,11 @@ def memory_kinds(snapshot: RunSnapshot) -> list[MemoryKind]:
 
 
 def growth_words(found: MemoryGrowth) -> str:
-    """Returns words to put after the most bytes: that memory grows, or since when it does not."""
+    """Returns words to follow the peak: that memory grows, or since when it has been steady."""
     if found.is_growing:
         return f", growing: {in_bytes(found.grown)} more since step {found.grows_since:,}"
     if found.steady_since is None:
         return ""
-    # Rounded up to a tenth of a percent, so that the samples do lie within what is said.
+    # It is rounded up to a tenth of a percent, so that the samples are within the stated range.
     percent = math.ceil(1000 * found.share) / 10
     return f", flat since step {found.steady_since:,} (± {percent:g} %)"

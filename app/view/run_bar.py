@@ -1,5 +1,5 @@
-"""The run bar stands above the tabs. It says in plain data how a run is doing, or how it ended, and
-what can be asked of it. All functions are pure and need neither Plotly nor Gradio.
+"""The run bar is above the tabs. It describes in plain data how a run is doing, or how it ended,
+and which requests are possible. All functions are pure and need neither Plotly nor Gradio.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PASSING_WORDS = {
     "stopping": "Finishing the step, then saving.",
     "saving": "Saving.",
 }
-"""A run in one of these states is soon in another one."""
+"""A run leaves each of these states after a short time."""
 ACTIONS = {
     "preparing": ("stop", "discard"),
     "running": ("pause", "save", "change", "stop", "discard"),
@@ -51,42 +51,42 @@ ACTIONS = {
     "failed": ("resume",),
     "interrupted": ("resume",),
 }
-"""A person can ask for these in each state."""
+"""A person can request these actions in each state."""
 ACTIONS_ON_A_FULL_DISK = {
     "record": ("stop", "discard"),
     "checkpoint": ("save", "stop", "discard"),
     "stop": ("save", "stop", "discard"),
 }
-"""A person can ask for these while a run waits for space on the disk, by what it cannot write. The
-run goes on by itself, so there is no resume.
+"""A person can request these actions while a run waits for disk space; the key says what the run
+cannot write. The run continues automatically once there is space, so there is no resume.
 """
 MARKS = {"good": "✓", "bad": "✗", "warn": "‖", "calm": "■"}
-"""The title of a browser's tab begins with one of these, by the tone of the state."""
+"""The title of a browser's tab begins with one of these marks, chosen by the tone of the state."""
 
 
 @dataclass(frozen=True)
 class ShownRun:
-    """A `ShownRun` is what the bar shows of a run besides its record."""
+    """A `ShownRun` is what the bar shows about a run that is not in the run's record."""
 
     run_id: str
     name: str
     is_running: bool
-    """Some process holds the run."""
+    """A process holds the run's lock."""
     pending: str | None = None
-    """This command was asked for and has not been taken yet."""
+    """This command was requested and has not been taken yet."""
     learning_rate: float | None = None
-    """The settings have this peak. It is None where they cannot be read."""
+    """This is the peak learning rate in the settings, or None if they cannot be read."""
 
 
 def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
-    """Returns the texts and numbers of the bar, and what can be asked of the run."""
+    """Returns the texts and numbers of the bar, and the possible requests to the run."""
     state = shown_state(snapshot.state, run.is_running)
     tone = STATE_TONES[state]
     rates = snapshot.steps.tokens_per_second
     seconds = snapshot.steps.seconds
     lacks_space_for = snapshot.lacks_space_for if state == "paused" else ""
-    # A run that cannot write its record cannot tell that it has taken a request. What can be asked
-    # of it stays on offer then.
+    # A run that cannot write its record cannot report that it has taken a request. Its actions stay
+    # available in that case.
     pending = None if lacks_space_for == "record" else run.pending
     actions = ACTIONS_ON_A_FULL_DISK.get(lacks_space_for) or ACTIONS.get(state, ())
     return {
@@ -115,12 +115,14 @@ def run_bar(snapshot: RunSnapshot, run: ShownRun) -> dict[str, Any]:
 
 
 def recent_median(values: Sequence[float]) -> float:
-    """Returns the median over the latest steps."""
+    """Returns the median of the latest steps."""
     return float(np.median(values[-RECENT_STEPS:]))
 
 
 def _mark(snapshot: RunSnapshot, state: str) -> str:
-    """Returns what a browser's tab shows first, where its width cuts the rest off."""
+    """Returns the beginning of the tab's title, which stays visible when the browser truncates the
+    title.
+    """
     if state == "running":
         return f"{100 * snapshot.progress:.0f} %"
     return MARKS.get(STATE_TONES[state], STATE_WORDS[state])
@@ -136,7 +138,7 @@ def _time_left(snapshot: RunSnapshot, state: str) -> str:
 
 
 def sentence(snapshot: RunSnapshot, state: str) -> str:
-    """Returns one sentence that says how the run is doing, or how it ended."""
+    """Returns one sentence on how the run is doing, or how it ended."""
     if state in OVER_STATES or state == "interrupted":
         return _how_it_ended(snapshot, state)
     if snapshot.job is not None:

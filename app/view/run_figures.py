@@ -1,5 +1,5 @@
-"""The curves of a run have names here, those of their places on the page, and a sentence each. All
-functions are pure and read a snapshot.
+"""The figures of a run are listed here by name, which is also that of their place on the page, with
+a sentence for each. All functions are pure and take a snapshot.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ FIGURES: dict[str, Callable[[RunSnapshot, Axis], Figure]] = {
     "power": power_figure,
     "norms": norms_figure,
 }
-"""These figures are drawn on the linked axis."""
+"""These figures are drawn on the shared x axis."""
 SHARE_SEEN = 0.005
-"""A part of a step is told from this share of its time on."""
+"""A part of a step is mentioned only if it takes at least this share of the step's time."""
 
 
 def summaries(snapshot: RunSnapshot) -> dict[str, str]:
-    """Returns a sentence for each figure, for those who cannot or will not read the curve."""
+    """Returns a sentence for each figure, for people who cannot or do not want to read it."""
     said = {}
     if len(snapshot.steps):
         said["loss"] = _loss_words(snapshot)
@@ -58,7 +58,7 @@ def summaries(snapshot: RunSnapshot) -> dict[str, str]:
 
 
 def alarms(snapshot: RunSnapshot) -> set[str]:
-    """Returns the names of the figures that show something to look at."""
+    """Returns the names of the figures that show a problem."""
     is_growing = any(kind.growth.is_growing for kind in memory_kinds(snapshot))
     return {"memory"} if is_growing else set()
 
@@ -91,8 +91,8 @@ def _memory_words(snapshot: RunSnapshot) -> str:
 
 
 def _throughput_words(snapshot: RunSnapshot) -> str:
-    """Returns what was measured, beside what the plan's simulation predicted and what the machine
-    can do, where that is known.
+    """Returns the measured values, together with the prediction of the plan's simulation and the
+    limit of the machine, where these are known.
     """
     steps = snapshot.steps
     told = f"{float(np.median(steps.tokens_per_second)):,.0f} tokens/s in the median step"
@@ -111,7 +111,7 @@ def _throughput_words(snapshot: RunSnapshot) -> str:
 
 
 def _step_time_words(snapshot: RunSnapshot) -> str:
-    """Returns the shares in the time of the latest steps that can be seen."""
+    """Returns the parts of the latest steps whose shares are large enough to be seen."""
     told = []
     for name, share in recent_shares(snapshot).items():
         if share >= SHARE_SEEN:

@@ -1,4 +1,4 @@
-"""A row of the Runs tab is one run of the list, as plain data."""
+"""A row of the Runs tab describes one run of the list, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.runs.listing import RunSummary
 
 def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
     """Returns one row; `can_talk` is whether the run has weights to talk to. A run that cannot be
-    shown is told as unreadable, so that it hides no other.
+    shown gets a row that says it is unreadable, so that the other runs are still listed.
     """
     try:
         return _run_row(run, can_talk)
@@ -51,10 +51,10 @@ def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
 
 
 def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
-    """Returns what a row offers, in the order of its buttons."""
+    """Returns the actions of a row, in the order of its buttons."""
     asked = ACTIONS.get(run.state, ())
     is_readable = run.state != "unreadable"
-    # A pause is ended in the run bar, beside what else a paused run can be asked.
+    # A paused run is resumed in the run bar, which also offers its other actions.
     can_resume = "resume" in asked and run.state != "paused"
     can_delete = "stop" not in asked and STATE_TONES[run.state] != "busy"
     offers = [

@@ -1,11 +1,11 @@
-"""A `Watch` follows one run and makes what the pages that look at it are sent: the record is read
-once, and each part is serialised once, however many tabs ask.
+"""A `Watch` follows one run and prepares the data for the pages that show it: the record is read
+once, and each part is serialised once, however many tabs request it.
 
-- A part is a figure, the details, or the timeline. A page says with `since` what it has seen, and
-  is sent the parts that changed after that.
-- The run bar and the latest numbers are always sent.
-- All runs are read from their files, those of this process too, so that a live, a finished and a
-  crashed run are drawn by one path.
+- A part is a figure, the details, or the timeline. A page reports with `since` what it has seen,
+  and gets the parts that changed after that.
+- The run bar and the latest numbers are always included.
+- All runs are read from their files, including those of this process, so that the same code serves
+  live, finished and crashed runs.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ from engine.runs.snapshot import RunSnapshot
 from engine.runs.timeline_index import TimelineIndex
 
 REBUILD_SECONDS = 0.75
-"""The parts are made anew after so many seconds at the earliest. Pages pause for longer, so that
-each finds what is new, whenever it asks.
+"""The parts are rebuilt at most once in this many seconds. Pages wait longer between requests, so
+that each request finds new data, if there is any.
 """
 ENDING = ("stop", "discard")
 """These commands end a run."""
 FORGET_AXIS_SECONDS = 30.0
-"""Figures on an axis that no page has asked for in so many seconds are made no longer."""
+"""Figures on an axis that no page has requested for this many seconds are no longer built."""
 
 
 class Watch:
-    """A `Watch` follows one run. Any number of requests of one event loop may await `answer`;
+    """A `Watch` follows one run. Any number of requests on one event loop may await `answer`;
     `note_request` may be called from any thread.
     """
 
     def __init__(self, folder: RunFolder, is_active: Callable[[], bool]):
-        """`is_active` returns whether this process is running the run, which it is a little before
-        it takes the run's lock.
+        """`is_active` returns whether this process is running the run, which becomes true shortly
+        before the run takes its lock.
         """
         self.folder = folder
         self._is_active = is_active
         self.snapshot = RunSnapshot()
         self._follower = Follower(folder.events_path)
         self.timelines = TimelineIndex(folder.events_path)
-        """A page may ask here for the timeline of an earlier step."""
-        # One request at a time rebuilds the parts; those that wait find them ready. It is a lock of
-        # the event loop, so that waiting holds up no other request.
+        """A page may request the timeline of an earlier step here."""
+        # One request at a time rebuilds the parts; the waiting ones find them ready. The lock is
+        # one of the event loop, so that waiting blocks no other request.
         self._lock = asyncio.Lock()
         self._read_at = -REBUILD_SECONDS
         self._head = b""
         self._parts: dict[tuple[str, Axis | None], _Part] = {}
         self._asked_at: dict[Axis, float] = {}
         self._request: tuple[str, int] | None = None
-        """This command was sent to the run when it had taken so many, and is not taken yet."""
+        """The pending command, and how many commands the run had taken when it was sent."""
         self._changes = 0
 
     async def answer(self, since: int, axis: Axis) -> bytes:
-        """Returns the members of a JSON object, without its braces. Raises RunError when the record
+        """Returns the members of a JSON object, without its braces. Raises RunError if the record
         cannot be read.
         """
         async with self._lock:
@@ -79,7 +79,7 @@ class Watch:
             is_new = axis not in self._asked_at
             self._asked_at[axis] = now
             if is_new or now - self._read_at >= REBUILD_SECONDS:
-                # In a thread, since a long record takes seconds to read the first time.
+                # This runs in a thread, since the first read of a long record takes seconds.
                 await asyncio.to_thread(self._rebuild)
             changed = [
                 part.body
@@ -89,23 +89,23 @@ class Watch:
             return self._head + b',"parts":{' + b",".join(changed) + b"}"
 
     def note_request(self, command: str, taken: int) -> None:
-        """Notes a command that was sent to the run; it is shown until the run says that it has
-        taken it. `taken` is how many commands the snapshot knew the run to have taken before this
-        one was sent.
+        """Records a command that was sent to the run; it is shown until the run reports that it has
+        taken it. `taken` is the number of commands that the run had taken, according to the
+        snapshot, before this one was sent.
 
-        A command that ends the run stays shown when somebody else asks for something at the same
-        time, since the end is what comes of it.
+        A command that ends the run stays shown if somebody else requests something at the same
+        time, since the run will end in any case.
         """
-        before = self._request  # copied, since another thread may set it to None meanwhile
+        before = self._request  # a copy, since another thread may set the field to None meanwhile
         if before is None or before[0] not in ENDING or command in ENDING:
             self._request = command, taken
-        self._read_at = -REBUILD_SECONDS  # the next answer shows it
+        self._read_at = -REBUILD_SECONDS  # makes the next answer show it
 
     # ------------------------------------------------------------------ rebuilding
 
     def _rebuild(self) -> None:
-        # Asked before the record is read: a run that ends in between is then not taken for an
-        # interrupted one.
+        # This is checked before the record is read, so that a run that ends in between is not taken
+        # for an interrupted one.
         is_running = self._is_active() or self.folder.is_running()
         catch_up(self.snapshot, self._follower)
         config = self._config()
@@ -118,8 +118,8 @@ class Watch:
         self._read_at = time.monotonic()
 
     def _pending(self, is_running: bool) -> str | None:
-        """Returns the command that the run has not taken yet, and forgets one that it has taken or
-        never will.
+        """Returns the command that the run has not taken yet. A command that it has taken, or never
+        will take, is dropped.
         """
         request = self._request
         if request is None:
@@ -131,7 +131,7 @@ class Watch:
         return None
 
     def _head_of(self, is_running: bool, pending: str | None, config: TrainConfig | None) -> bytes:
-        """Returns the members that every answer begins with."""
+        """Returns the members that begin every answer."""
         snapshot = self.snapshot
         about = read_about(self.folder.path)
         run = ShownRun(
@@ -160,7 +160,7 @@ class Watch:
             snapshot.memory.count,
             snapshot.evals.count,
         )
-        # A map of all units is larger than a curve, and changes in few steps alone.
+        # A map of all units is larger than a curve, and changes only at sampled steps.
         norms = (snapshot.sessions, snapshot.norms.count)
         for axis in self._axes_in_use():
             for name in FIGURES:
@@ -212,19 +212,19 @@ class Watch:
     def _keep(
         self, name: str, axis: Axis | None, made_of: Hashable, build: Callable[[], dict[str, Any]]
     ) -> None:
-        """Builds and serialises a part unless what it is made of is what it was."""
+        """Builds and serialises a part, unless the values it is made from are unchanged."""
         part = self._parts.get((name, axis))
         if part is None or part.made_of != made_of:
             body = json.dumps(name).encode() + b":" + _serialised(build())
-            # Counted from 1 so that a page that has seen nothing (since 0) is also sent the parts
+            # Numbers start at 1, so that a page that has seen nothing (since 0) also gets the parts
             # of an empty record.
             self._parts[name, axis] = _Part(made_of, max(1, self.snapshot.last_seq), body)
 
     # ------------------------------------------------------------------ what a rebuild needs
 
     def _name(self) -> str:
-        """Returns the run's own name. It stands in the configuration until the run has described
-        itself, which it does once everything is prepared.
+        """Returns the run's own name. It is read from the configuration until the record contains
+        it, which is the case once everything is prepared.
         """
         if self.snapshot.name:
             return self.snapshot.name
@@ -234,7 +234,7 @@ class Watch:
             return self.folder.id
 
     def _config(self) -> TrainConfig | None:
-        """Returns the settings, which a change writes anew, or None where they do not load."""
+        """Returns the settings, which a change of the run rewrites, or None if they do not load."""
         if self._changes != len(self.snapshot.changes):
             self._changes = len(self.snapshot.changes)
             self.folder.read_config_again()
@@ -244,8 +244,8 @@ class Watch:
             return None
 
     def _axes_in_use(self) -> list[Axis]:
-        """Returns the axes that pages look at, and forgets the figures on other axes. All figures
-        are rebuilt together, since one `seq` tells a page how much it has seen.
+        """Returns the axes that pages show, and drops the figures on other axes. All figures are
+        rebuilt together, since a page reports what it has seen with a single `seq`.
         """
         now = time.monotonic()
         for axis, asked_at in list(self._asked_at.items()):
@@ -260,14 +260,14 @@ class _Part:
     """A `_Part` is one serialised member of the answer."""
 
     made_of: Hashable
-    """The part was made of these numbers. It is as it was while they are."""
+    """The part was built from these values. It is rebuilt when they change."""
     seq: int
-    """The part is as of this record."""
+    """The part reflects the run's record up to this entry."""
     body: bytes
 
 
 def _figure(name: str, snapshot: RunSnapshot, axis: Axis, words: dict[str, str]) -> dict[str, Any]:
-    """Returns a figure with what is said of it."""
+    """Returns a figure with its description."""
     return FIGURES[name](snapshot, axis) | words
 
 

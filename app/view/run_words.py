@@ -1,5 +1,5 @@
-"""The numbers and texts of a run are put into words here: the latest numbers, and what is known of
-the run besides its curves. All functions are pure and need neither Plotly nor Gradio.
+"""The numbers and texts of a run are put into words here: the latest numbers, and the details apart
+from its curves. All functions are pure and need neither Plotly nor Gradio.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from engine.runs.snapshot import RunSnapshot
 from engine.words import counted
 
 EXCESS_SHOWN = 0.05
-"""What was measured is marked where it exceeds its prediction by more than this share."""
+"""A measured value is marked if it exceeds its prediction by more than this share."""
 LOG_LINES_SHOWN = 200
 SAMPLES_SHOWN = 5
 SAMPLES_LOOKED_AT = 20
-"""Power is shown where one of so many latest samples has any."""
+"""Power is shown if any of this many latest samples has a value for it."""
 UNITS_NAMED = 4
-"""A longer list of units is shown as their number."""
+"""A list of more units than this is shown as a number of units."""
 MOMENT_WORDS = {
     "dry_run": "Measured in a dry run of one step, before the first.",
     "running": "Measured in the first steps; again when the run ends.",
@@ -32,7 +32,7 @@ MOMENT_WORDS = {
 
 
 def tiles(snapshot: RunSnapshot) -> list[dict[str, str]]:
-    """Returns the latest numbers, each with its label, its value, and a note below."""
+    """Returns the latest numbers, each with its label, its value, and a note below it."""
     shown = [*_training_tiles(snapshot), _host_tile(snapshot)]
     memory = snapshot.memory
     if len(memory) and memory.gpu_total[-1]:
@@ -89,8 +89,8 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 
 def details(snapshot: RunSnapshot) -> dict[str, Any]:
-    """Returns facts, held-out answers, files and the log: what is known of the run besides its
-    curves.
+    """Returns the details of a run apart from its curves: facts, held-out answers, files and the
+    log.
     """
     return {
         "facts": _facts(snapshot),
@@ -109,7 +109,7 @@ def details(snapshot: RunSnapshot) -> dict[str, Any]:
 
 
 def _facts(snapshot: RunSnapshot) -> list[list[str]]:
-    """Returns pairs of a name and a text; what is not known is left out."""
+    """Returns pairs of a name and a text; unknown values are left out."""
     facts = []
     if snapshot.parameters:
         parameters = in_count(snapshot.parameters)
@@ -143,7 +143,7 @@ def _listed(values: dict[str, Any]) -> list[list[str]]:
 
 
 def _short(choices: dict[str, Any]) -> dict[str, Any]:
-    """Returns a plan's choices, with long lists of units as their number."""
+    """Returns a plan's choices, with long lists of units replaced by their length."""
     short = dict(choices)
     for name, value in choices.items():
         if isinstance(value, (list, tuple)) and len(value) > UNITS_NAMED:
@@ -152,14 +152,14 @@ def _short(choices: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """Returns a value of the engine's summaries as text; nested ones are `name value` pairs."""
+    """Returns a value from the engine's summaries as text; nested ones are `name value` pairs."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_plain(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value))
     if value is None:
         return ""
-    if isinstance(value, bool):  # before int, which a bool also is
+    if isinstance(value, bool):  # before int, since a bool is also an int
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
@@ -167,8 +167,8 @@ def _plain(value: Any) -> str:
 
 
 def _forecast(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """Returns what was predicted and what was measured, a row for each quantity: its name, both
-    values, and how far off the prediction was, as text and tone.
+    """Returns the predictions and measurements, with a row for each quantity: its name, both
+    values, and the error of the prediction as text and tone.
     """
     if snapshot.forecast is None:
         return None
@@ -190,7 +190,7 @@ def _forecast_row(name: str, pair: Comparison) -> dict[str, str]:
 
 
 def _signed(percent: float) -> str:
-    """Returns a percentage with its sign, as in +3.2 %, −0.4 % or 0.0 %."""
+    """Returns a percentage with a sign, as in +3.2 %, −0.4 % or 0.0 %."""
     shown = f"{abs(percent):.1f} %"
     if shown == "0.0 %":
         return shown
@@ -198,8 +198,8 @@ def _signed(percent: float) -> str:
 
 
 def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """Returns held-out prompts with the expected answer and the model's answers, before training
-    and after.
+    """Returns held-out prompts with the expected answer and the model's answers before and after
+    training.
     """
     by_moment = {match.moment: match for match in snapshot.exact_matches}
     if not by_moment:
@@ -220,7 +220,7 @@ def _answers(snapshot: RunSnapshot) -> dict[str, Any] | None:
 
 def prompt_answers(snapshot: RunSnapshot) -> dict[str, Any]:
     """Returns the sample prompts, the steps at which they were answered, and the answers by prompt
-    and step; an answer is empty where the prompt was not asked at the step.
+    and step; an answer is empty if the prompt was not part of that step.
     """
     by_step = [_by_prompt(event) for event in snapshot.prompt_answers]
     rows: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
-"""Recorded spans are prepared here for drawing: by lane, merged to a bounded number, and as the
-phases of a step. All functions are pure.
+"""Recorded spans are prepared here for drawing: they are grouped by lane, merged down to a limited
+number, and turned into the phases of a step. All functions are pure.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from engine.runs.events import Span, Wait
 MAX_SPANS = 1500
 MAX_PHASES = 240
 LANES = (Lane.H2D, Lane.STATES_IN, Lane.COMPUTE, Lane.UPDATE, Lane.D2H, Lane.STATES_OUT, Lane.HOST)
-"""The lanes stand so from top to bottom: what comes in, what the device does with it, what goes
-out, and the host.
+"""These are the lanes from top to bottom: transfers to the device, work on it, transfers
+from it, and the host.
 """
 GAPS_SEEN = 500
-"""A gap between spans is seen where it is longer than one part in so many of what is drawn."""
+"""A gap between spans is drawn if it is longer than the drawn time divided by this number."""
 
 PHASES = {
     "embed": "Forward",
@@ -29,34 +29,34 @@ PHASES = {
     "embed_backward": "Backward",
     "reduce": "Backward",
 }
-"""An op of COMPUTE begins this phase. Ops that are not named here belong to the phase under way."""
+"""An op of COMPUTE begins this phase. Ops that are not listed here belong to the current phase."""
 
 Window = tuple[float, float]
-"""A window goes from one time of a step to another, in seconds from the step's first op."""
+"""A window is a start and an end, in seconds from the step's first op."""
 
 Piece = TypeVar("Piece", Span, Wait)
 
 
 class TimedSpan(Span):
-    """A `TimedSpan` may also say how long its op was predicted to take."""
+    """A `TimedSpan` may also have the predicted duration of its op."""
 
     predicted: NotRequired[float]
 
 
 class MergedSpan(TimedSpan):
-    """A `MergedSpan` is one bar of the drawing. It stands for neighbours of one lane."""
+    """A `MergedSpan` is one bar of the drawing. It represents neighbouring spans of one lane."""
 
     count: int
-    """The bar stands for so many spans."""
+    """The bar represents this many spans."""
     last: str
-    """The last of them is of this unit; `unit` is that of the first."""
+    """This is the unit of the last of these spans; `unit` is that of the first."""
     share: dict[str, float]
-    """Each op takes so many seconds of the bar."""
+    """Each op takes this many seconds of the bar."""
 
 
 def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
-    """Returns the spans, or the waits, of which the window shows at least a part; without a window,
-    all of them.
+    """Returns the spans, or the waits, that are at least partly inside the window, or all of them
+    without a window.
     """
     if window is None:
         return list(pieces)
@@ -65,8 +65,8 @@ def within(pieces: Sequence[Piece], window: Window | None) -> list[Piece]:
 
 
 def lane_names(spans: Sequence[Span]) -> list[Lane]:
-    """Returns the lanes of a step. Those of optimizers on the device are among them where they have
-    spans, the others always.
+    """Returns the lanes of a step. The lanes of optimizers on the device are included only if they
+    have spans, the other lanes always.
     """
     used = {span["lane"] for span in spans}
     return [lane for lane in LANES if lane in used or lane not in UPDATE_LANES]
@@ -76,9 +76,9 @@ def lanes_of(
     spans: Sequence[Span], limit: int = MAX_SPANS, names: Sequence[Lane] | None = None
 ) -> dict[Lane, list[MergedSpan]]:
     """Returns the spans of each lane in order of time, at most `limit` in all. `names` are the
-    lanes; those that `spans` have if they are not given.
+    lanes; by default, they are the lanes that `spans` use.
 
-    Neighbours of a lane are merged until the limit is kept: the shortest first, and those of one op
+    Neighbours of a lane are merged until the limit is met: the shortest first, and those of one op
     before those of several. The merged span has the op that fills most of it.
     """
     lanes: dict[Lane, list[MergedSpan]] = {}
@@ -88,7 +88,8 @@ def lanes_of(
     first = min((span["start"] for span in spans), default=0.0)
     last = max((span["end"] for span in spans), default=0.0)
     width = (last - first) / MAX_SPANS
-    # The passes take turns: of one op up to a width, of any ops up to it, then twice the width.
+    # Passes alternate: first neighbours of one op are merged up to a width, then any neighbours up
+    # to that width, then the width is doubled.
     is_any_op = False
     while sum(map(len, lanes.values())) > limit:
         lanes = {lane: _merge(own, width, is_any_op) for lane, own in lanes.items()}
@@ -104,13 +105,13 @@ def _start(piece: Span | Wait) -> float:
 
 def _unmerged(span: Span) -> MergedSpan:
     share = {span["op"]: span["end"] - span["start"]}
-    # The copy also has what was predicted, where `span` is a `TimedSpan`.
+    # The copy also has the prediction if `span` is a `TimedSpan`.
     return {**span, "count": 1, "last": span["unit"], "share": share}
 
 
 def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[MergedSpan]:
-    """Returns the spans of a lane after one pass, which joins neighbours while the result is no
-    longer than `width` seconds.
+    """Returns the spans of a lane after one pass, which joins neighbours as long as the result is
+    no longer than `width` seconds.
     """
     joined: list[MergedSpan] = []
     for span in spans:
@@ -127,7 +128,7 @@ def _merge(spans: list[MergedSpan], width: float, is_any_op: bool) -> list[Merge
 
 
 def _both(one: MergedSpan, other: MergedSpan) -> MergedSpan:
-    """Returns the span that stands for two neighbours."""
+    """Returns the span that represents two neighbours."""
     share = one["share"].copy()
     for op, seconds in other["share"].items():
         share[op] = share.get(op, 0.0) + seconds
@@ -143,9 +144,9 @@ def _both(one: MergedSpan, other: MergedSpan) -> MergedSpan:
 def gaps_of(
     compute: Sequence[Span], length: float, window: Window | None = None
 ) -> list[tuple[float, float]]:
-    """Returns the gaps between the spans of the COMPUTE lane that are long enough to be seen, each
-    from its start to its end in seconds. The step is `length` seconds long. Where `compute` holds
-    the spans of a `window` alone, its gaps are looked for in the window.
+    """Returns the gaps between the spans of the COMPUTE lane that are long enough to be seen, as
+    pairs of start and end in seconds. The step is `length` seconds long. If `compute` has only the
+    spans of a `window`, only the window is searched for gaps.
     """
     begin, end = window or (0.0, length)
     shortest = (end - begin) / GAPS_SEEN
@@ -166,21 +167,22 @@ def longest(waits: Sequence[Wait], limit: int) -> list[Wait]:
 
 @dataclass(frozen=True)
 class Phase:
-    """A `Phase` is a stretch of a step, in seconds from the step's first op."""
+    """A `Phase` is a part of a step; its times are in seconds from the step's first op."""
 
     name: str
-    """It is Forward, Loss, Backward, or Updates once COMPUTE has done everything."""
+    """The phase is Forward, Loss or Backward, or Updates once COMPUTE has finished."""
     label: str
-    """The label also says which round the phase is of, where a step has several."""
+    """The label also names the round that the phase belongs to, if a step has several."""
     short: str
-    """The short label is for a phase that is drawn narrow."""
+    """The short label is used if the phase is drawn narrow."""
     start: float
     end: float
 
 
 def phases_of(spans: Sequence[Span], limit: int = MAX_PHASES) -> list[Phase]:
-    """Returns the phases of a step by its COMPUTE spans, in order of time and without gaps. Of more
-    than `limit`, the shortest are left out. There are none without COMPUTE spans of a known phase.
+    """Returns the phases of a step from its COMPUTE spans, in order of time and without gaps. If
+    there are more than `limit`, the shortest are left out. Without COMPUTE spans of a known phase,
+    there are no phases.
     """
     compute = sorted((span for span in spans if span["lane"] == Lane.COMPUTE), key=_start)
     turns = _turns(compute)
@@ -209,7 +211,7 @@ def phases_of(spans: Sequence[Span], limit: int = MAX_PHASES) -> list[Phase]:
 
 
 def _turns(compute: Sequence[Span]) -> list[tuple[str, float]]:
-    """Returns each phase that COMPUTE turns to, with the time at which it does."""
+    """Returns each phase that COMPUTE begins, with the time at which it does."""
     turns: list[tuple[str, float]] = []
     for span in compute:
         name = PHASES.get(span["op"])

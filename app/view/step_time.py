@@ -1,5 +1,5 @@
-"""The time of steps is divided here: into compute, and what compute waited for. All functions are
-pure and read a snapshot's columns.
+"""The time of steps is divided here into compute and the causes for which compute waited. All
+functions are pure and take a snapshot's columns.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ PARTS = {
     "optimizer": ("the optimizer", PINK),
     "other": ("launches and the rest", GREY),
 }
-"""These are the parts of a step from the bottom of the drawing to its top. Each has its words and
-its colour, which is that of the timeline.
+"""These are the parts of a step from the bottom of the drawing to the top. Each has its words and a
+colour, which is the same as in the timeline.
 """
 
 
 def step_parts(steps: StepTable) -> dict[str, np.ndarray]:
-    """Returns seconds[steps] of each of `PARTS`, which add up to those of the step. Causes that
-    this version does not know belong to `other`.
+    """Returns seconds[steps] of each of `PARTS`, which add up to the duration of the step. Causes
+    that this version does not know are counted as `other`.
     """
     parts = {cause: np.asarray(steps.exposed[cause], dtype=float) for cause in EXPOSED_CAUSES}
     for cause in steps.exposed:
         if cause not in parts:
             parts["other"] = parts["other"] + np.asarray(steps.exposed[cause], dtype=float)
-    # Records count the seconds in which rows were put together as part of `other`.
+    # Records count the seconds spent putting rows together as part of `other`.
     data = np.minimum(np.asarray(steps.data_seconds, dtype=float), parts["other"])
     parts["data"] = data
     parts["other"] = parts["other"] - data
@@ -42,8 +42,8 @@ def step_parts(steps: StepTable) -> dict[str, np.ndarray]:
 
 def recent_shares(snapshot: RunSnapshot) -> dict[str, float]:
     """Returns the share of each of `PARTS` in the time of the latest steps, or nothing before the
-    first step. A session's first step, in which much is done once, counts only while it is the only
-    one.
+    first step. A session's first step includes one-time work, so it counts only while it is the
+    only step.
     """
     steps = snapshot.steps
     if not len(steps):

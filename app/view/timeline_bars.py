@@ -1,5 +1,6 @@
-"""The bars of the timeline are made here, with their colours and words: a bar for each span or for
-merged neighbours, and one for each stretch in which COMPUTE waited. All functions are pure.
+"""The bars of the timeline are made here, with their colours and texts: a bar for each span or
+group of merged neighbours, and one for each stretch in which COMPUTE waited. All functions are
+pure.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ OP_GROUPS = {
     ),
     "Optimizer": (PINK, (OpKind.UPDATE, OpKind.DEVICE_UPDATE, OpKind.APPLIED)),
 }
-"""Each colour of the timeline stands for these ops, in the order of the legend."""
+"""Each colour of the timeline represents these ops, in the order of the legend."""
 
 WAIT_COLOUR = "rgba(214, 69, 80, 0.35)"
 WAITS = {
@@ -48,7 +49,7 @@ WAITS = {
     "optimizer": (PINK, "the optimizer"),
     "other": (GREY, "other work"),
 }
-"""Stretches in which COMPUTE waited are red, hatched in the colour of what it waited for."""
+"""Stretches in which COMPUTE waited are red, with hatching in the colour of the cause."""
 
 OP_COLOURS: dict[str, str] = {op: colour for colour, ops in OP_GROUPS.values() for op in ops}
 OP_WORDS: dict[str, str] = {
@@ -82,15 +83,15 @@ LANE_WORDS = {
 }
 
 SECOND_TONE = 0.74
-"""Every other one of neighbours of one op has this opacity, so that each can be told from the
-next.
+"""Every second one of neighbouring bars of the same op has this opacity, so that neighbours can be
+told apart.
 """
 MAX_WAITS = 400
-"""So many stretches of waiting are drawn at most."""
+"""At most this many stretches of waiting are drawn."""
 
 
 def _bars(name: str, lane: Lane, starts: Sequence[float], ends: Sequence[float]) -> dict[str, Any]:
-    """Returns a trace of bars in the row of a lane, between times in seconds."""
+    """Returns a trace of bars in the row of a lane; `starts` and `ends` are in seconds."""
     begin = 1000 * np.array(starts, dtype=float)
     end = 1000 * np.array(ends, dtype=float)
     return {
@@ -127,7 +128,7 @@ def lane_bars(lane: Lane, spans: list[MergedSpan], batches: int) -> dict[str, An
 
 
 def _tones(spans: list[MergedSpan]) -> list[float]:
-    """Returns the opacity of each span, which differs from that of a neighbour of the same op."""
+    """Returns the opacity of each span, which differs between neighbours of the same op."""
     tones: list[float] = []
     before: str | None = None
     for span in spans:
@@ -138,7 +139,7 @@ def _tones(spans: list[MergedSpan]) -> list[float]:
 
 
 def _span_words(span: MergedSpan, batches: int) -> str:
-    """Returns what is said of a bar that the mouse points at."""
+    """Returns the text for a bar under the mouse pointer."""
     what = escaped(OP_WORDS.get(span["op"], span["op"].replace("_", " ")))
     unit, last = span["unit"], span["last"]
     if span["count"] > 1:
@@ -154,7 +155,7 @@ def _span_words(span: MergedSpan, batches: int) -> str:
 
 
 def wait_bars(waits: list[Wait]) -> list[dict[str, Any]]:
-    """Returns a trace for each cause that COMPUTE waited for."""
+    """Returns a trace for each cause for which COMPUTE waited."""
     by_cause: dict[str, list[Wait]] = {cause: [] for cause in WAITS}
     for wait in longest(waits, MAX_WAITS):
         cause = wait.get("cause", "other")
@@ -179,7 +180,7 @@ def _bars_of_cause(cause: str, waits: list[Wait]) -> dict[str, Any]:
 
 
 def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
-    """Returns the gaps of a record that does not say for what COMPUTE waited."""
+    """Returns the gaps in a record that does not contain the causes for which COMPUTE waited."""
     starts = [start for start, _ in gaps]
     ends = [end for _, end in gaps]
     look = {
@@ -191,5 +192,5 @@ def unknown_waits(gaps: list[tuple[float, float]]) -> dict[str, Any]:
 
 
 def in_words(seconds: float) -> str:
-    """Returns a time of a part of a step, in milliseconds where it is less than a second."""
+    """Returns the duration of part of a step, in milliseconds if it is less than a second."""
     return f"{1000 * seconds:.3g} ms" if seconds < 1 else in_short_time(seconds)

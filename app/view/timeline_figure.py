@@ -1,8 +1,8 @@
-"""The timeline of one step is drawn here, and said in words: its spans by lane, its phases, where
-COMPUTE waited and for what, and what had been predicted.
+"""The timeline of one step is drawn and described here: its spans by lane, its phases, where
+COMPUTE waited and for what, and the prediction.
 
-All functions are pure and need no Plotly. What is drawn is bounded, whatever the step has done
-(`app.view.spans`).
+All functions are pure and need no Plotly. The number of drawn elements is limited, however many
+spans the step has (`app.view.spans`).
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ from engine.runs.events import PlanSimulated, Span, StepTimeline, Wait
 PHASE_COLOURS = {"Forward": GREEN, "Loss": GREY, "Backward": VIOLET, "Updates": PINK}
 
 MAX_BOXES = 500
-"""So many boxes of the prediction are drawn at most."""
+"""At most this many boxes of the prediction are drawn."""
 MAX_BOUNDARIES = 24
-"""The ends of phases are drawn through the lanes where there are so many phases at most."""
+"""The ends of phases are drawn through the lanes if there are at most this many phases."""
 EDGE = 0.004
-"""The x axis goes on by this share of the step's length beyond both of its ends."""
+"""The x axis extends beyond both ends of the step by this share of the step's length."""
 GHOST_LOW = 0.48
-"""The lower edge of a box of the prediction lies so far below the middle of its row."""
+"""The lower edge of a box of the prediction is this far below the middle of its row, which is 1
+high.
+"""
 GHOST_HIGH = 0.39
-"""The upper edge lies so far below."""
+"""The upper edge is this far below the middle."""
 
 
 def timeline_part(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None
 ) -> dict[str, Any]:
-    """Returns what the page draws and says of one step: its figure, the `phases` of the band above
-    it, `legend`, `said` and `step`.
+    """Returns everything that the page shows about one step: its figure, the `phases` of the band
+    above it, `legend`, `said` and `step`.
     """
     return {
         **timeline_figure(timeline, simulated),
@@ -71,12 +73,12 @@ def timeline_figure(
     simulated: PlanSimulated | None = None,
     window: Window | None = None,
 ) -> Figure:
-    """Returns the spans of a step, one row a lane, in milliseconds from the step's first op. Red is
-    where COMPUTE waited; the thin grey line under a lane is what had been predicted. The figure is
-    empty without a step.
+    """Returns the spans of a step, with one row per lane, in milliseconds from the step's first op.
+    Red marks stretches in which COMPUTE waited; the thin grey line under a lane is the prediction.
+    The figure is empty if there is no step.
 
-    With a `window`, only what lies in it is drawn, on the same axes. `is_whole` says whether each
-    span has a bar of its own, `count` how many bars stand for how many spans, in words.
+    With a `window`, only the part inside it is drawn, on the same axes. `is_whole` is whether each
+    span has a bar of its own; `count` says in words how many bars represent how many spans.
     """
     every = timeline.spans if timeline is not None else []
     all_waits = timeline.waits if timeline is not None else []
@@ -110,10 +112,10 @@ def _layout(
     waits: Sequence[Wait],
     shapes: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the layout, whose axes show all spans and waits of a step."""
+    """Returns the layout, with axes that show all spans and waits of a step."""
     begin = min((wait["start"] for wait in waits), default=0.0)
     length = max((span["end"] for span in spans), default=0.0)
-    # A microsecond at least: of a range without a length, Plotly would make one of its own.
+    # At least one microsecond, since Plotly would replace a range of length zero by one of its own.
     ends = np.array([begin - EDGE * length, (1 + EDGE) * max(length, 1e-6)])
     rows = [LANE_WORDS[lane] for lane in reversed(lanes)]  # Plotly counts from the bottom
     return {
@@ -153,7 +155,7 @@ def _count_words(bars: int, spans: int, window: Window | None) -> str:
 
 
 def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
-    """Returns `{label, short, colour, start, end}` of each phase in order of time, in
+    """Returns `{label, short, colour, start, end}` of each phase in order of time; the times are in
     milliseconds.
     """
     if timeline is None:
@@ -173,8 +175,8 @@ def timeline_phases(timeline: StepTimeline | None) -> list[dict[str, Any]]:
 def timeline_legend(
     timeline: StepTimeline | None, simulated: PlanSimulated | None = None
 ) -> list[dict[str, str]]:
-    """Returns entries `{label, colour, kind}` for what the timeline shows; `kind` is op, wait or
-    predicted.
+    """Returns entries `{label, colour, kind}` for everything that the timeline shows; `kind` is op,
+    wait or predicted.
     """
     if timeline is None or not timeline.spans:
         return []
@@ -195,7 +197,7 @@ def timeline_legend(
 
 
 def timeline_said(timeline: StepTimeline | None) -> str:
-    """Returns one sentence for those who cannot or will not read the figure."""
+    """Returns one sentence for people who cannot or do not want to read the figure."""
     if timeline is None or not timeline.spans:
         return ""
     length = max(span["end"] for span in timeline.spans)
@@ -216,7 +218,7 @@ def _entry(label: str, colour: str, kind: str) -> dict[str, str]:
 
 
 def _waited(timeline: StepTimeline) -> dict[str, float]:
-    """Returns the seconds of waiting by cause, the longest first."""
+    """Returns the seconds of waiting by cause, longest first."""
     seconds: dict[str, float] = {}
     for wait in timeline.waits:
         cause = wait.get("cause", "other")
@@ -225,7 +227,7 @@ def _waited(timeline: StepTimeline) -> dict[str, float]:
 
 
 def _boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
-    """Returns lines through all lanes where one phase ends and the next begins."""
+    """Returns lines through all lanes at each end of a phase that another phase follows."""
     if len(phases) > MAX_BOUNDARIES:
         return []
     line = {"color": GREY, "width": 1, "dash": "dot"}
@@ -238,8 +240,8 @@ def _boundaries(phases: list[Phase]) -> list[dict[str, Any]]:
 
 
 def _with_predictions(spans: Sequence[Span], simulated: PlanSimulated | None) -> Sequence[Span]:
-    """Returns each span with the seconds that were predicted of its op, where the plan that was
-    simulated is the one that ran.
+    """Returns each span with the predicted seconds of its op, if the simulated plan is the one that
+    ran.
     """
     predicted = simulated.spans if simulated is not None else []
     if [_op(span) for span in spans] != [_op(span) for span in predicted]:
@@ -251,15 +253,15 @@ def _with_predictions(spans: Sequence[Span], simulated: PlanSimulated | None) ->
 
 
 def _op(span: Span) -> tuple[Any, ...]:
-    """Returns what tells an op of a plan from the others."""
+    """Returns the values that identify an op of a plan."""
     return span["op"], span["unit"], span["lane"], span.get("micro_batch")
 
 
 def _ghost(
     simulated: PlanSimulated, lanes: list[Lane], window: Window | None
 ) -> list[dict[str, Any]]:
-    """Returns the simulated step: under the bars of each lane one path, which has a box for each
-    op. A path is drawn far faster than as many shapes.
+    """Returns the simulated step: one path under the bars of each lane, with a box for each op. A
+    single path is drawn far faster than as many shapes.
     """
     shapes = []
     for lane, own in lanes_of(within(simulated.spans, window), MAX_BOXES).items():
@@ -282,6 +284,6 @@ def _ghost(
 
 
 def _box(span: Span, low: float, high: float) -> str:
-    """Returns a rectangle as a path of SVG."""
+    """Returns a rectangle as an SVG path."""
     start, end = f"{1000 * span['start']:.9g}", f"{1000 * span['end']:.9g}"
     return f"M{start},{low}H{end}V{high}H{start}Z"

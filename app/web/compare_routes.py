@@ -1,4 +1,4 @@
-"""These routes show several runs side by side.
+"""One route compares several runs.
 
 GET /api/compare?runs=A,B&axis=step|time
     The curves, key figures and differing settings of 2 to 6 runs.

@@ -1,7 +1,7 @@
-"""Uvicorn serves the app here under limits that it does not have by itself.
+"""Uvicorn serves the app under limits that it does not set itself.
 
-It would wait for ever for the head of a request and take any number of connections. With another
-parser than the one chosen here, it would read heads of any length.
+By default, Uvicorn waits for ever for the head of a request and accepts any number of connections.
+With any parser but the one chosen here, it would also accept heads of any length.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SHUTDOWN_SECONDS = 2
 HEAD_SECONDS = 15.0
-"""The head of a request must arrive within this time; so must the rest of a body whose request was
-answered already.
+"""The head of a request must arrive within this many seconds. The same limit holds for the rest of
+a body whose request was already answered.
 """
 MOST_CONNECTIONS = 256
-"""So many connections are served at once, and further ones are answered 503. A page opens up to 6.
+"""At most this many connections are served at once; further ones are answered with 503. A page
+opens up to 6.
 """
 
 
 class Connection(H11Protocol):
-    """A connection closes itself when its client is slow to ask.
+    """A connection closes itself when its client sends a request too slowly.
 
     h11 refuses heads of more than 64 KiB (400). The guard limits bodies.
     """
@@ -44,10 +45,10 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Starts the deadline with the first byte that belongs to no request being answered.
+        """Starts the deadline at the first byte that arrives while no request is being answered.
 
-        Later bytes of the same head do not move it: a client that sends one byte now and then would
-        otherwise hold its connection for ever.
+        Later bytes of the same head do not extend the deadline: otherwise a client that sends one
+        byte now and then would keep its connection open for ever.
         """
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if is_answering:

@@ -1,8 +1,8 @@
-"""These routes fill the Train form from a run.
+"""One route fills the Train form with the settings of a run.
 
 POST /api/runs/RUN/draft {changes}
-    The form becomes this run's settings with `changes`, which are config values by dotted name.
-    Nothing is started. The page that is opened next shows the form.
+    The form gets this run's settings with `changes`, which are config values by dotted name.
+    No run is started. The next page that is opened shows the form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.web.requests import answering_errors, json_body, object_of
 
 
 def draft_routes(session: Session, checker: Checker) -> list[Route]:
-    """Returns the route that makes the settings of a run the draft of `checker`."""
+    """Returns the route that makes the settings of a run the draft that `checker` keeps."""
 
     def fill(run_id: str, changes: dict[str, Any]) -> None:
         checker.draft.remember(None, settings_of_run(session.runs_dir, run_id, changes))

@@ -1,6 +1,7 @@
-"""Calls of the page's functions, which Gradio takes, are checked here before it sees them.
+"""Calls of the page's functions are checked here before Gradio handles them.
 
-Gradio itself answers a wrong call with a list of validation errors, or with a fault of its own.
+Gradio itself answers an invalid call with a list of validation errors, or fails with an internal
+error.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _FAULT = (
 
 
 class CheckedCalls:
-    """A call that no page of this program makes is answered by 409 and a sentence.
+    """A call that no page of this program makes is answered with status 409 and a sentence.
 
-    The class is ASGI middleware. Other calls go on to Gradio. Where Gradio answers a call at once,
-    two failures get a sentence as well: what a component refuses, such as a choice that is none
-    (409), and what fails in a function (500). Calls that Gradio queues tell both in their stream.
+    The class is ASGI middleware. It passes other calls on to Gradio. Where Gradio answers a call at
+    once, two kinds of failure get a sentence as well: a value that a component refuses, such as an
+    unknown choice (409), and an exception in a function (500). Calls that Gradio queues report both
+    in their stream.
     """
 
     def __init__(self, app: App, page: gr.Blocks):
@@ -40,7 +42,9 @@ class CheckedCalls:
             for number, function in page.fns.items()
             if function.fn is not None
         }
-        """Each function of the page that runs on the server takes this many values."""
+        """The number of values that each function takes, for the functions of the page that run on
+        the server.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in CALLS:
@@ -58,7 +62,7 @@ class CheckedCalls:
 
     def _check(self, call: dict[str, Any]) -> None:
         """Raises RunError unless a page of this program can make `call`."""
-        # `type(…) is int`: True and False are ints to isinstance.
+        # `type(…) is int` is used because `isinstance` accepts True and False as ints.
         function = call.get("fn_index")
         inputs = self.inputs.get(function) if type(function) is int else None
         if inputs is None:
@@ -77,14 +81,14 @@ class CheckedCalls:
 
 
 def _are_plain(values: Any, count: int) -> bool:
-    """Returns whether `values` is a list of `count` texts, switches and nulls."""
+    """Returns whether `values` is a list of `count` items, each a str, a bool or None."""
     if not isinstance(values, list) or len(values) != count:
         return False
     return all(value is None or isinstance(value, (str, bool)) for value in values)
 
 
 class _Failure:
-    """Sends an answer on; an answer that tells of a failure is replaced by one with a sentence."""
+    """Passes an answer on, but replaces one that reports a failure by one with a sentence."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send):
         self.scope, self.receive, self.send = scope, receive, send
@@ -107,12 +111,12 @@ class _Failure:
         if sentence is None:
             sentence = _FAULT
         elif status == 500:
-            status = 409  # a component's refusal is no fault of the program
+            status = 409  # a refusal by a component is not a fault of the program
         answer = JSONResponse({"error": sentence[:LONGEST_SENTENCE]}, status)
         await answer(self.scope, self.receive, self.send)
 
     def _sentence(self) -> str | None:
-        """Returns what Gradio's answer says is wrong, None where it says nothing."""
+        """Returns the problem that Gradio's answer names, or None where it names none."""
         try:
             said = json.loads(self.said)
         except ValueError:

@@ -1,7 +1,7 @@
-"""The paths that the page needs of Gradio are listed here, and all others are closed.
+"""The Gradio paths that the page needs are listed here; all others are blocked.
 
-Gradio has some sixty routes more: uploads, files by path, a proxy, recordings, a code editor. The
-page needs none of them, so none is served, and what a later version adds is not served either.
+Gradio has some sixty more routes: uploads, files by path, a proxy, recordings, a code editor. The
+page needs none of them, so none is served, and neither is any route that a later version adds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_PATH = 200
 
 
 class OnlyNeeded:
-    """Answers 404 for what is neither a route of ours nor asked of Gradio by the page.
+    """It answers 404 unless a path is one of our routes or a Gradio path that the page needs.
 
     The class is ASGI middleware.
     """
@@ -41,7 +41,7 @@ class OnlyNeeded:
 
 
 def is_needed(method: str, path: str) -> bool:
-    """Says whether a request is for a route of ours or for one that the page needs of Gradio."""
+    """Returns whether a request is for one of our routes or a Gradio path that the page needs."""
     if path.startswith(_OWN) or path == LOGIN_PATH:
         return True
     if len(path) > LONGEST_PATH or ".." in path or "//" in path:

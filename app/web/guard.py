@@ -1,17 +1,17 @@
-"""The guard stands in front of every route: any web page can post to a local port, and Gradio's own
-routes answer anyone.
+"""The guard protects every route: any web page can post to a local port, and Gradio's own routes do
+not check who asks.
 
-It is pure ASGI and the outermost layer. A request passes when all of this holds (else the status in
-brackets is answered):
+It is pure ASGI and the outermost layer. A request passes if all of these conditions hold; otherwise
+the guard answers with the status in brackets:
 
 - Its head is small (431).
 - Its Host is one of ours (400).
 - It was not sent by a page of another origin (403).
 - Its body is JSON, or that of the login form (415).
-- Where a login is set, it carries our cookie (401, or the login form for a page).
+- If a login is set, it carries our cookie (401, or the login form for a page).
 - Its body is small (413) and arrives in time (408).
 
-No web socket is served.
+Web sockets are not served.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_SECONDS = 20.0
 MOST_HEADERS, LARGEST_HEAD = 100, 32 << 10
-"""A request has at most so many headers, of so many bytes together; a browser sends some 20."""
+"""A request has at most this many headers, which together have at most this many bytes. A browser
+sends about 20 headers.
+"""
 LONGEST_LENGTH = 20
-"""A Content-Length has at most so many digits."""
+"""A Content-Length has at most this many digits."""
 FORM = "application/x-www-form-urlencoded"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})
 READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-# Nothing is loaded from, or sent to, another machine. Gradio builds its templates with eval and
-# inline styles, so these are allowed.
+# Nothing is loaded from another machine, or sent to one. Gradio builds its templates with eval and
+# inline styles, so both are allowed.
 CONTENT_SECURITY_POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' "
     "'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
@@ -63,13 +65,14 @@ SECURITY_HEADERS = [
 
 @dataclass(frozen=True)
 class GuardPolicy:
-    """A policy says who may pass the guard, and how much they may send."""
+    """A policy says which requests pass the guard, and how large their bodies may be."""
 
     hosts: frozenset[str]
-    """The Host header may carry these names and addresses, here without port and in lower case."""
+    """The Host header may carry these names and addresses, here in lower case and without a port.
+    """
 
     any_address: bool = False
-    """The Host header may carry any literal IP address too. This is right for a server that listens
+    """The Host header may also carry any literal IP address. This is safe for a server that listens
     on all addresses, since a DNS rebinding attack needs a name.
     """
 
@@ -89,7 +92,7 @@ class GuardPolicy:
 
 
 class Guard:
-    """The guard lets the requests pass that its policy allows, and refuses the others."""
+    """The guard lets requests pass that its policy allows, and refuses all others."""
 
     def __init__(self, app: App, policy: GuardPolicy):
         self.app = app
@@ -116,7 +119,7 @@ class Guard:
         await self.app(scope, receive, _with_security_headers(send))
 
     def _refusal(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Returns the refusal of a request that may not pass as it is, None where it may."""
+        """Returns the refusal of a request that may not pass, or None if it may."""
         if headers.are_too_many():
             return _Refusal(431, "The head of the request is too large.")
         return (
@@ -137,7 +140,7 @@ class Guard:
     def _is_our_host(self, header: str) -> bool:
         try:
             parts = urlsplit(f"//{header}")
-            name, _ = parts.hostname, parts.port  # a wrong port raises here
+            name, _ = parts.hostname, parts.port  # an invalid port raises here
         except ValueError:
             return False
         if not name or parts.path or parts.query or parts.fragment or parts.username is not None:
@@ -147,7 +150,9 @@ class Guard:
         return self.policy.any_address and _is_address(name)
 
     def _refusal_of_origin(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Refuses what a page of another origin or site sent. A link from such a page passes."""
+        """Refuses requests sent by pages of another origin or site. Opening a link on such a page
+        is allowed.
+        """
         origin = headers.get("origin")
         if origin is not None and _netloc(origin) != headers.all("host")[0].lower():
             return _Refusal(403, "Refused: this request was sent by a page of another origin.")
@@ -157,9 +162,9 @@ class Guard:
         return None
 
     def _refusal_of_type(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Refuses a body of another type than ours.
+        """Refuses a body of any type but ours.
 
-        A form on a page of another site can be sent without asking us first, but not as JSON.
+        A page of another site can send a form without a preflight request, but not JSON.
         """
         if _reads(scope):
             return None
@@ -175,10 +180,10 @@ class Guard:
         )
 
     def _refusal_of_stranger(self, scope: Scope, headers: _Headers) -> _Refusal | None:
-        """Refuses whoever is not logged in, where a login is set.
+        """Refuses clients that are not logged in, where a login is set.
 
-        The link that logs in once leads to the page without its token in the address, also for who
-        is logged in already.
+        The one-time login link redirects to the page, which removes its token from the address. It
+        does so for clients that are already logged in, too.
         """
         login = self.policy.login
         if login is None:
@@ -198,9 +203,10 @@ class Guard:
         return _Refusal(401, "Log in first.")
 
     async def _read_body(self, receive: Receive, headers: _Headers) -> bytes | _Refusal:
-        """Returns the whole body, or the refusal of one that is too large or does not arrive.
+        """Returns the whole body, or the refusal of one that is too large or does not arrive in
+        time.
 
-        Bodies are small here, so the guard reads them to count their bytes.
+        Bodies are small here, so the guard reads each one whole to count its bytes.
         """
         limit = self.policy.max_body_bytes
         too_large = _Refusal(413, "The request is too large.")
@@ -228,7 +234,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class _Refusal:
-    """A refusal is answered instead of the request, and may lead to another place."""
+    """A refusal is an answer sent in place of the requested one; it may redirect."""
 
     status: int
     sentence: str
@@ -262,7 +268,7 @@ def _asks_for_page(scope: Scope, headers: _Headers) -> bool:
 
 
 def _netloc(origin: str) -> str | None:
-    """Returns host and port of an Origin header, None for what is none."""
+    """Returns the host and port of an Origin header, or None if the header is invalid."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -270,7 +276,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _link_token(scope: Scope) -> str | None:
-    """Returns the token of the link that logs in once, None where another address was opened."""
+    """Returns the token of the one-time login link, or None if another address was requested."""
     if scope["method"] != "GET" or scope["path"] != "/":
         return None
     query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -278,7 +284,7 @@ def _link_token(scope: Scope) -> str | None:
 
 
 class _Headers:
-    """The headers of a request, by lower-case name; a name may come more than once."""
+    """The headers of a request by lower-case name; a name may occur more than once."""
 
     def __init__(self, scope: Scope):
         self._pairs = [(name.lower(), value) for name, value in scope.get("headers", [])]
@@ -304,7 +310,7 @@ def _is_address(name: str) -> bool:
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """Returns a `receive` that gives `body` first, for a request whose body was read already."""
+    """Returns a `receive` that first returns `body`, for a request whose body was already read."""
     is_sent = False
 
     async def again() -> Message:

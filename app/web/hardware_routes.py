@@ -1,9 +1,9 @@
 """These routes answer the Hardware tab.
 
 GET  /api/hardware
-    This machine as it is now.
+    The current state of this machine.
 GET  /api/hardware/choices
-    What the tab offers to choose.
+    The choices that the tab offers.
 POST /api/hardware/column {machine, timed, settings}
     One machine of the table of models.
 POST /api/hardware/csv {machines, models, settings}
@@ -33,7 +33,7 @@ Body = dict[str, Any]
 
 
 def hardware_routes(hardware: Hardware) -> list[Route]:
-    """Returns the routes through which `hardware` is asked."""
+    """Returns the routes that answer requests with `hardware`."""
 
     def column(body: Body) -> dict[str, Any]:
         is_timed = body.get("timed") is True
@@ -61,7 +61,7 @@ def hardware_routes(hardware: Hardware) -> list[Route]:
 
 
 def _answered(method: str, path: str, work: Callable[[Body], dict[str, Any]]) -> Route:
-    """Returns a route that calls `work` in a thread, since it takes up to seconds."""
+    """Returns a route that calls `work` in a thread, since it takes up to several seconds."""
 
     async def route(request: Request) -> Response:
         body = {} if method == "GET" else await json_body(request)

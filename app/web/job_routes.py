@@ -1,11 +1,11 @@
-"""These routes show long work and end it.
+"""These routes show and cancel jobs, which are long work.
 
 GET  /api/jobs
     The jobs under way.
 GET  /api/jobs/N
-    One job, also when it is over.
+    One job, even after its end.
 POST /api/jobs/N/cancel {}
-    Asks the job to end. It ends where it next looks, and leaves nothing half done.
+    Asks the job to end. It ends at its next check and leaves nothing half done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The whole app is protected by one user and password.
+"""The whole app is protected by one user name and password.
 
-They are asked for at the start, entered into a small form, and remembered by a signed cookie. A
-link that works once logs a page in without them.
+The server takes them when it starts. A person enters them in a small form, after which a signed
+cookie keeps the page logged in. A link that works once logs a page in without them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ LINK_USED = "link_used"
 COOKIE_SECONDS = 14 * 24 * 3600
 WRONG_PASSWORD_SECONDS = 0.5
 FORGOTTEN_SECONDS = 60
-"""A wrong password counts for this long."""
+"""A wrong password is remembered for this many seconds."""
 WRONG_OF_ONE, WRONG_OF_ALL = 10, 100
-"""After so many wrong passwords of one address, or of all together, none is looked at any more."""
+"""After this many wrong passwords from one address, or from all addresses together, no further
+password is checked until some are forgotten.
+"""
 
 
 class Login:
-    """Checks a user and password, and issues and verifies the cookie that stands for them.
+    """Checks a user name and password, and issues and verifies the cookie that proves a login.
 
-    The signing key lies in `key_path`, which is created on first use and readable by its owner
-    only. So a restart logs nobody out. The key is mixed with the password, so that a new password
-    logs everybody out.
+    The signing key is in the file `key_path`, which is created on first use and which only its
+    owner can read. So a restart logs nobody out. The key is mixed with the password, so that a new
+    password logs everybody out.
     """
 
     def __init__(self, user: str, password: str, key_path: Path):
@@ -54,19 +56,19 @@ class Login:
         salt = f"{user}:{password}".encode()
         self._key = hmac.new(_read_or_create_key(key_path), salt, hashlib.sha256).digest()
         self.link_token = secrets.token_urlsafe(24)
-        """The link that logs in once carries this token, which is new with each server."""
+        """The one-time login link carries this token; each server makes a new one."""
         self._link_used = threading.Lock()
-        """The first page that opens the link takes this lock, which is never given back: of two
-        pages that open it at the same moment, one gets in.
+        """The first page that opens the link acquires this lock, which is never released: of two
+        pages that open it at the same moment, only one is logged in.
         """
 
     def redeem(self, token: str) -> bool:
-        """Uses the link's token up; says whether it was right and this its first use."""
+        """Consumes the link's token. Returns whether it was correct and still unused."""
         is_right = hmac.compare_digest(token.encode(), self.link_token.encode())
         return is_right and self._link_used.acquire(blocking=False)
 
     def set_cookie(self, secure: bool) -> str:
-        """Returns a Set-Cookie header that logs in; `secure` says that the page came by https."""
+        """Returns a Set-Cookie header that logs a page in; `secure` is whether it uses https."""
         header = (
             f"{COOKIE_NAME}={self.new_cookie()}; Max-Age={COOKIE_SECONDS}; Path=/; HttpOnly; "
             "SameSite=lax"
@@ -74,19 +76,20 @@ class Login:
         return f"{header}; Secure" if secure else header
 
     def accepts(self, user: str, password: str) -> bool:
-        # Both are compared in constant time, so that the time of an answer tells nothing of either.
+        # Both are compared in constant time, so that the response time reveals nothing about
+        # either.
         same_user = hmac.compare_digest(user.encode(), self._user.encode())
         same_password = hmac.compare_digest(password.encode(), self._password.encode())
         return same_user and same_password
 
     def new_cookie(self, now: float | None = None) -> str:
-        """Returns the cookie's value: when it expires, and the signature of that."""
+        """Returns the cookie's value: its expiry time and the signature of that."""
         now = time.time() if now is None else now
         expires = str(int(now + COOKIE_SECONDS))
         return f"{expires}.{self._sign(expires)}"
 
     def accepts_cookie(self, header: str | None, now: float | None = None) -> bool:
-        """Says whether a request's Cookie header carries a valid cookie of ours."""
+        """Returns whether a request's Cookie header carries a valid cookie of this server."""
         try:
             morsel = SimpleCookie(header or "").get(COOKIE_NAME)
         except CookieError:
@@ -104,7 +107,7 @@ class Login:
 
 
 class Attempts:
-    """Remembers the wrong passwords of the last minute, so that nobody gets to guess many."""
+    """Remembers the wrong passwords of the last minute, to limit the number of guesses."""
 
     def __init__(self) -> None:
         self._wrong: deque[tuple[float, str]] = deque()
@@ -120,11 +123,11 @@ class Attempts:
 
 
 def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login | None:
-    """Returns the login that was asked for, None where none was.
+    """Returns the requested login, or None where none was requested.
 
-    `login` is "user:password", True (ask in the terminal), or False or None (none, unless the
-    environment has RAMSTREAM_LOGIN). Raises RamstreamError when others can reach `host` and no
-    login is set.
+    `login` is "user:password", True (ask in the terminal), or False or None (no login, unless the
+    environment has RAMSTREAM_LOGIN). Raises RamstreamError if others can reach `host` and no login
+    is set.
     """
     text = login if isinstance(login, str) else os.environ.get(LOGIN_VARIABLE, "")
     if not text and login is True:
@@ -143,7 +146,7 @@ def resolve_login(login: bool | str | None, host: str, key_path: Path) -> Login 
 
 
 def _ask_in_terminal() -> str:
-    """Returns user:password as it was typed. Raises RamstreamError without a terminal."""
+    """Returns user:password as typed in the terminal. Raises RamstreamError without a terminal."""
     try:
         return f"{input('User: ').strip()}:{getpass.getpass('Password: ')}"
     except EOFError:
@@ -156,7 +159,7 @@ def _ask_in_terminal() -> str:
 def tls_options(certificate: Path, key: Path) -> dict[str, Any]:
     """Returns uvicorn's arguments for https.
 
-    Raises RamstreamError where the files are no certificate and its key.
+    Raises RamstreamError unless the files are a certificate and its key.
     """
     for option, path in (("--tls-cert", certificate), ("--tls-key", key)):
         if not path.is_file():
@@ -169,14 +172,14 @@ def tls_options(certificate: Path, key: Path) -> dict[str, Any]:
         context.load_cert_chain(certificate, key, password="")
     except (ssl.SSLError, OSError) as error:
         raise RamstreamError(
-            f"--tls-cert {certificate}: this is no PEM certificate that belongs to the unencrypted "
+            f"--tls-cert {certificate}: this is not a PEM certificate that matches the unencrypted "
             f"key {key} ({getattr(error, 'reason', None) or error})."
         ) from None
     return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
 
 
 def is_loopback(host: str) -> bool:
-    """Says whether only this machine can reach `host`."""
+    """Returns whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -186,13 +189,15 @@ def is_loopback(host: str) -> bool:
 
 
 def login_routes(login: Login) -> list[Route]:
-    """Returns GET and POST of the form."""
+    """Returns the GET and POST routes of the login form."""
     attempts = Attempts()
 
     async def form(request: Request) -> Response:
         problem = ""
         if LINK_USED in request.query_params:
-            problem = "That link has been used, or is of an earlier start: log in."
+            problem = (
+                "That link was already used, or the server was started again since. Please log in."
+            )
         return HTMLResponse(_page(_own_path(request.query_params.get("next", "/")), problem))
 
     async def submit(request: Request) -> Response:
@@ -200,7 +205,8 @@ def login_routes(login: Login) -> list[Route]:
         user, password = fields.get("user", [""])[0], fields.get("password", [""])[0]
         target = _own_path(fields.get("next", ["/"])[0])
         address = request.client.host if request.client is not None else ""
-        # After too many, a right password is not looked at either: guesses come in parallel.
+        # After too many wrong passwords, even a correct one is refused: otherwise guesses sent in
+        # parallel could still succeed.
         if attempts.are_too_many(address, time.monotonic()):
             return HTMLResponse(
                 _page(target, "Too many wrong passwords: wait a minute, then try again."),
@@ -220,14 +226,15 @@ def login_routes(login: Login) -> list[Route]:
 def _own_path(text: str) -> str:
     r"""Returns `text` when it is a path on this server, else the first page.
 
-    A login never leads elsewhere: browsers read // and /\ at the front as another server.
+    A login never redirects elsewhere: browsers take a leading // or /\ for another server's
+    address.
     """
     is_own = text.startswith("/") and not text.startswith(("//", "/\\"))
     return text if is_own else "/"
 
 
 def _read_or_create_key(path: Path) -> bytes:
-    """Returns the key that signs logins. A key file that is cut off gets a new key."""
+    """Returns the key that signs logins. A truncated key file gets a new key."""
     try:
         key = path.read_bytes()
         if len(key) >= 32:
@@ -240,7 +247,7 @@ def _read_or_create_key(path: Path) -> bytes:
         ) from None
     key = secrets.token_bytes(32)
     try:
-        # Created with its mode, so that nobody else can read it for a moment.
+        # The file is created with its final mode, so that it is never readable by others.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(key)
@@ -273,7 +280,9 @@ border: 0; border-radius: 8px;
 
 
 def _page(target: str, problem: str) -> str:
-    """Returns the form, which leads to `target`, with `problem` above it where there is one."""
+    """Returns the form, which leads to `target`. If there is a `problem`, it is shown above the
+    form.
+    """
     note = f'<p role="alert">{html.escape(problem)}</p>' if problem else ""
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8">\
 <title>Log in – Ramstream</title>

@@ -1,7 +1,7 @@
 """A page that is being opened gets a head start here.
 
-The files that it will ask for are named in the head of the answer, and the record that it will show
-begins to be read, while its browser is still busy with Gradio's part of the page.
+The files that it will request are named in the head of the answer. The server also begins to read
+the record that the page will show, while the browser is still loading Gradio's part of the page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from engine.errors import RamstreamError
 class Opening:
     """When a page is opened, its answer names the files that its scripts will load.
 
-    The names stand in a `Link` header (RFC 8288), so that the browser fetches the files at once.
-    Meanwhile the record of the run that the page will show begins to be read. The class is ASGI
+    A `Link` header (RFC 8288) names them, so that the browser fetches them at once. Meanwhile the
+    server begins to read the record of the run that the page will show. The class is ASGI
     middleware.
     """
 
@@ -32,7 +32,7 @@ class Opening:
         styles: Sequence[str],
         modules: Sequence[str],
     ):
-        """Takes the addresses of plain scripts, of style sheets and of modules."""
+        """Takes the addresses of plain scripts, style sheets and modules."""
         self.app = app
         self._session = session
         links = [
@@ -57,18 +57,19 @@ class Opening:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         run = query.get("run", [None])[0]
         reading = asyncio.create_task(read_ahead(self._session, run))
-        # The event loop keeps only a weak reference to the task, which could vanish half done.
+        # The event loop keeps only a weak reference to the task, which could otherwise be collected
+        # before it is done.
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         await self.app(scope, receive, send_with_links)
 
 
 async def read_ahead(session: Session, run: str | None = None) -> None:
-    """Reads the record of `run`, so that no page waits for it.
+    """Reads the record of `run` in advance, so that no page waits for it.
 
-    Without `run`, it reads the record that a page shows unless it is told which.
+    Without `run`, it reads the record of the run that a page shows by default.
     """
-    with contextlib.suppress(RamstreamError):  # the page is told of it when it asks
+    with contextlib.suppress(RamstreamError):  # the page gets the error when it requests the run
         run = run or await asyncio.to_thread(session.run_to_open)
         if run is not None:
             await session.watch(run).answer(0, "step")

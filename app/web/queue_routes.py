@@ -1,11 +1,11 @@
-"""These routes change the queue, which `GET /api/runs` lists beside the runs.
+"""These routes change the queue, which `GET /api/runs` lists together with the runs.
 
 POST /api/queue/continue {}
-    Continues what was queued before a restart.
+    Continues the queue that was held after a restart.
 POST /api/queue/QUEUED/remove {}
     Takes the run out of the queue.
 POST /api/queue/QUEUED/up {}
-    Moves the run before the one before it.
+    Moves the run up by one place.
 POST /api/queue/QUEUED/detached {detached}
     Sets whether the run is to run in a process of its own.
 """
@@ -30,7 +30,7 @@ def queue_routes(session: Session) -> list[Route]:
     queue = session.queue
 
     def changing(path: str, change: Callable[[str, dict[str, Any]], None]) -> Route:
-        """Returns a route that calls `change` with the queued run and the body of the request."""
+        """Returns a route that passes the queued run's id and the request's body to `change`."""
 
         async def route(request: Request) -> Response:
             body = await json_body(request)

@@ -1,6 +1,6 @@
-"""These functions read the requests of our own routes, and answer their errors.
+"""These functions read requests to our own routes and answer their errors.
 
-Requests are JSON objects, answers are JSON, and one sentence says what is wrong.
+Requests are JSON objects and answers are JSON; an error is answered with one sentence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from starlette.responses import JSONResponse, Response
 from engine.errors import RamstreamError, RunError
 
 LONGEST_SENTENCE = 2000
-"""A sentence that says what is wrong has at most this many characters: what it quotes may be as
-long as the request.
+"""The sentence of an error has at most this many characters: a value that it quotes may be as long
+as the request.
 """
 DEEPEST = 16
-"""Objects and lists may stand inside one another this deep. Those of our pages are 3 deep."""
+"""Objects and lists may be nested this many levels deep. Those of our pages are 3 deep."""
 _COUNT = re.compile(r"[0-9]{1,15}")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -32,7 +32,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def answering_errors(route: Handler) -> Handler:
     """Returns `route` with its errors answered by `{"error": sentence}`.
 
-    The status is 404 or 409 for what was asked wrongly, and 500 for a fault of the program. Such a
+    The status is 404 or 409 for an invalid request, and 500 for a fault of the program. Such a
     fault is also printed.
     """
 
@@ -41,7 +41,7 @@ def answering_errors(route: Handler) -> Handler:
             response = await route(request)
         except RamstreamError as error:
             response = _refusal(404 if request.method in ("GET", "HEAD") else 409, str(error))
-        except Exception as error:  # noqa: BLE001  the page is told of any fault of the program
+        except Exception as error:  # noqa: BLE001  the page shows any fault of the program
             traceback.print_exc(file=sys.stderr)
             response = _refusal(
                 500,
@@ -55,10 +55,10 @@ def answering_errors(route: Handler) -> Handler:
 
 
 def _refusal(status: int, sentence: str) -> JSONResponse:
-    """Returns an answer that says what is wrong.
+    """Returns an answer that carries an error sentence.
 
-    The sentence may quote what UTF-8 cannot carry, such as the name of a file. U+FFFD then stands
-    for it.
+    The sentence may quote characters that UTF-8 cannot encode, such as those in the name of a file.
+    U+FFFD replaces them.
     """
     if len(sentence) > LONGEST_SENTENCE:
         sentence = f"{sentence[: LONGEST_SENTENCE - 1]}…"
@@ -66,20 +66,20 @@ def _refusal(status: int, sentence: str) -> JSONResponse:
 
 
 async def json_body(request: Request) -> dict[str, Any]:
-    """Returns the body of a request; see `json_object`."""
+    """Returns the JSON object in the body of a request; see `json_object`."""
     return json_object(await request.body())
 
 
 def json_object(raw: bytes) -> dict[str, Any]:
-    """Returns the object that a body says.
+    """Returns the JSON object that a body holds.
 
     Raises RunError unless the body is a JSON object whose texts can be written to a file.
     """
     try:
         body = json.loads(raw)
         if isinstance(body, dict) and not _is_deeper(body, DEEPEST):
-            # Python reads NaN, infinite numbers and halves of surrogate pairs, which no answer and
-            # no file could carry.
+            # Python accepts NaN, infinite numbers and unpaired surrogates, which no answer and no
+            # file could hold.
             json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
             return body
     except (ValueError, RecursionError):
@@ -88,9 +88,9 @@ def json_object(raw: bytes) -> dict[str, Any]:
 
 
 def _is_deeper(value: Any, limit: int) -> bool:
-    """Says whether lists and objects stand inside one another more than `limit` times.
+    """Returns whether lists and objects are nested more than `limit` levels deep.
 
-    It goes level by level instead of calling itself, which a deep value would make fail.
+    It works level by level, since recursion would fail on a deeply nested value.
     """
     level = [value]
     for _ in range(limit):
@@ -105,7 +105,8 @@ def _is_deeper(value: Any, limit: int) -> bool:
 
 
 def count_of(text: str) -> int | None:
-    """Returns a number in an address, such as a step, or None where `text` is none.
+    """Returns the number that part of an address gives, such as a step, or None if `text` is not
+    one.
 
     It has at most 15 digits: `int` refuses thousands of them.
     """
@@ -113,7 +114,7 @@ def count_of(text: str) -> int | None:
 
 
 def text_of(body: dict[str, Any], name: str) -> str:
-    """Returns the text `name` of a body. Raises RunError where it is none."""
+    """Returns the text `name` of a body. Raises RunError if it is not a text."""
     value = body.get(name)
     if not isinstance(value, str):
         raise RunError(f"{name} is missing; it is a text.")
@@ -121,7 +122,7 @@ def text_of(body: dict[str, Any], name: str) -> str:
 
 
 def texts_of(body: dict[str, Any], name: str) -> list[str]:
-    """Returns the list of texts `name` of a body. Raises RunError where it is none."""
+    """Returns the list of texts `name` of a body. Raises RunError if it is not such a list."""
     values = body.get(name)
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise RunError(f"{name} is missing; it is a list of texts.")
@@ -129,9 +130,9 @@ def texts_of(body: dict[str, Any], name: str) -> list[str]:
 
 
 def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """Returns the object `name` of a body, empty where it is left out.
+    """Returns the object `name` of a body, or an empty one if it is left out.
 
-    Raises RunError for anything else.
+    Raises RunError for any other type.
     """
     value = body.get(name, {})
     if not isinstance(value, dict):
@@ -140,7 +141,7 @@ def object_of(body: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def switch_of(body: dict[str, Any], name: str) -> bool:
-    """Returns the switch `name` of a body. Raises RunError where it is none."""
+    """Returns the boolean `name` of a body. Raises RunError if it is not a boolean."""
     value = body.get(name)
     if not isinstance(value, bool):
         raise RunError(f"{name} is missing; it is true or false.")
@@ -148,9 +149,9 @@ def switch_of(body: dict[str, Any], name: str) -> bool:
 
 
 def number_of(body: dict[str, Any], name: str, default: float, low: float, high: float) -> float:
-    """Returns the number `name` of a body, `default` where it is left out.
+    """Returns the number `name` of a body, or `default` if it is left out.
 
-    Raises RunError where it is none or outside of `low` to `high`.
+    Raises RunError if it is not a number or outside of `low` to `high`.
     """
     value = body.get(name, default)
     # To Python, True and False are numbers too.

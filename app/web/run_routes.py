@@ -9,11 +9,11 @@ GET  /api/runs
 GET  /api/runs/RUN/details
     Its name and note, its settings, and command lines for them.
 POST /api/runs/RUN/control {command, seen}
-    Stops, discards, pauses, resumes or saves; `seen` is the state in which it was asked.
+    Stops, discards, pauses, resumes or saves; `seen` is the state that the page showed then.
 POST /api/runs/RUN/describe {name, note}
-    Sets what the run is called, and what there is to say of it.
+    Sets the run's name and note.
 POST /api/runs/RUN/change {values}
-    Sets another learning rate or number of steps.
+    Sets a new learning rate or number of steps.
 POST /api/runs/RUN/delete {}
     Deletes the run's folder.
 POST /api/runs/RUN/export {folder}
@@ -63,7 +63,7 @@ def run_routes(session: Session) -> list[Route]:
 
 
 class _RunAnswers:
-    """Answers requests for the runs of one session. Whatever reads files does so in a thread."""
+    """Answers requests about the runs of one session. All file reads happen in threads."""
 
     def __init__(self, session: Session):
         self._session = session
@@ -85,8 +85,8 @@ class _RunAnswers:
         body = await watch.answer(since, axis if axis in AXES else "step")
         busy = await asyncio.to_thread(lambda: self._session.busy_id)
         server = json.dumps({"server_id": self._session.server_id, "active": busy}).encode()
-        # The watch answers the members of an object as bytes, which are many: they are put behind
-        # those of the server as they are.
+        # The watch returns the members of an object as bytes. These are large, so they are appended
+        # unparsed to the members that the server adds.
         return Response(server[:-1] + b"," + body + b"}", media_type="application/json")
 
     async def runs(self, _: Request) -> Response:

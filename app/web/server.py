@@ -1,4 +1,4 @@
-"""The web server answers our own routes, then Gradio's pages, all behind the guard.
+"""The web server serves our own routes first, then Gradio's pages, all behind the guard.
 
 Routes about runs, the form and the hardware answer 200 with JSON, or 4xx with `{"error":
 sentence}`. Each module of routes lists its own.
@@ -83,15 +83,15 @@ def build_app(
         mcp_server=False,
         **mount,
     )
-    # Gradio looks for work a thousand times a second; twenty times is quick enough and leaves the
-    # CPU to the run. It offers no other way to say so than the fields of its queue.
+    # Gradio polls its queue a thousand times a second; twenty times is fast enough and leaves the
+    # CPU to the run. Only this field of its queue can change that.
     page._queue.sleep_when_free = 0.05
     page._queue.progress_update_sleep_when_free = 0.1
     return app
 
 
 def _routes(session: Session, checker: Checker, policy: GuardPolicy) -> list[BaseRoute]:
-    """Returns our own routes. The first one that fits a request answers it."""
+    """Returns our own routes. The first one that matches a request answers it."""
     routes: list[BaseRoute] = [
         *_file_routes(),
         *run_routes(session),
@@ -123,7 +123,7 @@ def page_files() -> dict[str, str]:
 
 
 def _addresses(ending: str) -> list[str]:
-    """Returns the addresses of the page's files whose names end so."""
+    """Returns the addresses of the page's files whose names end with `ending`."""
     return [f"/ramstream/{name}" for name in page_files() if name.endswith(ending)]
 
 
@@ -137,18 +137,19 @@ def _head() -> str:
 
 @functools.cache
 def _plotly() -> tuple[bytes, str]:
-    """Returns plotly.js of the installed package, compressed, and a name for this version of it.
+    """Returns plotly.js of the installed package, compressed, and a name that identifies its
+    version.
 
     The comment before it is Chromium's explicit compile hint. Nearly all functions of plotly.js are
     called as it loads, so the browser compiles them on another thread while the file arrives. The
-    page then stands still for a seventh of the time.
+    page is then blocked for only a seventh of the time.
     """
     text = b"//# allFunctionsCalledOnLoad\n" + get_plotlyjs().encode()
     return gzip.compress(text, 5), hashlib.sha256(text).hexdigest()[:12]
 
 
 def plotly_address() -> str:
-    """Returns the address of plotly.js, which is another one for each version of it."""
+    """Returns the address of plotly.js, which is different for each version."""
     return f"/ramstream/plotly-{_plotly()[1]}.js"
 
 
@@ -164,8 +165,8 @@ def _file_routes() -> list[Route]:
         name = request.path_params["name"]
         if name not in page_files():
             return JSONResponse({"error": "There is no such file."}, 404)
-        # The browser asks at each load whether its copy is still right: a new version of the
-        # program must not meet old scripts.
+        # The browser checks at each load whether its copy is current: a new version of the program
+        # must not run old scripts.
         return FileResponse(
             BROWSER_FILES / name,
             media_type=page_files()[name],
@@ -176,7 +177,7 @@ def _file_routes() -> list[Route]:
 
 
 def _nothing_routes() -> list[Route]:
-    """Returns routes for what is not there under our own paths, so that Gradio answers none."""
+    """Returns routes for unknown paths below our own, so that Gradio does not answer them."""
 
     async def nothing(_: Request) -> Response:
         return JSONResponse({"error": "There is no such page."}, 404)
@@ -192,11 +193,11 @@ def _nothing_routes() -> list[Route]:
 
 
 def _check_routes(checker: Checker) -> list[Route]:
-    """Returns POST /api/check {preset, shown, keep}, which answers the verdict of the form.
+    """Returns POST /api/check {preset, shown, keep}, which answers with the verdict on the form.
 
-    The form is kept as the draft unless `keep` is false. This route does not go through Gradio's
-    events: their queue, and the copies that Gradio's page makes of an answer, took longer than the
-    estimate.
+    The form is kept as the draft unless `keep` is false. This route bypasses Gradio's events: their
+    queue, and the copies that Gradio's page makes of an answer, took longer than the estimate
+    itself.
     """
 
     async def check(request: Request) -> Response:
@@ -210,9 +211,9 @@ def _check_routes(checker: Checker) -> list[Route]:
 
 
 def _shown(body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the value of every component of the form, by dotted name.
+    """Returns the value of every component of the form by dotted name.
 
-    Raises RunError where one is missing, unknown, or of another type.
+    Raises RunError if one is missing, unknown, or of the wrong type.
     """
     shown = object_of(body, "shown")
     known = {setting.dotted: setting for setting in settings()}

@@ -1,15 +1,15 @@
 """These routes answer the Talk tab.
 
 GET  /api/talk?since=VERSION
-    The chat; only its version where the page has seen that one.
+    The chat, or only its version if the page already has that one.
 GET  /api/talk/choices
     The runs, and the weights of each that can be talked to.
 POST /api/talk/about {choice}
-    How these weights are spoken to.
+    The prompt format and other properties of these weights.
 POST /api/talk/say {choice, message, compare, system, max_new_tokens, temperature, top_p, seed}
-    Says a message and has it answered.
+    Adds a message and starts its answer.
 POST /api/talk/stop {}, /api/talk/new {}, /api/talk/unload {}
-    Ends the answer under way, begins a new chat, gives the memory of the weights back.
+    Ends the answer under way, begins a new chat, or frees the memory of the weights.
 
 A choice is {run_id, weights} or {folder}.
 """

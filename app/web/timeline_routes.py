@@ -1,9 +1,9 @@
 """These routes show the timelines of a run.
 
 GET /api/runs/RUN/timeline[?step=N]
-    The figure of a step that has a timeline, as the page draws it; without N, of the latest.
+    The figure of a sampled step, as the page draws it; without N, of the latest one.
 GET /api/runs/RUN/stretch[?step=N]&from=US&to=US
-    The figure of these microseconds of the step alone, and so in more detail.
+    The figure of only this stretch of the step (microseconds), in more detail.
 GET /api/runs/RUN/trace[?step=N]
     The same step as a file for ui.perfetto.dev and chrome://tracing.
 """
@@ -26,7 +26,7 @@ from engine.runs.trace import trace_name, trace_of
 
 
 def timeline_routes(session: Session) -> list[Route]:
-    """Returns the routes that show sampled steps of the runs of `session`."""
+    """Returns the routes that show sampled steps of runs of `session`."""
 
     async def timeline(request: Request) -> Response:
         timelines = session.watch(request.path_params["run_id"]).timelines
@@ -66,9 +66,9 @@ def timeline_routes(session: Session) -> list[Route]:
 
 
 def _step_of(request: Request) -> int | None:
-    """Returns the step that is asked for, None for the latest.
+    """Returns the requested step, or None for the latest.
 
-    Raises RunError for what is no step.
+    Raises RunError if the parameter is not a step.
     """
     asked = request.query_params.get("step")
     if asked is None:
@@ -80,10 +80,10 @@ def _step_of(request: Request) -> int | None:
 
 
 def _window_of(request: Request) -> Window:
-    """Returns the ends of the stretch that is asked for, in seconds.
+    """Returns the start and end of the requested stretch, in seconds.
 
-    A stretch that begins before the step's first op begins below 0. Raises RunError for what is no
-    stretch of time.
+    A stretch that begins before the step's first op has a negative start. Raises RunError if the
+    parameters are not a stretch of time.
     """
     start, end = _seconds_of(request, "from"), _seconds_of(request, "to")
     if start >= end:
@@ -92,7 +92,9 @@ def _window_of(request: Request) -> Window:
 
 
 def _seconds_of(request: Request, name: str) -> float:
-    """Returns the microseconds of parameter `name` in seconds. Raises RunError for what is none."""
+    """Returns parameter `name`, given in microseconds, in seconds. Raises RunError if it is
+    invalid.
+    """
     asked = request.query_params.get(name, "")
     microseconds = count_of(asked.removeprefix("-"))
     if microseconds is None:

@@ -102,7 +102,7 @@ def test_the_link_logs_in_once(browser, guarded):
     page = second.new_page()
     page.goto(link)
     expect(page.get_by_role("alert")).to_have_text(
-        "That link has been used, or is of an earlier start: log in."
+        "That link was already used, or the server was started again since. Please log in."
     )
     page.get_by_label("User").fill("me")
     page.get_by_label("Password").fill("secret")

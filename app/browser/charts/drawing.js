@@ -1,9 +1,10 @@
-// Has charts drawn one after the other. Each is drawn in a task of its own, so that clicks and
-// scrolling never wait for more than one. Pages of one browser take turns too: where processors are
-// few, charts that are drawn at once all take as long as all of them.
+// Draws charts one after the other. Each is drawn in a task of its own, so that clicks and
+// scrolling wait for at most one chart. Pages in one browser take turns too: on few processors,
+// each of several charts that are drawn at once takes as long as all of them.
 
 const TURN = "ramstream-drawing";
-// After so many ms a page draws anyway: another one may stand still, say in a debugger.
+// After this many ms a page draws anyway: the page whose turn it is may be halted, for example in a
+// debugger.
 const PATIENCE = 500;
 
 const waiting = new Set();
@@ -13,7 +14,7 @@ const asTask = window.scheduler?.postTask
     ? (work) => scheduler.postTask(work, { priority: "user-visible" })
     : (work) => setTimeout(work, 0);
 
-// Calls `draw` soon: once, however often it is asked for until then.
+// Calls `draw` soon, and only once for all requests until then.
 export function drawLater(draw) {
     waiting.add(draw);
     if (isDrawing) return;
@@ -27,14 +28,14 @@ async function drawNext() {
     try {
         await inTurn(draw);
     } catch (error) {
-        reportError(error); // one chart that cannot be drawn holds up no other
+        reportError(error); // a chart that cannot be drawn must not block the others
     }
     isDrawing = waiting.size > 0;
     if (isDrawing) asTask(drawNext);
 }
 
 async function inTurn(draw) {
-    // Only pages of this machine, or by https, have locks.
+    // Browsers provide locks only to pages from this machine or over https.
     if (!navigator.locks) {
         await draw();
         return;

@@ -1,29 +1,29 @@
-// Paints the bars of a timeline. They come as traces of a Plotly figure, whose axes Plotly draws.
+// Paints the bars of a timeline. They arrive as traces of a Plotly figure, whose axes Plotly draws.
 // The bars themselves are painted on a canvas behind the axes: as elements of the page, a thousand
 // of them took longer to draw than all the curves together.
 //
-// A bar is told by its lane, which is a trace, and its index in the lane.
+// A bar is identified by its lane, which is a trace, and its index in the lane.
 
 import { el } from "../common/dom.js";
 
 export const MARGIN = { left: 74, right: 10, top: 2, bottom: 38 }; // as in the figure's layout
-const NEAR = 3; // px beside a bar at which it is still meant
-const LEAST = 0.5; // px of a bar that can be seen
+const NEAR = 3; // px around a bar in which the pointer still selects it
+const LEAST = 0.5; // minimum width of a bar in px
 const OUTLINE = 0.75; // px of the line around a predicted bar
 const CHOSEN = 2; // px of the line around the chosen one
-// The y axis of the figure goes from -BELOW to half a row above its last row, and so is AROUND
-// longer than its rows.
+// The y axis of the figure extends from -BELOW to half a row above its last row, which makes it
+// AROUND longer than its rows.
 const BELOW = 0.52;
 const AROUND = 0.02;
 
 export class LaneBars {
-    // node: where Plotly draws the axes.
+    // node: the node in which Plotly draws the axes.
     constructor(node) {
         this.node = node;
         this.canvas = el("canvas", { "aria-hidden": "true" });
         this.tip = el("div", { class: "rs-tip", hidden: "" });
         this.said = el("p", { class: "rs-unseen", role: "status" });
-        // The bar that the keyboard has come to, by its row and the time in its middle.
+        // The bar that the keyboard has selected, by its row and the time of its middle.
         this.chosen = null;
         const frame = el("div", { class: "rs-lanes" });
         node.replaceWith(frame);
@@ -37,7 +37,7 @@ export class LaneBars {
             });
     }
 
-    // Takes over the bars of a figure; they are painted by `paint`.
+    // Takes the bars of a figure; `paint` paints them.
     take({ data, layout }) {
         const rows = layout.yaxis.categoryarray;
         this.rows = rows.length;
@@ -50,7 +50,7 @@ export class LaneBars {
         this.tip.hidden = true;
     }
 
-    // Paints what lies between two places of the x axis, in ms.
+    // Paints the part between two positions on the x axis, in ms.
     paint(from, to, showsPredicted) {
         const { canvas, node } = this;
         const density = window.devicePixelRatio || 1;
@@ -76,7 +76,7 @@ export class LaneBars {
         canvas.dataset.predicted = ghosts.length;
     }
 
-    // A canvas that is given its own size again is cleared, which costs as much as another size.
+    // Resizing a canvas clears it, which is slow even if the size is the same.
     resize(side, size, style) {
         const pixels = Math.round(size);
         if (this.canvas[side] === pixels) return;
@@ -84,7 +84,7 @@ export class LaneBars {
         this.canvas.style[side] = style;
     }
 
-    // Paints the bars of a lane that are in sight, and returns how many these are.
+    // Paints the visible bars of a lane, and returns how many there are.
     paintLane(pen, { base, x, marker, width: share, row }) {
         const scale = this.width / (this.to - this.from);
         const tall = this.y(0) - this.y(share);
@@ -138,12 +138,12 @@ export class LaneBars {
         return this.patterns.get(colour);
     }
 
-    // The pixel of a value on the y axis, which has one row at each whole number.
+    // The pixel position of a value on the y axis, which has one row at each whole number.
     y(value) {
         return this.height * (1 - (value + BELOW) / (this.rows + AROUND));
     }
 
-    // The value of a pixel on the y axis.
+    // The value at a pixel position on the y axis.
     value(top) {
         return (1 - top / this.height) * (this.rows + AROUND) - BELOW;
     }
@@ -170,7 +170,7 @@ export class LaneBars {
 
     // -------------------------------------------------------------- bar by bar
 
-    // All bars of a row, by time.
+    // All bars of a row, in order of time.
     inRow(row) {
         const bars = this.lanes
             .filter((lane) => lane.row === row)
@@ -178,7 +178,7 @@ export class LaneBars {
         return bars.sort((one, other) => start(one) - start(other));
     }
 
-    // The bar of a row whose middle is nearest to `time`, null in an empty row.
+    // The bar of a row whose middle is nearest to `time`, or null in an empty row.
     nearest(row, time) {
         const apart = (bar) => Math.abs(middle(bar) - time);
         return this.inRow(row).reduce(
@@ -187,9 +187,9 @@ export class LaneBars {
         );
     }
 
-    // Chooses the bar before or after (-1, 1) the chosen one, or the one beside it in a row below
-    // or above; the first one that is seen where none is chosen. Returns where it begins and ends,
-    // null where there is none.
+    // Selects the bar before or after (-1, 1) the selected one, or the nearest one in a row below
+    // or above; if none is selected, the first visible one. Returns the start and end of the bar,
+    // or null if there is none.
     choose(bars, rows) {
         const bar = this.next(bars, rows);
         if (!bar) return null;
@@ -207,7 +207,8 @@ export class LaneBars {
         return all[at + bars] ?? null;
     }
 
-    // The bar near `time` in the first row beyond `row` that has one, by steps of `rows`.
+    // The bar nearest to `time` in the next row that has bars, searching from `row` in steps of
+    // `rows`.
     beyond(row, rows, time) {
         for (let at = row + rows; at >= 0 && at < this.rows; at += rows) {
             const bar = this.nearest(at, time);
@@ -216,7 +217,7 @@ export class LaneBars {
         return null;
     }
 
-    // What the chosen bar is, beside it and for who hears the page.
+    // Describes the selected bar, next to it and for screen readers.
     tell() {
         const bar = this.chosen && this.nearest(this.chosen.row, this.chosen.time);
         if (!bar) return;
@@ -233,7 +234,7 @@ export class LaneBars {
         this.said.textContent = "";
     }
 
-    // The lines that say what is at a place of the canvas, in px; null where nothing is.
+    // The lines of text for a position on the canvas, in px, or null if nothing is there.
     at(left, top) {
         if (left < 0 || left > this.width) return null;
         const scale = this.width / (this.to - this.from);
@@ -259,7 +260,7 @@ const start = ({ lane, index }) => lane.base[index];
 const middle = ({ lane, index }) => lane.base[index] + lane.x[index] / 2;
 export const isPredicted = (shape) => shape.name === "predicted";
 
-// What Plotly would write into a hover label: names in it are text whose <, > and & were written as
+// The text that Plotly would show in a hover label; in it, <, > and & of names were escaped as
 // entities.
 function linesOf({ lane, index }) {
     const values = {
@@ -279,7 +280,7 @@ const written = (value) =>
 const withoutEntities = (line) =>
     line.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
 
-// Two slanted lines, which go on from tile to tile.
+// Two slanted lines, which continue across tiles.
 function hatchTile(colour) {
     const tile = el("canvas", { width: 6, height: 6 });
     const pen = tile.getContext("2d");

@@ -1,13 +1,13 @@
-// Says how long a newer figure may wait to be drawn since nobody could see the difference: with
-// thousands of steps, one more moves a curve by less than a pixel.
+// Decides how long a newer figure may wait to be drawn because nobody could see the difference:
+// with thousands of steps, one more moves a curve by less than a pixel.
 
-const SAME = 2000; // such a figure waits so many ms at most
-const BEYOND = 5000; // the same, where all that is new lies beyond the end of a zoom
+const SAME = 2000; // ms that such a figure waits at most
+const BEYOND = 5000; // the same, if all new points are beyond the end of a zoom
 const UNSEEN = 1 / 200; // this share of the height of a curve is less than a pixel
-const CLOSE = 0.01; // so is this share of a value at its ends, on a logarithmic axis
+const CLOSE = 0.01; // so is this share of the value at an end of a logarithmic axis
 
 // drawn, newer: figures as the server made them; shown: the ends of the x axis as numbers; width:
-// the pixels of the axis. Returns ms, 0 where the figure must be drawn at once.
+// the width of the axis in pixels. Returns ms, or 0 if the figure must be drawn at once.
 export function patience(drawn, newer, shown, width) {
     if (drawn.data.length !== newer.data.length) return 0;
     if (JSON.stringify(drawn.layout) !== JSON.stringify(newer.layout)) return 0;
@@ -25,7 +25,7 @@ export function patience(drawn, newer, shown, width) {
     return waits;
 }
 
-// Whether both are the same curve, at the same height as far as one can see.
+// Whether both are the same curve, at the same height as far as can be seen.
 function isSameCurve(before, trace) {
     if (trace.type !== "scatter" || trace.name !== before.name) return false;
     const [low, high] = ends(before.y);
@@ -40,7 +40,7 @@ function isClose(was, is, height) {
     return moved <= UNSEEN * height && moved <= CLOSE * Math.abs(was);
 }
 
-// The lowest and the highest value of a curve, which may have gaps.
+// The minimum and the maximum of a curve, which may have gaps.
 function ends(values) {
     let low = Infinity;
     let high = -Infinity;

@@ -1,5 +1,5 @@
 // Draws with Plotly in place, and links charts that share their x axis: a zoom or a pointer in one
-// is one in all of them.
+// of them applies to all.
 
 import { el, isShown } from "../common/dom.js";
 import { drawLater } from "./drawing.js";
@@ -12,12 +12,12 @@ export const CONFIG = {
     displayModeBar: false,
     doubleClick: false,
 };
-const NARROW = 480; // px of a chart below which its legend is set smaller
-const BESIDE = 200; // px beside what is seen in which charts are drawn already
+const NARROW = 480; // px of a chart below which its legend is smaller
+const BESIDE = 200; // px outside the visible area in which charts are already drawn
 
 let plotly;
 
-// Loads plotly.js when something is drawn first.
+// Loads plotly.js at the first drawing.
 export function loadPlotly() {
     plotly ??= new Promise((resolve, reject) => {
         const address = document.querySelector('meta[name="ramstream-plotly"]').content;
@@ -25,7 +25,7 @@ export function loadPlotly() {
             src: address,
             load: () => resolve(window.Plotly),
             error: () => {
-                plotly = undefined; // whoever draws next asks again
+                plotly = undefined; // the next drawing tries again
                 script.remove();
                 reject(new Error("The charts could not be loaded: the server does not answer."));
             },
@@ -35,8 +35,8 @@ export function loadPlotly() {
     return plotly;
 }
 
-// Returns the layout of a figure, as the server made it, in the colours of the page and the size of
-// its place.
+// Returns the layout of a figure from the server, in the colours of the page and the size of its
+// place.
 export function themed(layout, node) {
     const style = getComputedStyle(document.body);
     const colour = (name) => style.getPropertyValue(`--rs-${name}`).trim();
@@ -55,7 +55,7 @@ export function themed(layout, node) {
     };
     for (const name of Object.keys(layout).filter((key) => /^[xy]axis/.test(key))) {
         drawn[name] = themedAxis(layout[name], colour("line"), colour("muted"));
-        // Plotly would measure every label; beside a chart, none can reach past its edge.
+        // Plotly would measure every label; next to a chart, none can reach past its edge.
         if (name.startsWith("y")) drawn[name].ticklabeloverflow = "allow";
     }
     return drawn;
@@ -74,13 +74,13 @@ function themedAxis(axis, line, muted) {
 }
 
 // Marks the drawing of a chart for the browser's performance panel. Only the latest mark is kept: a
-// page that is watched for a week draws a million times.
+// page that stays open for a week draws a million times.
 export function markDrawn(name) {
     performance.clearMarks(`drawn ${name}`);
     performance.mark(`drawn ${name}`);
 }
 
-// Whether a node is in sight, or about to be scrolled to.
+// Whether a node is visible, or close to the visible area.
 export function onScreen(node) {
     if (!isShown(node) || !node.clientWidth) return false;
     const box = node.getBoundingClientRect();
@@ -88,11 +88,11 @@ export function onScreen(node) {
 }
 
 export class LinkedCharts {
-    // nodes: where each chart is drawn, by name.
-    // maps: the names of those without a curve that could be read at a line through x.
-    // adapt(layout, figure): has the last word on a layout.
-    // zoomed(isZoomed): is told whether something of the charts is not shown now.
-    // clicked(x): is told of clicks on a point.
+    // nodes: the node of each chart, by name.
+    // maps: the names of charts without curves, whose values a line through x cannot show.
+    // adapt(layout, figure): makes the final changes to a layout.
+    // zoomed(isZoomed): is called with whether part of the charts is hidden by a zoom.
+    // clicked(x): is called when a point is clicked.
     constructor(
         nodes,
         { maps = [], adapt = () => {}, zoomed = () => {}, clicked = () => {} } = {},
@@ -101,18 +101,18 @@ export class LinkedCharts {
         this.adapt = adapt;
         this.zoomed = zoomed;
         this.clicked = clicked;
-        this.range = null; // the stretch of x that is shown, null for everything
-        this.hasOwnZoom = false; // the y axis of a chart was zoomed
+        this.range = null; // the visible range of x, null for the whole axis
+        this.hasOwnZoom = false; // whether the y axis of a chart was zoomed
         this.zooms = 0; // counted, so that Plotly keeps a zoom until the next one
         this.resets = 0;
-        this.pointed = null; // the chart with the pointer, and its x
+        this.pointed = null; // the chart under the pointer, and its x
         this.plots = new Map(
             Object.entries(nodes).map(([name, node]) => [name, this.plot(name, node)]),
         );
         this.watch();
     }
 
-    // Draws anew in another size or theme, and when a chart comes into sight.
+    // Redraws for a new size or theme, and when a chart becomes visible.
     watch() {
         const byNode = new Map([...this.plots.values()].map((plot) => [plot.node, plot]));
         const sizes = new ResizeObserver((entries) => {
@@ -138,8 +138,8 @@ export class LinkedCharts {
         return this.plots.get(name).node;
     }
 
-    // Has a figure drawn: soon, unless it is there already, or later, where nobody would see the
-    // difference.
+    // Schedules the drawing of a figure: soon, unless it is already drawn, or later if nobody could
+    // see the difference.
     set(name, figure) {
         const plot = this.plots.get(name);
         const text = JSON.stringify([figure.data, figure.layout]);
@@ -167,7 +167,7 @@ export class LinkedCharts {
         this.schedule();
     }
 
-    // What nobody can see is drawn when it is scrolled to.
+    // A chart outside the visible area is drawn when it is scrolled into view.
     schedule() {
         for (const plot of this.plots.values())
             if (plot.dirty && plot.figure && onScreen(plot.node)) drawLater(plot.draw);
@@ -190,7 +190,7 @@ export class LinkedCharts {
         const drawn = themed(figure.layout, node);
         if (drawn.width < NARROW) drawn.legend = { ...drawn.legend, font: { size: 10 } };
         for (const name of Object.keys(drawn).filter((key) => key.startsWith("yaxis"))) {
-            // Its own zoom is kept until everything is shown again.
+            // Its own zoom is kept until the zoom is reset.
             drawn[name].uirevision = `reset ${this.resets}`;
         }
         if (this.range) drawn.xaxis.range = [...this.range];
@@ -200,13 +200,13 @@ export class LinkedCharts {
         return drawn;
     }
 
-    // Plotly's own events; a node has them from its first drawing on.
+    // Links Plotly's own events, which a node has only after it was first drawn.
     link(plot) {
         const { node } = plot;
         const isMap = this.maps.includes(plot.name);
         node.on("plotly_relayout", (change) => this.takeZoom(change));
         node.on("plotly_doubleclick", () => this.zoom(null));
-        // Only a pointer has an `Event`: the charts that follow it fire `plotly_hover` too.
+        // Only a real pointer has an `Event`: the linked charts fire `plotly_hover` too.
         node.on("plotly_hover", ({ event, xvals, points }) => {
             if (event instanceof Event) this.point(plot, isMap ? place(points[0]) : xvals?.[0]);
         });
@@ -218,7 +218,7 @@ export class LinkedCharts {
         });
     }
 
-    // What a person zoomed in one chart.
+    // Applies a person's zoom in one chart.
     takeZoom(change) {
         if (Object.keys(change).some((key) => key.startsWith("yaxis"))) {
             this.hasOwnZoom = true;
@@ -229,7 +229,7 @@ export class LinkedCharts {
         else if (change["xaxis.range"]) this.zoom(change["xaxis.range"]);
     }
 
-    // Shows a stretch of x in all charts, everything for null.
+    // Shows a range of x in all charts, or everything for null.
     zoom(range) {
         if (!range && !this.range && !this.hasOwnZoom) return;
         this.range = range;
@@ -257,13 +257,13 @@ export class LinkedCharts {
     }
 }
 
-// The ends of a drawn x axis as numbers, and its pixels.
+// The ends of a drawn x axis as numbers, and its width in pixels.
 function seen(node) {
     const { xaxis } = node._fullLayout;
     return [xaxis.range.map((end) => xaxis.d2c(end)), xaxis._length];
 }
 
-// The place of a point on its x axis, as a number: on a time axis its x is text.
+// The position of a point on its x axis as a number: on a time axis, its x is text.
 function place({ x, xaxis }) {
     return xaxis.type === "date" ? xaxis.d2c(x) : x;
 }

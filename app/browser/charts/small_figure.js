@@ -1,8 +1,8 @@
-// Draws a small figure that stands alone, as wide as its place and in the colours of the theme.
+// Draws a small standalone figure, as wide as its place and in the colours of the theme.
 
 import { CONFIG, loadPlotly, themed } from "./plots.js";
 
-// Draws into `node`, and again when that has another width or the page another theme.
+// Draws into `node`, and again when the width of the node or the theme changes.
 export class SmallFigure {
     constructor(node) {
         this.node = node;
@@ -14,7 +14,7 @@ export class SmallFigure {
         });
     }
 
-    // said: what the figure shows, in words.
+    // said: a description of the figure.
     show(figure, said) {
         this.figure = figure;
         this.node.setAttribute("aria-label", said);
@@ -28,14 +28,14 @@ export class SmallFigure {
         if (!this.width || !this.figure) return;
         const { data, layout } = coloured(this.figure);
         const drawn = JSON.stringify([this.width, data, layout, document.body.className]);
-        // A bar takes longer to draw than all the text beside it.
+        // Drawing a bar takes longer than drawing all the text next to it.
         if (drawn === this.drawn) return;
         this.drawn = drawn;
         await Plotly.react(node, data, themed(layout, node), CONFIG);
     }
 }
 
-// Returns a figure in which colours that are variables of the style sheet are those of this theme.
+// Returns a figure with variables of the style sheet replaced by the colours of this theme.
 function coloured(value) {
     if (typeof value === "string") return value.startsWith("--rs-") ? variable(value) : value;
     if (Array.isArray(value)) return value.map(coloured);

@@ -1,6 +1,6 @@
-// Knows whether the server answers, and says what happened once it answers again.
+// Tracks whether the server answers, and reports what happened meanwhile once it answers again.
 
-const WORTH_TELLING = 3000; // ms without the server below which nothing is said
+const WORTH_TELLING = 3000; // shorter outages, in ms, are not reported
 const GOING_ON = ["preparing", "running", "pausing", "paused", "stopping", "saving"];
 
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -12,40 +12,40 @@ export function inTime(milliseconds) {
 }
 
 export class Connection {
-    // changed(isLost) is called when the connection was lost, and when it is there again.
+    // changed(isLost) is called when the connection is lost, and when it is back.
     constructor(changed) {
         this.changed = changed;
         this.isLost = false;
         this.slept = false;
-        this.seen = null; // the server, the run and its step in the last answer
+        this.seen = null; // the server, the run and its step according to the last answer
         this.last = Date.now(); // when the last answer came
-        this.waiting = []; // whoever waits for the server
+        this.waiting = []; // the requests that wait for the server
     }
 
     get age() {
         return Date.now() - this.last;
     }
 
-    // Resolves once the server answers: at once while nothing is known to be wrong.
+    // Resolves once the server answers, or at once if no problem is known.
     answering() {
         if (!this.isLost) return Promise.resolve();
         return new Promise((resolve) => this.waiting.push(resolve));
     }
 
-    // A request did not reach the server, or its answer did not reach us.
+    // A request did not reach the server, or its answer did not reach this page.
     lose() {
         if (this.isLost) return;
         this.isLost = true;
         this.changed(true);
     }
 
-    // The machine or the page slept: what is on the screen is older than the page knows.
+    // The machine or the page slept: what the screen shows is older than the page assumes.
     wakeUp() {
         this.slept = true;
     }
 
-    // The server `server` answered with the run bar `bar`, null where there is no run. Returns a
-    // sentence if there is something to tell, else "".
+    // The server `server` answered with the run bar `bar`, which is null if there is no run.
+    // Returns a sentence if there is something to report, else "".
     answered(server, bar) {
         const wasLost = this.isLost;
         const told = wasLost || this.slept ? this.whatHappened(server, bar) : "";
@@ -74,12 +74,12 @@ export class Connection {
         return `${then}${this.whatTheRunDid(bar, "; the run") || "."}`;
     }
 
-    // Returns what the run has done meanwhile in words after `begin`, "" where that is not known.
+    // Returns what the run did meanwhile, to follow the text `begin`, or "" if that is not known.
     whatTheRunDid(bar, begin) {
         const done = bar?.settings?.done - this.seen?.step;
         if (!bar || bar.run_id !== this.seen?.run || !(done >= 0)) return "";
         if (bar.state === "interrupted") {
-            const stop = begin.startsWith(";") ? "." : ""; // a sentence of its own follows
+            const stop = begin.startsWith(";") ? "." : ""; // the next sentence is complete
             return `${stop} ${bar.sentence}`;
         }
         if (done) return `${begin} went on: ${counted(done, "more step")}.`;

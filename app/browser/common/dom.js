@@ -1,12 +1,12 @@
-// Makes nodes, finds them, and talks to the server.
+// Creates and finds nodes, and sends requests to the server.
 
 const TIMEOUT = 4000;
 const LONG_TIMEOUT = 60000;
 const COPIED_SHOWN = 1500;
-const AWAY = [502, 503, 504]; // a proxy in front of the server answers for it
+const AWAY = [502, 503, 504]; // a proxy in front of the server sends these in its place
 
-// Makes a node. Attributes that are functions listen to the event of their name; those that are
-// undefined, null or false are left out, and so are children that are nothing.
+// Creates a node. Attributes that are functions become listeners for the event of their name; those
+// that are undefined, null or false are left out, and so are empty children.
 export function el(tag, attributes = {}, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
@@ -19,17 +19,17 @@ export function el(tag, attributes = {}, ...children) {
 
 export const field = (root, name) => root.querySelector(`[data-field="${name}"]`);
 
-// Text that is there already is left: what somebody has marked in it stays marked, and a live
-// region says it once.
+// Text that is already there is not replaced: a person's selection in it is kept, and a live region
+// reads it only once.
 export function setText(node, text) {
     if (node.textContent !== text) node.textContent = text;
 }
 
 export const isShown = (node) => node.isConnected && node.offsetParent !== null;
 
-// Asks the server and returns its answer: GET without a body, POST with one. `given` is a signal
-// that gives the request up. Throws an error whose message is a sentence for the page; it is
-// `unreachable` where no server has answered, and has the `status` of the answer otherwise.
+// Sends a request to the server and returns its answer: GET without a body, POST with one. `given`
+// is a signal that aborts the request. Throws an error whose message is a sentence for the page.
+// The error is `unreachable` if no server answered, and otherwise has the `status` of the answer.
 export async function send(path, body, given) {
     const timeout = AbortSignal.timeout(body === undefined ? TIMEOUT : LONG_TIMEOUT);
     const signal = given ? AbortSignal.any([given, timeout]) : timeout;
@@ -55,14 +55,13 @@ function optionsFor(body) {
     return { method: "POST", headers, body: JSON.stringify(body) };
 }
 
-// Copies the text of `node`; the button that asked for it, which reads Copy, says for a moment what
-// came of it.
+// Copies the text of `node`; the button, which reads Copy, shows the result for a moment.
 export async function copyText(button, node) {
     let copied = true;
     try {
         await navigator.clipboard.writeText(node.textContent);
     } catch {
-        // Only pages of this machine, or by https, may write to the clipboard themselves.
+        // Browsers let only pages from this machine or over https write to the clipboard.
         getSelection().selectAllChildren(node);
         copied = document.execCommand("copy");
     }

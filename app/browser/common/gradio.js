@@ -1,12 +1,12 @@
-// Carries Gradio's requests over a connection that may be lost. Without this, Gradio's page is dead
-// from the first event that the server does not answer until it is loaded anew, which loses what
-// was typed meanwhile. Here
+// Carries Gradio's requests over a connection that may be lost. Without this, the first event that
+// the server does not answer breaks Gradio's page until it is reloaded, which loses what was typed
+// meanwhile. With this,
 //
 // - events wait for the server,
-// - events under way when the connection breaks are asked for anew, and
-// - what starts something is refused with a sentence.
+// - events in progress when the connection breaks are requested again, and
+// - requests that start something are refused with a sentence.
 //
-// No event of ours does harm when it comes twice.
+// All our events can safely be repeated.
 
 const JOIN = "/queue/join";
 const EVENTS = "/queue/data";
@@ -15,7 +15,7 @@ const TRIES = 5;
 const REFUSED =
     "The server does not answer, so nothing was started; look at the run bar, then try again.";
 
-// Takes the place of `fetch` for the requests of Gradio's page.
+// Replaces `fetch` for the requests of Gradio's page.
 export function carryGradio(connection) {
     const carrier = new Carrier(connection, window.fetch.bind(window));
     window.fetch = (input, init = {}) => carrier.fetch(input, init);
@@ -26,7 +26,7 @@ class Carrier {
     constructor(connection, plain) {
         this.connection = connection;
         this.plain = plain;
-        this.asked = new Map(); // the requests of events without an answer so far, by event id
+        this.asked = new Map(); // the requests of unanswered events, by event id
     }
 
     fetch(input, init) {
@@ -38,7 +38,7 @@ class Carrier {
         return this.plain(input, init);
     }
 
-    // Waits for the server for as long as it takes.
+    // Waits for the server without a time limit.
     async patiently(input, init) {
         for (let left = TRIES; ; left -= 1) {
             await this.connection.answering();
@@ -51,7 +51,7 @@ class Carrier {
         }
     }
 
-    // Asks for an event, and remembers it until its answer has come.
+    // Requests an event, and remembers it until it is answered.
     async join(input, init) {
         const answer = await this.patiently(input, init);
         const id = await eventId(answer.clone());
@@ -59,7 +59,7 @@ class Carrier {
         return answer;
     }
 
-    // Starts something, which is not tried twice.
+    // Starts something, without repeating the request.
     async act(input, init) {
         try {
             return await this.plain(input, init);
@@ -83,14 +83,14 @@ class Carrier {
     }
 }
 
-// The stream of answers. When it breaks, every event without its answer is asked for again. The
-// page knows an event by its first id, so messages about it are passed on with that one.
+// The stream of answers. When it breaks, every unanswered event is requested again. The page knows
+// an event by its first id, so messages about it are passed on with that id.
 class Answers {
     constructor(carrier, input, init) {
         this.carrier = carrier;
         this.input = input;
         this.init = init;
-        this.names = new Map(); // the first id of an event that was asked for again, by its new id
+        this.names = new Map(); // the first id of a repeated event, by its new id
         this.encoder = new TextEncoder();
         this.isClosed = false;
     }
@@ -110,7 +110,7 @@ class Answers {
         await this.open();
     }
 
-    // Hands the next message to Gradio, after as many tries as it takes.
+    // Passes the next message on to Gradio, after as many attempts as necessary.
     async pull(stream) {
         for (let left = TRIES; ; left -= 1) {
             try {
@@ -121,8 +121,8 @@ class Answers {
                     return;
                 }
             } catch (error) {
-                // Gradio gives a stream up once it was told that the stream ends, which may be
-                // before it has ended.
+                // Gradio abandons a stream once it was told that the stream ends, which may be
+                // before the stream has ended.
                 if (isGivenUp(this.input, this.init) || left <= 0) {
                     stream.error(error);
                     return;
@@ -137,7 +137,7 @@ class Answers {
             stream.enqueue(this.encoded(value));
             return;
         }
-        // Without this message, Gradio would wait on this stream for ever.
+        // Without this message, Gradio would wait for this stream for ever.
         if (!this.isClosed) stream.enqueue(this.encoded({ msg: "close_stream" }));
         stream.close();
     }
@@ -160,18 +160,18 @@ async function eventId(answer) {
     return said.event_id;
 }
 
-// A server that ends says so, or just stops: both are a broken stream to those who wait for an
-// answer.
+// A server that ends may announce it or just stop: both break the stream for requests that wait for
+// an answer.
 function isBroken({ done, value }) {
     return done || (value.msg === "unexpected_error" && !value.event_id);
 }
 
 const isGivenUp = (input, init) => Boolean((init.signal ?? input.signal)?.aborted);
 
-// The messages of a stream of server-sent events.
+// Yields the messages of a stream of server-sent events.
 async function* read(answer) {
     if (!answer.ok || !answer.body) throw new Error(`The server answered ${answer.status}.`);
-    // Read here: a pipe drops what has come when the stream breaks behind it.
+    // The stream is read here because a pipe would drop received data when the stream breaks.
     const reader = answer.body.getReader();
     const decoder = new TextDecoder();
     let text = "";

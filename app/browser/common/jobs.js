@@ -1,5 +1,5 @@
-// Shows long work of the server: how far it is, how long it will take, and a button to end it. The
-// work itself goes on without any page.
+// Shows jobs, the long work of the server: their progress, the time left, and a button to cancel.
+// The jobs themselves do not depend on any page.
 
 import { el, isShown, send, setText } from "./dom.js";
 
@@ -8,7 +8,7 @@ const LOOK_WAIT = 5000;
 const SHOWN_AFTER = 15000;
 const strips = new Set();
 
-// Draws one job into `root`, which is hidden while there is none.
+// Draws one job into `root`, which is hidden while there is no job.
 export class JobView {
     constructor(root) {
         this.root = root;
@@ -31,7 +31,7 @@ export class JobView {
         root.hidden = true;
     }
 
-    // job: as the server tells it, or null.
+    // job: as the server describes it, or null.
     show(job) {
         this.job = job;
         this.root.hidden = !job;
@@ -54,7 +54,7 @@ export class JobView {
         setText(this.over, job.error || job.result);
     }
 
-    // How far the job is, where that is known.
+    // The progress of the job, if it is known.
     showShare(job, isWorking) {
         const isKnown = Boolean(job.total);
         const share = isKnown ? Math.min(1, job.done / job.total) : 0;
@@ -77,8 +77,8 @@ export class JobView {
         }
     }
 
-    // Shows the job until it is over, and returns it then. A server that does not answer is asked
-    // again, though less often, as it is while nobody sees the page.
+    // Shows the job until it is over, and then returns it. If the server does not answer, the
+    // request is repeated, though less often; so it is while the page is hidden.
     async follow(job) {
         let isLost = false;
         while (job.state === "working") {
@@ -97,8 +97,8 @@ export class JobView {
     }
 }
 
-// Shows above all tabs the jobs under way that have no place of their own in sight. A page that is
-// opened later shows them too.
+// Shows, above all tabs, the running jobs that no visible tab shows. A page that is opened later
+// shows them too.
 export class JobStrip {
     constructor(root) {
         this.list = root.querySelector(".rs-jobs");
@@ -116,13 +116,13 @@ export class JobStrip {
                 for (const job of jobs) this.take(job);
             }
         } catch {
-            // The run bar says that the server does not answer.
+            // The run bar reports that the server does not answer.
         }
         clearTimeout(this.timer);
         this.timer = setTimeout(() => this.look(), LOOK_WAIT);
     }
 
-    // Shows a job until it is over and, where it says something then, for a while longer.
+    // Shows a job until it is over. If it has a result, that is shown for a while longer.
     async take(job) {
         if (this.views.has(job.id)) return;
         const node = el("li");
@@ -135,7 +135,7 @@ export class JobStrip {
         try {
             over = await view.follow(job);
         } catch {
-            // The server was restarted and knows nothing of the job.
+            // The server was restarted and does not know the job.
         }
         const wasSeenElsewhere = this.isElsewhere(job.id);
         clearInterval(watched);
@@ -143,8 +143,8 @@ export class JobStrip {
         this.end(job.id, node, wasSeenElsewhere ? null : over);
     }
 
-    // over: the job as it ended, or null where nobody needs to be told. A failure stays until it is
-    // read.
+    // over: the finished job, or null if there is nothing to report. A failure stays until it is
+    // dismissed.
     end(id, node, over) {
         const leave = () => {
             node.remove();
@@ -162,7 +162,7 @@ export class JobStrip {
         node.classList.toggle("rs-job-elsewhere", this.isElsewhere(id));
     }
 
-    // Whether a tab that is in sight shows this job in a place of its own.
+    // Whether a visible tab shows this job in its own place.
     isElsewhere(id) {
         return [...document.querySelectorAll(`[data-job="${id}"]`)].some(
             (node) => !this.list.contains(node) && isShown(node),
@@ -170,13 +170,13 @@ export class JobStrip {
     }
 }
 
-// Is called when something was just started, so that it is shown at once.
+// To be called when a job was just started, so that it is shown at once.
 export function noticeJobs() {
     for (const strip of strips) strip.look();
 }
 
-// Waits, and ends early when the page is shown or hidden: who comes back to it sees at once how far
-// the job is.
+// Waits, but ends early when the page becomes visible or hidden: a person who comes back to the
+// page sees the current progress at once.
 function pause(milliseconds) {
     return new Promise((resolve) => {
         const end = () => {

@@ -1,11 +1,11 @@
-// Notifies by way of the browser when a run that this page watches ends, or waits for room on the
-// disk, while nobody looks at the page.
+// Shows a browser notification when a run that this page watches ends, or waits for disk space,
+// while the page is hidden.
 
 const KEPT = "ramstream-notify";
 
-let before = null; // the run of the last run bar, and its tone
+let before = null; // the run and its tone in the previous run bar
 
-// What was chosen on this page. A browser that keeps nothing for a page asks anew each time.
+// The choice on this page. A browser that stores nothing for a page asks again each time.
 let chosen = null;
 
 function wanted() {
@@ -21,7 +21,7 @@ function choose(how) {
     try {
         localStorage.setItem(KEPT, how);
     } catch {
-        // `chosen` holds for as long as the page is open.
+        // `chosen` keeps the choice while the page is open.
     }
 }
 
@@ -42,8 +42,8 @@ export function announce(bar) {
     });
 }
 
-// The switch asks for the browser's permission when it is switched on. It is hidden where the
-// browser has no notifications.
+// The switch for notifications. Switching it on asks for the browser's permission. It is hidden if
+// the browser has no notifications.
 export class NotifySwitch {
     constructor(button) {
         this.button = button;

@@ -3,7 +3,7 @@
 import { el, field, send, setText } from "./dom.js";
 
 const COUNTERPARTS = { pause: "resume", resume: "pause" };
-const SHOWN = 8000; // ms: a refusal, and what happened while the server did not answer
+const SHOWN = 8000; // ms for which a refusal, or a report after an outage, is shown
 
 // ---------------------------------------------------------------- title and icon
 
@@ -15,7 +15,7 @@ const TONES = {
     calm: "#8a93a3",
 };
 
-// The page's title says how far the run is, and its icon is a ring that fills.
+// The page's title shows the run's progress, and its icon is a ring that fills.
 export function showProgress(bar) {
     document.title = bar.title;
     const share = bar.tone === "good" ? 1 : bar.progress;
@@ -39,8 +39,8 @@ export function showProgress(bar) {
 // ---------------------------------------------------------------- the bar
 
 export class RunBar {
-    // wake(): reads the run anew at once.
-    // open(): shows the run that is under way here.
+    // wake(): reads the run again at once.
+    // open(): shows the active run here.
     // opened(run): is called when Start has answered with its run.
     constructor({ element, props, trigger, watch }, { wake, open, opened }) {
         this.wake = wake;
@@ -88,8 +88,8 @@ export class RunBar {
             this.other.firstElementChild.textContent = `Another run is under way here: ${active}.`;
     }
 
-    // Shows the buttons of these names. One that goes while it has the focus leaves the focus to
-    // its counterpart, or to the group until that is there again.
+    // Shows the buttons with these names. If a button with the focus disappears, the focus moves to
+    // its counterpart, or to the group until the counterpart appears.
     showActions(names) {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused && !names.includes(focused.dataset.command)) this.hold(focused);
@@ -104,14 +104,14 @@ export class RunBar {
         this.actions.focus({ preventScroll: true });
     }
 
-    // Nothing can be asked of the run until the next `show`.
+    // Nothing can be requested of the run until the next `show`.
     disable() {
         const focused = this.buttons.find((button) => button === document.activeElement);
         if (focused) this.hold(focused);
         for (const button of this.buttons) button.disabled = true;
     }
 
-    // Another state of the run is read aloud, but neither each step nor each share of it.
+    // A new state of the run is read aloud, but not each step and each percentage.
     announce({ run_id, state, name, word, tone, sentence }) {
         const now = `${run_id} ${state}`;
         const isFirst = this.announced === undefined;
@@ -141,8 +141,7 @@ export class RunBar {
         document.title = "Ramstream";
     }
 
-    // Shows a note under the bar; "" takes it away. `aside` changes all the time and is not read
-    // aloud.
+    // Shows a note below the bar; "" removes it. `aside` changes constantly and is not read aloud.
     note(text, { loggedOut = false, aside = "", tone = "warn" } = {}) {
         const node = field(this.root, "note");
         if (!text && Date.now() < this.toldUntil) return;
@@ -156,7 +155,7 @@ export class RunBar {
             node.append(" ", el("a", { href: "/login" }, "Log in again"));
     }
 
-    // Says what happened, for as long as it takes to read.
+    // Shows what happened, for long enough to read it.
     tell(text, tone = "good") {
         this.toldUntil = Date.now() + SHOWN;
         this.note(text, { tone });
@@ -186,14 +185,13 @@ export class RunBar {
     }
 
     activeChanged() {
-        this.trigger("change"); // whether Start can be pressed depends on it
+        this.trigger("change"); // whether Start is enabled depends on it
     }
 }
 
 // ---------------------------------------------------------------- changing what goes on
 
-// Asks for another learning rate or another number of steps; the run takes them over before its
-// next step.
+// Requests a new learning rate or number of steps; the run applies them before its next step.
 class ChangeDialog {
     constructor(dialog, post, wake) {
         this.dialog = dialog;

@@ -1,14 +1,14 @@
-// The Hardware tab: this machine, its measurement, and what the table of models and machines asks
-// the server.
+// The Hardware tab: this machine, its measurement, and the requests of the table of models and
+// machines.
 
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
 import { ModelTable, TableData } from "./model_table.js";
 import { Offers } from "./offers.js";
 
-const BOX_WAIT = 100; // ms until Gradio's box is looked at again
+const BOX_WAIT = 100; // ms between checks of Gradio's box
 const BOX_TRIES = 40;
-const BOX_RIGHT = 4; // looks in a row at which the box must show the model
+const BOX_RIGHT = 4; // checks in a row at which the box must show the model
 
 export class Hardware {
     constructor(element, openTrain) {
@@ -17,9 +17,9 @@ export class Hardware {
         this.stale = true;
         this.reading = false;
         this.settings = null;
-        this.following = false; // a measurement is under way
+        this.following = false; // whether a measurement is in progress
         this.result = "";
-        this.turn = 0; // counts requests for the whole table: the newest one counts
+        this.turn = 0; // counts requests for the whole table; only the newest one counts
         this.data = new TableData();
         this.table = new ModelTable(element, this.data, {
             open: (id) => this.open(id),
@@ -53,7 +53,7 @@ export class Hardware {
         });
     }
 
-    // Does `work`; the tab says what went wrong with it.
+    // Does `work`; if it fails, the tab shows the error.
     async tried(work) {
         const said = field(this.root, "error");
         try {
@@ -135,14 +135,14 @@ export class Hardware {
             this.result = error.message;
         }
         this.following = false;
-        this.measuring.show(null); // what came of it stands beside the button
+        this.measuring.show(null); // the result is shown next to the button
         said.textContent = this.result;
         this.outdated(true);
     }
 
     // -------------------------------------------------------------- columns
 
-    // The settings have changed, so everything is asked anew.
+    // The settings have changed, so everything is requested again.
     ask() {
         const boxes = this.part("settings").elements;
         this.settings = {
@@ -162,8 +162,8 @@ export class Hardware {
         this.load();
     }
 
-    // Asks for the columns that are missing, a machine at a time: first whether models fit, which
-    // takes no time, then their speeds.
+    // Requests the missing columns, one machine at a time: first whether models fit, which takes
+    // hardly any time, then their speeds.
     async load() {
         this.turn += 1;
         const { turn } = this;
@@ -249,7 +249,7 @@ export class Hardware {
             const { csv } = await send("/api/hardware/csv", question);
             const address = URL.createObjectURL(new Blob([csv], { type: "text/csv" }));
             el("a", { href: address, download: "ramstream-models.csv" }).click();
-            // The browser reads the address a moment after the click.
+            // The browser reads the address shortly after the click.
             setTimeout(() => URL.revokeObjectURL(address), 1000);
         });
     }
@@ -278,8 +278,8 @@ function inWords(seconds) {
     return date.toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
 }
 
-// Types the name of a model into the Train tab. Gradio makes the boxes of a tab when it is opened,
-// and may fill them a moment later, so the name is typed until it has stayed there for a while.
+// Types the name of a model into the Train tab. Gradio creates the boxes of a tab when it is
+// opened, and may fill them a moment later, so this repeats until the name has stayed for a while.
 async function typeModel(id) {
     let right = 0;
     for (let tries = 0; tries < BOX_TRIES && right < BOX_RIGHT; tries += 1) {
@@ -296,7 +296,8 @@ async function typeModel(id) {
     }
 }
 
-// Sets the value of a box by the browser's own setter, whatever property the box itself was given.
+// Sets the value of a box with the browser's own setter, even if the box has its own `value`
+// property.
 function setValue(box, value) {
     const { set } = Object.getOwnPropertyDescriptor(Object.getPrototypeOf(box), "value");
     set.call(box, value);

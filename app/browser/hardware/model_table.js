@@ -1,12 +1,12 @@
-// The table of models and machines: which rows it has, how they are sorted and drawn, and how the
-// keyboard goes through its cells.
+// The table of models and machines: selects, sorts and draws its rows, and moves the keyboard focus
+// between its cells.
 
 import { el, field } from "../common/dom.js";
 
 // A model that a machine can train ranks above one that it cannot.
 const RANKS = { good: 0, warn: 0, bad: -1 };
 const NOT_COMPUTED = -2;
-// Each key moves by so many rows and columns; beyond the last one, the last one is meant.
+// Each key moves by this many rows and columns; a move beyond the last one stops there.
 const MOVES = {
     ArrowUp: [-1, 0],
     ArrowDown: [1, 0],
@@ -16,8 +16,7 @@ const MOVES = {
     End: [0, 99],
 };
 
-// What the table shows: the models, the machines that were chosen, and the columns that have
-// arrived so far.
+// The table's content: the models, the chosen machines, and the columns that have arrived so far.
 export class TableData {
     constructor() {
         this.choices = null;
@@ -27,7 +26,7 @@ export class TableData {
         this.failed = false;
     }
 
-    // This machine, then the chosen ones.
+    // This machine, followed by the chosen ones.
     machines() {
         return [this.choices.here, ...this.shown];
     }
@@ -36,7 +35,7 @@ export class TableData {
         return this.columns.get(machine)?.cells[id];
     }
 
-    // Undefined for a model that does not suit the settings: it has no row.
+    // Undefined for a model that the settings rule out: it has no row.
     parameters(id) {
         return this.counts[id]?.parameters;
     }
@@ -61,8 +60,8 @@ export class ModelTable {
         this.sort = { by: "parameters", down: false };
         this.filter = "";
         this.only = "all";
-        this.at = null; // the cell that the keyboard has come to
-        this.pointed = null; // the cell that the tip is about
+        this.at = null; // the cell with the keyboard focus
+        this.pointed = null; // the cell that the tooltip describes
         this.listen();
     }
 
@@ -102,7 +101,7 @@ export class ModelTable {
         return rows.sort((one, other) => this.compare(one, other));
     }
 
-    // Whether the model is to be shown: always, or where this machine or any one can train it.
+    // Whether the model is shown: always, or only if this machine or any machine can train it.
     isWanted({ id }) {
         if (this.only === "all") return true;
         const { choices } = this.data;
@@ -110,7 +109,7 @@ export class ModelTable {
         return machines.some((name) => RANKS[this.data.cell(name, id)?.words.tone] === 0);
     }
 
-    // Models of the same rank stand largest first.
+    // Among models of the same rank, the largest comes first.
     compare(one, other) {
         const { by, down } = this.sort;
         const sign = down ? -1 : 1;
@@ -128,7 +127,8 @@ export class ModelTable {
         return cell.tokens_per_second ?? RANKS[cell.words.tone];
     }
 
-    // Text begins at A and the smallest model comes first; machines begin with the fastest.
+    // Text is sorted from A, and sizes from the smallest model; machines are sorted from the
+    // fastest.
     sortBy(by) {
         const isText = by === "model" || by === "parameters";
         this.sort = { by, down: this.sort.by === by ? !this.sort.down : !isText };
@@ -209,7 +209,7 @@ export class ModelTable {
         );
     }
 
-    // A cell of this machine is a button, which opens the model in Train.
+    // A cell of this machine is a button that opens the model in Train.
     drawCell(model, machine) {
         const cell = this.data.cell(machine, model.id);
         if (!cell) return el("td", { class: "rs-cell", tabindex: -1 }, "…");
@@ -253,7 +253,7 @@ export class ModelTable {
 
     // -------------------------------------------------------------- from cell to cell
 
-    // The cell that the Tab key leads to: where the keyboard was last, or the first one.
+    // The cell that the Tab key reaches: the one that had the focus last, or the first one.
     current() {
         const { row, column } = this.at ?? { row: 0, column: 0 };
         const rows = this.body.children;
@@ -272,7 +272,7 @@ export class ModelTable {
         target(children[within(cell.cellIndex + step[1], children.length)]).focus();
     }
 
-    // Shows what is to be said of a cell beside it; null hides it.
+    // Shows the tooltip of a cell next to it; null hides the tooltip.
     point(cell) {
         const machine = cell?.dataset.machine;
         if (cell?.contains(document.activeElement)) this.remember(cell);
@@ -289,7 +289,7 @@ export class ModelTable {
         this.place();
     }
 
-    // The Tab key leads to the cell that had the focus last, and to no other.
+    // Makes this cell the only one that the Tab key reaches.
     remember(cell) {
         const last = this.body.querySelector('[tabindex="0"]');
         if (last) last.tabIndex = -1;
@@ -297,7 +297,7 @@ export class ModelTable {
         this.at = { row: cell.parentNode.sectionRowIndex, column: cell.cellIndex };
     }
 
-    // Puts the tip below its cell, or above it where there is no room below.
+    // Puts the tooltip below its cell, or above it if there is no room below.
     place() {
         if (!this.pointed?.isConnected) return;
         const { tip } = this;
@@ -310,7 +310,7 @@ export class ModelTable {
     }
 }
 
-// What of a cell takes the focus.
+// The element of a cell that takes the focus.
 const target = (cell) => cell?.querySelector("button") ?? cell;
 
 const within = (index, length) => Math.max(0, Math.min(length - 1, index));

@@ -1,5 +1,4 @@
-// The machines for a model: known ones that would train it, with their figures and the sources of
-// these.
+// The machines for a model: the known ones that could train it, with their figures and sources.
 
 import { el, field, send } from "../common/dom.js";
 
@@ -9,10 +8,10 @@ export class Offers {
         this.form = root.querySelector('[data-part="ask"]');
         this.table = root.querySelector('[data-part="offers"]');
         this.said = field(root, "offered");
-        this.asked = null; // the question whose answer is shown or awaited
+        this.asked = null; // the request whose answer is shown or awaited
     }
 
-    // Takes over which model is meant, as if a person had typed it.
+    // Sets the model, as if a person had typed it.
     choose(id) {
         const box = this.form.elements.model;
         box.value = id;
@@ -80,7 +79,7 @@ function figuresRow({ name }, figures) {
     return el("tr", {}, el("td", { colspan: 4 }, details));
 }
 
-// A source that begins with an address becomes a link.
+// Turns a source that begins with an address into a link.
 function sourceNode(text) {
     const [address, ...rest] = text.split(" ");
     if (!address.startsWith("https://")) return el("small", {}, text);

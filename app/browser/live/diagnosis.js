@@ -1,4 +1,5 @@
-// Says how a run does, and offers a change of its settings, which can be opened in the Train form.
+// Shows how a run is doing, and offers a change of its settings, which can be opened in the Train
+// form.
 
 import { send, setText } from "../common/dom.js";
 
@@ -25,8 +26,7 @@ export class Diagnosis {
         setText(part("offer-label"), offer?.label ?? "");
     }
 
-    // Loads the page anew, as a new tab would be: the server fills its form with the draft that it
-    // keeps.
+    // Reloads the page as a new tab would load it: the server fills its form with the stored draft.
     async open() {
         const button = this.part("offer-button");
         const error = this.part("offer-error");

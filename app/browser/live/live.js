@@ -1,12 +1,12 @@
-// The Live tab: it shows figures that the server has built, drawn with Plotly in place and linked
-// by their x axis, and what else there is to say of a run.
+// The Live tab: shows figures that the server has built, drawn by Plotly in place and linked by
+// their x axis, and the other details of a run.
 
 import { LinkedCharts } from "../charts/plots.js";
 import { el, isShown, setText } from "../common/dom.js";
 import { Diagnosis } from "./diagnosis.js";
 import { SamplePrompts } from "./prompts.js";
 
-const AT_END = 30; // px from the end of the log at which it follows what is added
+const AT_END = 30; // the log scrolls along if it is at most this many px from its end
 
 export class Live {
     constructor(element, setAxis, timeline) {
@@ -90,7 +90,8 @@ export class Live {
         describe(node, part.said);
     }
 
-    // The colours of a map, as elements of the page: Plotly's own bar takes a third of the drawing.
+    // The colour scale of a map, as elements of the page: Plotly's own takes a third of the drawing
+    // time.
     showScale(name, values) {
         const scale = this.root.querySelector(`[data-scale="${name}"]`);
         scale.hidden = !values.length;
@@ -103,16 +104,16 @@ export class Live {
         );
     }
 
-    // Makes axes logarithmic, where a person wants it.
+    // Makes axes logarithmic if a person has chosen that.
     adapt(layout, { log_axes: axes = [] }) {
         for (const name of axes) {
-            // A zoom of the linear axis means nothing on the other one.
+            // A zoom of the linear axis is meaningless on the logarithmic one.
             layout[name].uirevision += ` log ${this.log}`;
             if (this.log) Object.assign(layout[name], { type: "log", rangemode: "normal" });
         }
     }
 
-    // A click on a point of a curve opens the timeline of its step, where x counts steps.
+    // A click on a point of a curve opens the timeline of its step, if x counts steps.
     openStep(x) {
         const isBySteps = this.root.querySelector('[data-axis="step"]').ariaPressed === "true";
         if (isBySteps) this.timeline.openNear(x);
@@ -202,7 +203,7 @@ function answerTone(text, expected) {
     return text === expected ? "rs-right" : "rs-off";
 }
 
-// For who hears the page, a drawing is what its caption says of it.
+// For screen readers, the caption of a drawing is its description.
 function describe(node, said) {
     const title = node.closest("figure").querySelector("h3").textContent;
     node.setAttribute("role", "img");

@@ -1,5 +1,5 @@
-// Shows the answers to a run's sample prompts in the Live tab: those before the first step beside
-// those at a step of choice.
+// Shows the answers to a run's sample prompts in the Live tab: those before the first step next to
+// those at a chosen step.
 
 import { el, field } from "../common/dom.js";
 
@@ -7,7 +7,7 @@ export class SamplePrompts {
     constructor(card) {
         this.card = card;
         this.value = { steps: [], rows: [] };
-        this.follows = true; // the newest step, as long as no other is chosen
+        this.follows = true; // the newest step is shown until another one is chosen
         this.at = card.querySelector("input");
         this.at.addEventListener("input", () => {
             this.follows = Number(this.at.value) === this.value.steps.length - 1;

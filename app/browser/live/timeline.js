@@ -1,15 +1,15 @@
-// The timeline of one step: it keeps which sampled step is looked at, and draws its figure, its
-// legend and its zoom.
+// The timeline of one step: remembers which sampled step is shown, and draws its figure, its legend
+// and its zoom.
 
 import { drawLater } from "../charts/drawing.js";
 import { isPredicted, LaneBars, MARGIN } from "../charts/lanes.js";
 import { CONFIG, loadPlotly, markDrawn, onScreen, themed } from "../charts/plots.js";
 import { el, send } from "../common/dom.js";
 
-const ZOOM = 0.6; // a key leaves so much of the stretch
-const MOVE = 0.2; // a key moves by so much of the stretch
-// What each key does, with its numbers: a factor of the zoom, a share of the stretch to move by, or
-// how many bars and rows to go.
+const ZOOM = 0.6; // a key zooms in to this share of the stretch
+const MOVE = 0.2; // a key moves by this share of the stretch
+// The effect of each key, with its numbers: a zoom factor, a share of the stretch to move by, or a
+// number of bars and rows.
 const KEYS = {
     "+": ["zoom", ZOOM],
     "=": ["zoom", ZOOM],
@@ -24,29 +24,29 @@ const KEYS = {
     ArrowDown: ["bar", 0, -1],
     Escape: ["forget"],
 };
-const LEAST_NAMED = 34; // px of a phase that hold a word
-const PAUSE = 200; // ms after a zoom until what it shows is asked for
-const BESIDE = 0.25; // so much of a stretch is asked for at either side of it
-const CLOSER = 0.8; // a new stretch is asked for when it is less than so much of the old one
+const LEAST_NAMED = 34; // px of a phase that are wide enough for a word
+const PAUSE = 200; // ms between a zoom and the request for more detail
+const BESIDE = 0.25; // this share of the stretch is requested in addition on either side
+const CLOSER = 0.8; // a new stretch is requested if it is shorter than this share of the old one
 
 export class Timeline {
-    // step: the step to open first, null for the latest; onStep(step) is called whenever another is
-    // chosen.
+    // step: the step to show first, null for the latest; onStep(step) is called whenever another
+    // one is chosen.
     constructor(root, step, onStep) {
         this.root = root;
         this.onStep = onStep;
         this.chosen = step; // null follows the latest step
         this.run = null;
         this.steps = []; // those that have a timeline
-        this.latest = null; // the part of the latest step
-        this.taken = null; // the part that is shown
+        this.latest = null; // the data of the latest step
+        this.taken = null; // the data that are shown
         this.bands = []; // the nodes of its phases
-        this.range = null; // what is zoomed into, in ms; null for the whole step
-        this.detail = null; // a finer figure of a stretch: {from, to, figure}
-        this.asked = null; // what gives the request for a detail up
-        this.problem = null; // why there is no detail
+        this.range = null; // the zoomed range in ms; null for the whole step
+        this.detail = null; // the detailed figure of a stretch: {from, to, figure}
+        this.asked = null; // aborts the pending request for a detail
+        this.problem = null; // why no detail could be shown
         this.dirty = false;
-        this.drawn = ""; // the layout that Plotly has drawn, as text
+        this.drawn = ""; // the layout last drawn by Plotly, as text
         this.predicted = true;
         this.loading = false;
         this.node = root.querySelector('[data-figure="timeline"]');
@@ -82,7 +82,7 @@ export class Timeline {
         this.node.addEventListener("keydown", (event) => this.press(event));
     }
 
-    // Draws anew in another size or theme, and when the timeline comes into sight.
+    // Redraws for a new size or theme, and when the timeline becomes visible.
     watch() {
         new ResizeObserver(() => this.redraw()).observe(this.node);
         new MutationObserver(() => this.redraw()).observe(document.body, {
@@ -107,7 +107,7 @@ export class Timeline {
         this.onStep(null);
     }
 
-    // The latest timeline of `run`, and the steps that have one.
+    // Takes the latest timeline of `run`, and the steps that have one.
     show(part, run) {
         this.run = run;
         this.steps = part.steps;
@@ -138,8 +138,8 @@ export class Timeline {
         else this.load();
     }
 
-    // Asks for the chosen step. There is one request at a time: a slider that is dragged asks for
-    // where it has come to by then.
+    // Requests the chosen step. Only one request is sent at a time: when it is answered, the next
+    // one is for the current position of a slider that is being dragged.
     async load() {
         if (this.loading) return;
         this.loading = true;
@@ -184,8 +184,7 @@ export class Timeline {
         this.redraw();
     }
 
-    // What is said is read aloud where a person chose the step, not with each step that the run
-    // samples.
+    // The description is read aloud if a person chose the step, but not for each new sampled step.
     say(text) {
         const said = this.root.querySelector('[data-said="timeline"]');
         said.setAttribute("aria-live", this.chosen === null ? "off" : "polite");
@@ -242,7 +241,7 @@ export class Timeline {
         markDrawn("timeline");
     }
 
-    // Plotly's own events; a node has them from its first drawing on.
+    // Follows Plotly's own events, which a node has only after it was first drawn.
     followZoom() {
         const { node } = this;
         node.on("plotly_relayout", () => this.keepZoom());
@@ -252,8 +251,8 @@ export class Timeline {
         node.on("plotly_doubleclick", () => this.setRange(null));
     }
 
-    // The figure's layout for axes alone, beside which nothing is drawn by Plotly. What was zoomed
-    // to, by whatever means, stays over updates and other steps, until another run is opened.
+    // The figure's layout with only the axes; Plotly draws nothing else. A zoom, however made, is
+    // kept over updates and other steps, until another run is opened.
     axes() {
         const layout = themed(this.taken.layout, this.node);
         const rows = layout.yaxis.categoryarray;
@@ -270,13 +269,13 @@ export class Timeline {
             tickvals: rows.map((_, row) => row),
             ticktext: rows,
         };
-        // Lines of a grid would stand before the bars, where they look like gaps.
+        // Grid lines would be drawn before the bars, where they look like gaps.
         Object.assign(layout.xaxis, {
             showgrid: false,
             ticks: "outside",
             tickcolor: layout.xaxis.linecolor,
         });
-        // A copy, since Plotly writes into it.
+        // This is a copy, since Plotly writes into it.
         layout.xaxis.range = [...(this.range ?? layout.xaxis.range)];
         return layout;
     }
@@ -298,7 +297,7 @@ export class Timeline {
         if (this.taken) this.place(...(this.range ?? this.taken.layout.xaxis.range));
     }
 
-    // Bars and phases go with the axis, also while it is being moved.
+    // Bars and phases follow the axis, even while it is being moved.
     place(from, to) {
         if (from === undefined) return;
         this.bars.paint(from, to, this.predicted);
@@ -307,9 +306,9 @@ export class Timeline {
 
     // -------------------------------------------------------------- more detail
 
-    // A step of very many spans has fewer bars than spans: those of the stretch that is looked at
-    // are asked for once a zoom comes to rest. Whatever was asked for before is given up, so that
-    // it never takes the place of what is wanted now.
+    // A step with very many spans has fewer bars than spans: the spans of the visible stretch are
+    // requested once a zoom ends. An earlier request is aborted, so that its answer never replaces
+    // a newer one.
     askDetail() {
         clearTimeout(this.timer);
         this.asked?.abort();
@@ -325,8 +324,8 @@ export class Timeline {
         this.timer = setTimeout(() => this.loadDetail(), PAUSE);
     }
 
-    // A detail that covers the stretch is enough where it has every span, or where the stretch is
-    // not much shorter than what would be asked for.
+    // A detail that covers the stretch is sufficient if it has every span, or if the stretch is not
+    // much shorter than the one that would be requested.
     isDetailEnough(range) {
         const { detail } = this;
         if (!isInside(range, detail)) return false;
@@ -365,7 +364,7 @@ export class Timeline {
         this.redraw();
     }
 
-    // What is cut off by the ends of the axis is still named in the middle of what is seen.
+    // A phase that the ends of the axis cut off has its name in the middle of its visible part.
     placePhases(from, to) {
         const pixels = this.part("phases").clientWidth / 100;
         this.taken.phases.forEach(({ start, end }, index) => {
@@ -390,7 +389,7 @@ export class Timeline {
         });
     }
 
-    // Brings the chosen bar into sight, as far as the step is zoomed; null where there is none.
+    // Brings the chosen bar into view if the step is zoomed; null if none is chosen.
     async showBar(bar) {
         if (!bar) {
             this.showZoom();
@@ -438,7 +437,7 @@ function phaseBand({ label, short, colour }) {
 
 const isInside = ([from, to], detail) => detail !== null && from >= detail.from && to <= detail.to;
 
-// The sampled step that is nearest to the wanted one.
+// The sampled step nearest to the wanted one.
 function nearest(steps, wanted) {
     return steps.reduce((best, step) =>
         Math.abs(step - wanted) < Math.abs(best - wanted) ? step : best,

@@ -1,28 +1,28 @@
-// Shows several runs side by side: their curves on shared axes, key figures, and the settings in
-// which they differ.
+// Compares several runs: their curves on shared axes, key figures, and the settings in which they
+// differ.
 
 import { LinkedCharts } from "../charts/plots.js";
 import { el, field, send } from "../common/dom.js";
 
 export const LEAST = 2,
     MOST = 6;
-const AGAIN = 4000; // ms until runs that go on are read again
+const AGAIN = 4000; // ms between reads of runs that are active
 
 export class Comparison {
-    // changed(ids) is called when other runs are compared.
+    // changed(ids) is called when the set of compared runs has changed.
     constructor(root, card, changed) {
         this.root = root;
         this.card = card;
         this.changed = changed;
         this.ids = [];
         this.axis = "step";
-        this.turn = 0; // counts requests: the newest one counts
+        this.turn = 0; // counts requests; only the newest one counts
         this.readAt = 0;
         const nodes = [...card.querySelectorAll("[data-compare]")];
         const byName = Object.fromEntries(nodes.map((node) => [node.dataset.compare, node]));
         this.charts = new LinkedCharts(byName, {
             adapt: (layout) => {
-                layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // whole names
+                layout.hoverlabel = { ...layout.hoverlabel, namelength: -1 }; // complete names
             },
             zoomed: (isZoomed) => {
                 this.part("compare-reset").hidden = !isZoomed;
@@ -84,7 +84,7 @@ export class Comparison {
         const query = new URLSearchParams(location.search);
         query.delete("compare");
         const parts = [query.toString()];
-        // Written by hand: the query would escape the commas.
+        // The query string is built by hand, since URLSearchParams would escape the commas.
         if (this.ids.length) parts.push(`compare=${this.listed()}`);
         const address = `${location.pathname}?${parts.filter(Boolean).join("&")}`;
         history.replaceState(null, "", address);
@@ -172,7 +172,7 @@ function aboutUnread(names) {
 function tableRow({ name, texts, best }) {
     const cells = texts.map((text, index) => {
         if (!best?.includes(index)) return el("td", {}, text);
-        // A colour alone would not be heard.
+        // A screen reader would not convey a colour alone.
         return el("td", { class: "rs-best" }, text, el("span", { class: "rs-hidden" }, " (best)"));
     });
     return el("tr", {}, el("th", { scope: "row" }, name), ...cells);

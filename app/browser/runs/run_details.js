@@ -1,11 +1,11 @@
 // Shows the details of one run in a dialog: its name and note, the command lines, and the settings
-// as they were run.
+// that it used.
 
 import { copyText, el, field, send } from "../common/dom.js";
 
 export class RunDetails {
-    // changed() is called when the name or the note has changed; closed(id) when the dialog was
-    // closed and has nowhere to give the focus back to, since the row was drawn anew meanwhile.
+    // changed() is called when the name or the note has changed. closed(id) is called when the
+    // dialog was closed and cannot return the focus, since the row was redrawn meanwhile.
     constructor(dialog, changed, closed) {
         this.dialog = dialog;
         this.changed = changed;
@@ -18,7 +18,7 @@ export class RunDetails {
         dialog
             .querySelector('[data-part="details-close"]')
             .addEventListener("click", () => dialog.close());
-        // A click beside the dialog has the dialog itself as its target.
+        // A click outside the dialog has the dialog element itself as its target.
         dialog.addEventListener("click", (event) => {
             if (event.target === dialog) dialog.close();
         });

@@ -1,22 +1,22 @@
-// The Runs tab: it lists the queue and every run, and does what can be done with one.
+// The Runs tab: lists the queue and every run, and offers the actions on a run.
 
 import { el, field, send } from "../common/dom.js";
 import { JobView, noticeJobs } from "../common/jobs.js";
 import { Comparison, LEAST, MOST } from "./compare.js";
 import { RunDetails } from "./run_details.js";
 
-const LIST_WAIT = 2000; // ms that the list stays as it is
+const LIST_WAIT = 2000; // ms between reads of the list
 
 const path = (id, what) => `/api/runs/${encodeURIComponent(id)}/${what}`;
 
 export class RunList {
-    // openRun(id, tab) shows a run, closeRun(id) shows it no more, talkTo(id) opens it in Talk.
+    // openRun(id, tab) shows a run, closeRun(id) stops showing it, talkTo(id) opens it in Talk.
     constructor(element, { openRun, closeRun, talkTo }) {
         this.root = element;
         this.openRun = openRun;
         this.closeRun = closeRun;
         this.talkTo = talkTo;
-        this.rows = new Map(); // the node of each run, and the text that it was made from
+        this.rows = new Map(); // the node of each run, and the text from which it was made
         this.ticked = new Set();
         this.readAt = 0;
         this.run = null; // the run of the export card
@@ -67,8 +67,8 @@ export class RunList {
         this.comparison.refresh();
     }
 
-    // A row stays as it is while what it says does: the focus and an open menu are not lost to the
-    // next step of another run.
+    // A row is redrawn only if its content has changed, so that another run's next step does not
+    // take the focus or close an open menu.
     showRuns(runs) {
         const known = new Map();
         for (const run of runs) {
@@ -145,7 +145,7 @@ export class RunList {
         );
     }
 
-    // Gives the focus to a button of a run's row, or of the first row where that is gone.
+    // Moves the focus to a button in a run's row, or in the first row if that row is gone.
     focus(id, act) {
         const row = this.rows.get(id)?.node ?? this.part("rows").firstElementChild;
         (row?.querySelector(`[data-act="${act}"]`) ?? row?.querySelector("button"))?.focus();
@@ -291,12 +291,12 @@ export class RunList {
     async draft(run, button) {
         await this.act(button, async () => {
             await send(path(run.id, "draft"), { changes: {} });
-            // A page that is opened shows the form as the server keeps it.
+            // A newly opened page shows the form that the server has stored.
             location.assign("?tab=train");
         });
     }
 
-    // Does `work`, which `button` asked for; its cell says what went wrong.
+    // Does `work` for `button`; if it fails, the button's cell shows the error.
     async act(button, work) {
         const cell = button.closest("td");
         cell.querySelector(".rs-error")?.remove();
@@ -337,7 +337,7 @@ export class RunList {
             said.className = "rs-error";
             said.textContent = error.message;
         }
-        this.exporting.show(null); // what came of it stands in its place
+        this.exporting.show(null); // the result is shown in its place
         button.disabled = false;
     }
 }

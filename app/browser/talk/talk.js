@@ -1,13 +1,13 @@
-// The Talk tab: the model before training and the tuned one are asked the same. The chat itself is
-// kept by the server.
+// The Talk tab: the model before training and the tuned one get the same messages. The server keeps
+// the chat itself.
 
 import { copyText, el, field, send, setText } from "../common/dom.js";
 import { JobView } from "../common/jobs.js";
 
-const WRITING_WAIT = 150; // ms until an answer under way is read again
-const HIDDEN_WAIT = 5000; // the same, while nobody sees the page
-const CHOICES_WAIT = 2000; // ms that the list of runs stays as it is
-const AT_END = 40; // px from the end of the log at which it follows what is added
+const WRITING_WAIT = 150; // ms until an unfinished answer is read again
+const HIDDEN_WAIT = 5000; // the same, while the page is hidden
+const CHOICES_WAIT = 2000; // ms between reads of the list of runs
+const AT_END = 40; // the log scrolls along with new text if it is at most this many px from its end
 const FOLDER = ":folder";
 const SIDES = ["base", "tuned"];
 const NO_WEIGHTS = "No run has saved weights yet: save a checkpoint of one, or name a folder.";
@@ -19,14 +19,14 @@ const NUMBERS = ["max_new_tokens", "temperature", "top_p", "seed"];
 export class Talk {
     constructor(element) {
         this.root = element;
-        this.version = 0; // of the chat as it is shown
+        this.version = 0; // of the chat that is shown
         this.turns = [];
         this.runs = null; // the runs with weights, by id; null before they are known
-        this.opened = null; // the run that the address has named last
-        this.choice = null; // what the chat is with
+        this.opened = null; // the run that the address named last
+        this.choice = null; // the weights that the chat is with
         this.minutes = 10;
         this.readAt = 0;
-        this.asked = ""; // the choice that the tab says something about
+        this.asked = ""; // the choice that the shown description is about
         this.working = false;
         this.who = this.part("who").elements;
         this.how = this.part("how").elements;
@@ -67,7 +67,7 @@ export class Talk {
     // -------------------------------------------------------------- whom to talk to
 
     // run: the run that the page's address names, or null; asked: the run whose newest weights were
-    // asked for, or null.
+    // requested, or null.
     async refresh(run, asked = null) {
         if (!asked && (this.working || Date.now() - this.readAt < CHOICES_WAIT)) return;
         this.readAt = Date.now();
@@ -76,7 +76,7 @@ export class Talk {
             this.minutes = choices.idle_minutes;
             this.list(choices.runs, run, asked);
         } catch (error) {
-            // The run bar says that the server does not answer.
+            // The run bar reports that the server does not answer.
             if (!error.unreachable) this.showError(error.message);
         }
     }
@@ -96,7 +96,7 @@ export class Talk {
         this.tellWhom();
     }
 
-    // What was chosen stays chosen when the list is made anew.
+    // A choice is kept when the list is rebuilt.
     listRuns(runs, isFirst) {
         const text = JSON.stringify(runs);
         if (text === this.listed) return;
@@ -131,13 +131,13 @@ export class Talk {
         this.who.compare.disabled = !run;
     }
 
-    // What the form has chosen.
+    // The choice in the form.
     chosen() {
         if (this.who.run.value === FOLDER) return { folder: this.who.folder.value.trim() };
         return { run_id: this.who.run.value, weights: this.who.weights.value };
     }
 
-    // Says what is to be known of these weights before they are loaded.
+    // Shows what a person should know about these weights before they are loaded.
     async tellWhom() {
         const choice = this.chosen();
         const asked = JSON.stringify(choice);
@@ -211,7 +211,7 @@ export class Talk {
         }
     }
 
-    // Reads the chat, and goes on reading while an answer is under way.
+    // Reads the chat, and repeats that until the answer is complete.
     async read() {
         clearTimeout(this.timer);
         try {
@@ -241,8 +241,8 @@ export class Talk {
         field(this.root, "memory").textContent = this.memoryWords(state);
     }
 
-    // count: the turns of the whole chat; the state has those from `first` on. What is at its end
-    // follows what is written.
+    // count: the number of turns in the whole chat; the state has those from `first` on. A log that
+    // is scrolled to its end follows new text.
     showTurns({ working, job_id, first, turns }, count) {
         const log = this.part("log");
         const isAtEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - AT_END;
@@ -271,7 +271,7 @@ export class Talk {
         return `${held} of RAM in use, given back after ${this.minutes} idle minutes.`;
     }
 
-    // Makes the nodes of a turn, in the place of those that stood there.
+    // Creates the nodes of a turn, in place of the old ones.
     place(index, turn, sides) {
         const answers = Object.fromEntries(sides.map((side) => [side, this.answer(side)]));
         const node = el(
@@ -349,7 +349,7 @@ export class Talk {
     }
 }
 
-// A select whose value is not in its list shows the first one.
+// If the value of a select is not in its list, selects the first one.
 function chooseOne(select) {
     if (select.selectedIndex < 0) select.selectedIndex = 0;
 }
@@ -359,7 +359,7 @@ function aboutTemplate(takesSystem) {
     return `Messages are written by the model’s own chat template${end}`;
 }
 
-// given: as the form has it; kept: as the server has it, which names everything.
+// given: from the form; kept: from the server, with every name filled in.
 function isSameChoice(given, kept) {
     if (kept.folder) return given.folder === kept.folder;
     return given.run_id === kept.run_id && given.weights === kept.weights;

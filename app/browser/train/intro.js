@@ -1,5 +1,5 @@
-// Tells a newcomer above the form what this is, and about this machine; shows three steps, and how
-// far each of them is.
+// Explains above the form, to a new user, what this program is and what this machine can do; shows
+// three steps, and the progress of each.
 
 import { field, setText } from "../common/dom.js";
 
@@ -11,7 +11,7 @@ const CONTROLS = {
 };
 
 export class Intro {
-    // starter: the file of the preset that is chosen at first.
+    // starter: the file of the preset that is selected initially.
     constructor(element, { machine, starter }) {
         this.root = element;
         this.starter = starter;
@@ -37,7 +37,7 @@ export class Intro {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    // Whoever has a run knows what this is.
+    // A person who has a run needs no introduction.
     tellRuns(hasRuns) {
         if (hasRuns === this.hasRuns) return;
         this.hasRuns = hasRuns;
@@ -49,7 +49,7 @@ export class Intro {
         try {
             localStorage.setItem(KEPT, what);
         } catch {
-            // A browser that keeps nothing forgets it with the page.
+            // If the browser stores nothing, the choice is lost with the page.
         }
         this.show();
     }
@@ -59,14 +59,14 @@ export class Intro {
         try {
             kept ??= localStorage.getItem(KEPT);
         } catch {
-            // As above.
+            // The same applies here.
         }
         const open = kept === "shown" || (kept !== "hidden" && this.hasRuns === false);
         this.part("card").hidden = !open;
         this.part("line").hidden = open;
     }
 
-    // verdict: what the server says of the form; form: {preset, shown}.
+    // verdict: the server's verdict on the form; form: {preset, shown}.
     judged(verdict, form) {
         this.verdict = verdict;
         this.form = form;
@@ -142,7 +142,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 function point(name) {
     let control = document.querySelector(CONTROLS[name]);
     if (control?.disabled) {
-        // The verdict above it says why.
+        // The verdict above the button says why.
         control = document.querySelector(".rs-verdict");
         control.tabIndex = -1;
     }

@@ -1,5 +1,5 @@
-// Shows which column of the data is what, and lets a person say it: there is a select for each part
-// of an example, beside the columns with a value of each.
+// Shows the role of each column of the data and lets a person change it: there is a select for each
+// part of an example, next to the columns with a sample value of each.
 
 import { el, field } from "../common/dom.js";
 
@@ -41,7 +41,7 @@ const SAID = {
 };
 
 export class Mapping {
-    // apply(changes) is called with the settings that a person has chosen.
+    // apply(changes) is called with the settings that a person chose.
     constructor(root, apply) {
         this.root = root;
         this.apply = apply;
@@ -57,7 +57,8 @@ export class Mapping {
         return this.root.querySelector(`[data-part="${name}"]`);
     }
 
-    // mapping: what the server says of the columns, or null; failed: the rows could not be read so.
+    // mapping: the server's description of the columns, or null; failed: whether the rows could not
+    // be read with it.
     show(mapping, failed) {
         this.root.hidden = !mapping || (mapping.columns.length < 2 && mapping.state === "found");
         if (this.root.hidden) {
@@ -82,7 +83,7 @@ export class Mapping {
         this.draw();
     }
 
-    // What asks for an answer opens by itself; what a person opened stays open.
+    // The panel opens automatically if it needs an answer; it stays open if a person opened it.
     unfold(isNew, asks) {
         if (isNew) this.root.open = asks;
         else if (asks) this.root.open = true;
@@ -114,7 +115,7 @@ export class Mapping {
     }
 
     select(role) {
-        // Options are numbers: a column may have any name, the empty one too.
+        // The options' values are numbers, since a column may have any name, even an empty one.
         const none = el(
             "option",
             { value: "" },
@@ -151,7 +152,8 @@ export class Mapping {
         );
     }
 
-    // A row is something else now: what was chosen already is likely to be meant again.
+    // After a change of the kind of row, columns that were already chosen are likely to be meant
+    // again.
     chooseKind(kind) {
         const { text, prompt, completion, messages } = this.chosen;
         const names = this.mapping.columns.map(({ name }) => name);
@@ -169,14 +171,14 @@ export class Mapping {
     choose(role, place) {
         const before = this.chosen[role];
         const now = place === "" ? undefined : this.mapping.columns[place].name;
-        // A column is one thing: where it was chosen already, the two change places.
+        // A column has only one role: if it was already chosen, the two roles swap their columns.
         const other = this.roleOf(now, role);
         if (other) this.chosen[other] = NEEDED.includes(other) ? before : undefined;
         this.chosen[role] = now;
         this.take();
     }
 
-    // Another role than `role` for which this column is chosen.
+    // The role, other than `role`, for which this column is chosen.
     roleOf(column, role) {
         if (column === undefined) return undefined;
         const roles = [...this.selects.keys()];
@@ -195,7 +197,7 @@ export class Mapping {
         this.apply(this.changes(this.chosen));
     }
 
-    // What the form is to show: every part, since what is not chosen is not used.
+    // The values for the form: all parts are included, since a part that is not chosen is not used.
     changes(chosen) {
         if (this.mapping.mix) return { "data.source": this.mixed(this.mapping.mix, chosen) };
         const shown = new Map(this.mapping.columns.map((column) => [column.name, column.shown]));
@@ -207,7 +209,7 @@ export class Mapping {
         return changes;
     }
 
-    // The sources of a mix as its field has them, one of them with other columns.
+    // The sources of a mix in the form's notation, one of them with new columns.
     mixed({ sources, place, format }, chosen) {
         const roles = [...this.selects.keys()].filter((role) => chosen[role] !== undefined);
         const { format: _format, columns: _columns, ...changed } = sources[place];
@@ -218,7 +220,7 @@ export class Mapping {
     }
 }
 
-// A value of the settings in YAML's flow style, on one line.
+// A value from the settings in YAML's flow style, on one line.
 function inFlow(value) {
     if (Array.isArray(value)) return `[${value.map(inFlow).join(", ")}]`;
     if (value && typeof value === "object") {

@@ -1,18 +1,18 @@
-// Draws the preview of the data: the first rows with what is trained marked, and how long the
-// examples are.
+// Draws the preview of the data: the first rows with the trained parts marked, and the lengths of
+// the examples.
 
 import { SmallFigure } from "../charts/small_figure.js";
 import { el, field } from "../common/dom.js";
 import { Mapping } from "./mapping.js";
 
-const PATIENCE = 600; // ms until the page says that it waits
+const PATIENCE = 600; // ms until the page says that it is waiting
 const OTHER_DATA = "These columns are of the data before; those of the new data are looked up.";
 
 const typedSource = () =>
     document.querySelector('#field-data-source [data-testid="textbox"]')?.value;
 
 export function drawPreview(place, preview) {
-    // What is shown stays until the answer is there; only one that takes long says so.
+    // The old preview stays until the answer arrives; a message appears only if that takes long.
     clearTimeout(place.late);
     const { element } = place;
     element.querySelector(".rs-preview").setAttribute("aria-busy", Boolean(preview.pending));
@@ -34,11 +34,11 @@ export function drawPreview(place, preview) {
     drawLengths(place, preview.rows ? preview : null);
 }
 
-// Makes the chosen columns settings, which Gradio does, since it has the form.
+// Makes settings of the chosen columns. Gradio does that, since it owns the form.
 function applyColumns(place, changes) {
     const source = place.props.value.given?.["data.source"];
     if (source !== typedSource()) {
-        // Other data were typed since, and their preview is on its way.
+        // Other data were typed meanwhile, and their preview has been requested.
         place.mapping.say(OTHER_DATA);
         return;
     }
@@ -79,7 +79,7 @@ function rowNode({ skipped, pieces, where, tokens, trained_tokens: trained, cut 
     return el("li", {}, el("p", { class: "rs-tokens" }, ...text), el("small", {}, counted));
 }
 
-// Shows how long the examples are; null takes the figure away.
+// Shows the lengths of the examples; null removes the figure.
 function drawLengths(place, preview) {
     const root = place.element.querySelector(".rs-lengths");
     root.hidden = !preview?.said;

@@ -1,19 +1,19 @@
-// Draws the Train tab's places: the machine, the verdict beside Start, and the preview of the data;
-// and asks for a verdict whenever the form has changed.
+// Draws the Train tab's places: the machine, the verdict next to Start, and the preview of the
+// data; and requests a verdict whenever the form has changed.
 
 import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
 
-// A verdict is asked for after so many ms.
+// Times in ms until a verdict is requested, by the reason for the request.
 const TYPING_PAUSE = 80; // a letter was typed
 const AT_ONCE = 20; // something was chosen or pasted
 const TOGETHER = 5; // Gradio has handed the form over, which it may do again
 const RETRY = 2000; // the server did not answer
-const BEHIND = 100; // Gradio has not taken over yet what the boxes show
-const TIMES_BEHIND = 50; // so often it is waited for
-const TIMES_OLDER = 3; // so often a preview is asked for again that is not of the form
+const BEHIND = 100; // Gradio has not yet received what the boxes show
+const TIMES_BEHIND = 50; // this many attempts
+const TIMES_OLDER = 3; // at most this many repeated requests for a preview of an older form
 const SUGGESTED = 8;
 const UNREAD =
     "A run would refuse the names of these columns: " +
@@ -30,7 +30,7 @@ const draw = {
     queued: (place, value) => drawText(place, "queued", value),
     preview: takePreview,
 };
-const places = {}; // by name, as Gradio has handed them over
+const places = {}; // by name, as received from Gradio
 let hasRuns = null; // not known yet
 
 export function mountTrain(place) {
@@ -61,15 +61,15 @@ function takePreview(place, preview) {
     const { verdict } = places;
     if (!verdict?.said) return;
     if (verdict.unread !== areColumnsUnread(verdict.form)) offer(verdict);
-    // Answers overtake one another, so the preview may be of an earlier form. A box that is being
-    // typed into asks when it is left.
+    // Answers may arrive out of order, so the preview may be of an earlier form. A box in use
+    // requests a new preview when it loses the focus.
     place.older = isOf(verdict.form, preview) ? 0 : (place.older ?? 0) + 1;
     const isTyped = document.activeElement?.matches(`.rs-train ${BOX}`);
     if (place.older && place.older <= TIMES_OLDER && !isTyped) place.trigger("submit");
 }
 
-// Is called when the tab is looked at, and when its form was filled. The first time that both are
-// true, the preview of its data is asked for.
+// Is called when the tab is shown, and when its form was filled. Once both have happened, the first
+// preview of the data is requested.
 export function trainShown() {
     const { verdict, preview } = places;
     if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
@@ -77,14 +77,14 @@ export function trainShown() {
     preview.trigger("submit");
 }
 
-// Is told whether there is any run, as far as the server has looked.
+// Is called with whether there is any run, as far as the server knows.
 export function runsFound(isAny) {
     hasRuns = isAny;
     places.intro?.shown.tellRuns(hasRuns);
 }
 
-// Is told whether the server answers. What was typed while it did not is checked, and so kept, as
-// soon as it does.
+// Is called with whether the server answers. Text typed during an outage is checked, and thereby
+// stored, as soon as the server answers again.
 export function serverAnswers(isAnswering) {
     const { verdict, why_not } = places;
     document.getElementById("preset")?.toggleAttribute("inert", !isAnswering);
@@ -106,12 +106,12 @@ function mountVerdict(place) {
     takeForms(place);
 }
 
-// Gives the place its two ways to ask for a verdict, each after a pause that a later call begins
-// anew.
+// Gives the place two functions that request a verdict after a pause; a later call restarts the
+// pause.
 function askAfterPauses(place) {
     let pause;
     const edited = new Set();
-    // Has Gradio hand the form over.
+    // Makes Gradio pass on the form.
     place.ask = (wait) => {
         clearTimeout(pause);
         pause = setTimeout(() => {
@@ -119,8 +119,8 @@ function askAfterPauses(place) {
             place.trigger("input");
         }, wait);
     };
-    // Asks with what is typed into a box, which is known here well before Gradio has taken it over
-    // and handed the form out.
+    // Requests a verdict with the text in a box, which is known here well before Gradio has
+    // received it and passed on the form.
     place.askFor = (box, wait) => {
         if (!place.form) {
             place.ask(wait);
@@ -139,10 +139,10 @@ function askAfterPauses(place) {
 
 function listenToBoxes(place) {
     document.addEventListener("input", ({ target, inputType }) => {
-        // Gradio itself asks for boxes to tick and lists.
+        // Gradio itself handles checkboxes and lists.
         if (!target.matches(`.rs-train ${BOX}`)) return;
-        // A hub is not asked for every beginning of a name: other sources are checked when they are
-        // left or Enter is pressed.
+        // The hub is not queried for each beginning of a name: unbundled sources are checked when
+        // the box loses the focus or Enter is pressed.
         if (target.matches(SOURCES) && !isKnown(place, target)) return;
         const isTyped = /^(insertText|delete)/.test(inputType);
         place.askFor(target, isTyped ? TYPING_PAUSE : AT_ONCE);
@@ -157,8 +157,8 @@ function listenToBoxes(place) {
     });
 }
 
-// Gradio hands the form over by a push. It does so twice in a millisecond when something is chosen
-// from a list, and may have done so before this script ran.
+// Gradio passes the form on by a push. It does so twice within a millisecond when an item of a list
+// is chosen, and may have done so before this script ran.
 function takeForms(place) {
     const given = window.ramstreamForms ?? [];
     let soon;
@@ -176,18 +176,16 @@ const settingOf = (box) =>
     box.closest('[id^="field-"]')?.id.slice("field-".length).replaceAll("-", ".");
 
 async function check(place, form) {
-    // The newest request counts: the one before is given up, and its answer is not drawn.
+    // Only the newest request counts: the one before is aborted, and its answer is not drawn.
     place.asking?.abort();
     place.asking = new AbortController();
     const { signal } = place.asking;
     place.form = form;
-    // A page in which nothing was typed has nothing to keep: what another page has typed meanwhile
-    // is newer.
+    // A page without any input has nothing to store: what was typed in another page is newer.
     place.opened ??= JSON.stringify(form);
     if (JSON.stringify(form) !== place.opened) place.typed = true;
     trainShown();
-    // On a busy machine Gradio takes a while to take over what was typed, or to show what it was
-    // given.
+    // On a busy machine, Gradio takes a while to receive what was typed, or to show new values.
     place.behind = isBehind(form.shown) ? (place.behind ?? 0) + 1 : 0;
     if (place.behind && place.behind <= TIMES_BEHIND) place.ask(BEHIND);
     let verdict;
@@ -205,8 +203,8 @@ async function check(place, form) {
     places.intro?.shown.judged(verdict, form);
 }
 
-// Says what can be started. Start and the remedies are Gradio's, which follows these values; Start
-// itself may have said why not before.
+// Shows what can be started. Start and the remedies are Gradio's, and follow these values; Start
+// itself may have said earlier why it failed.
 function offer(place) {
     const { can_start, can_queue, remedies, why_not } = place.said;
     const unread = areColumnsUnread(place.form);
@@ -219,25 +217,25 @@ function offer(place) {
     const why = unread && (can_start || can_queue) ? UNREAD : why_not;
     places.why_not.props.value = { why_not: why };
     draw.why_not(places.why_not, { why_not: why });
-    // What was said of a place in the queue is no longer true.
+    // A message about a place in the queue is no longer true.
     if (!can_queue && places.queued) draw.queued(places.queued, {});
 }
 
-// Whether the preview that is shown, if it is of these data, waits for a person to choose columns.
+// Whether the preview, if it is of these data, waits for a person to choose columns.
 function areColumnsUnread(form) {
     const preview = places.preview?.read;
     return Boolean(preview?.mapping?.refused) && isOf(form, preview);
 }
 
-// Whether a preview goes by what the form shows.
+// Whether a preview was made from the values that the form shows.
 function isOf({ shown }, { given = {} }) {
     return Object.entries(given).every(
         ([name, value]) => String(shown[name] ?? "") === String(value ?? ""),
     );
 }
 
-// Whether a box shows something else than the form has. Boxes of a tab that is not looked at do not
-// count: they are not drawn anew, and nobody types into them.
+// Whether a box shows a value that differs from the form's. Boxes of a hidden tab do not count:
+// they are not redrawn, and nobody types into them.
 function isBehind(shown) {
     return [...document.querySelectorAll(`.rs-train ${BOX}`)].some((box) => {
         const name = settingOf(box);
@@ -245,14 +243,13 @@ function isBehind(shown) {
     });
 }
 
-// Whether the box of the model has the name of a bundled one.
+// Whether the box for the model holds the name of a bundled one.
 function isKnown({ models }, box) {
     const typed = box.value.trim().toLowerCase();
     return box.matches(MODEL) && models.some(([id]) => id.toLowerCase() === typed);
 }
 
-// A list under the model's box: the bundled models that have every word that was typed, in whatever
-// order.
+// A list below the model's box: the bundled models that contain all typed words, in any order.
 class Suggestions {
     constructor(place) {
         this.place = place;
@@ -264,7 +261,7 @@ class Suggestions {
             "aria-label": "Known models",
         });
         this.list.hidden = true;
-        // The document listens, since Gradio may make the box later, or anew.
+        // The document listens, since Gradio may create the box later, or replace it.
         const onBox = (name, act, options) => {
             const listener = (event) => {
                 if (event.target.matches?.(MODEL)) act(event);
@@ -276,7 +273,7 @@ class Suggestions {
         });
         onBox("focusout", () => this.close());
         onBox("keydown", (event) => this.key(event), { capture: true });
-        // The box keeps the focus: it would be checked as it stands if it were left.
+        // The box must keep the focus: when it loses it, its unfinished text is checked.
         this.list.addEventListener("mousedown", (event) => event.preventDefault());
         this.list.addEventListener("click", ({ target }) =>
             this.take(target.closest('[role="option"]')?.dataset.model),
@@ -342,7 +339,7 @@ class Suggestions {
         event.stopPropagation();
     }
 
-    // The suggestion after or before the chosen one; the list goes round.
+    // The next or the previous suggestion; the list wraps around.
     next(step) {
         const count = this.list.children.length;
         if (this.chosen < 0 && step < 0) return count - 1;
@@ -399,7 +396,7 @@ function timeRow({ name, text, note }) {
 }
 
 function drawParts({ element, parts }, bars) {
-    // A part keeps its nodes, so that what was unfolded stays unfolded.
+    // A part keeps its nodes, so that a person's unfolded items stay unfolded.
     for (const bar of bars) {
         if (!parts.has(bar.name)) parts.set(bar.name, new FitPart(bar));
         parts.get(bar.name).show(bar);
@@ -412,7 +409,7 @@ function drawParts({ element, parts }, bars) {
     if (!isSame) place.replaceChildren(...shown);
 }
 
-// Host memory, GPU memory or disk: a bar, and under it the items in words.
+// Host memory, GPU memory or disk: a bar, and below it the items in words.
 class FitPart {
     constructor({ name, label }) {
         this.text = el("span");

@@ -45,10 +45,11 @@ def test_lengths_are_counted_and_rows_packed_as_a_run_packs_them(tmp_path, token
     )
     said = lengths_words(found)
     assert (
-        f"{min(lengths)} to {max(lengths)} tokens" in said
-        and "4 of them share 3 rows of 16" in said
+        f"{min(lengths)} to {max(lengths)} tokens, with a median of " in said
+        and f"packed, 4 examples fill 3 rows of 16 tokens to {found['percent_filled']:g} %" in said
     )
-    assert said.endswith("1 longer than 16 are cut.")
+    assert "; 2 examples of more than 16 tokens are cut" in lengths_words(found | {"rows_cut": 2})
+    assert said.endswith("; 1 example of more than 16 tokens is cut.")
 
 
 def test_without_packing_or_differences_nothing_is_said_of_them(tmp_path, tokenizer):
