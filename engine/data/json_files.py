@@ -225,7 +225,7 @@ class _JsonText:
             self._read_on()
 
     def step(self) -> None:
-        """Steps past the character that `peek` found."""
+        """Skips the character that `peek` found."""
         self.at += 1
 
     def value(self) -> Any:
