@@ -3,7 +3,7 @@
 - This process sends each batch of rows to an idle helper and yields the answers in order. One
   thread per helper waits for the answers.
 - Messages are pickled values, each preceded by its length.
-- When a run ends, in whatever way, its helpers reach the end of their input and exit too.
+- When a run ends, however it ends, its helpers reach the end of their input and exit too.
 """
 
 from __future__ import annotations

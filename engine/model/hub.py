@@ -30,7 +30,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOOK_SECONDS = 0.2
 """Every this many seconds, the caller can cancel the transfer."""
 RATE_SECONDS = 30.0
-"""The rate of a download is averaged over its last seconds, this many."""
+"""The rate of a download is its average over this many seconds before now."""
 KNOWN_SECONDS = 3.0
 """The rate is unknown until this many seconds have passed."""
 SILENT_SECONDS = 10.0

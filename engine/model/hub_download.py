@@ -399,7 +399,7 @@ def serve() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
 
     def end_with_caller() -> None:
-        # The input ends when the caller closes it or exits, in whatever way.
+        # The input ends when the caller closes it or exits, even if it crashes.
         sys.stdin.buffer.read()
         os._exit(1)
 

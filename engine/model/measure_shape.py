@@ -117,7 +117,7 @@ def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, t
     """Returns (number of times that a token passes through it, its two widths) for every matrix in
     a block.
 
-    `experts` is what `routed_experts` returns.
+    `experts` is the result of `routed_experts`.
     """
     stacked, chosen = experts
     found: list[tuple[int, tuple[int, ...]]] = []
