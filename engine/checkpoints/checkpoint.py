@@ -1,26 +1,27 @@
-"""A checkpoint holds every plane but the gradients, written straight from the host store's memory.
+"""A checkpoint holds every plane except the gradients, written straight from the host store's
+memory.
 
-``checkpoints/step-N/`` holds one file a unit (its planes one after another),
-``buffers.safetensors`` where the model has buffers that belong to its weights, and
-``manifest.json`` with sizes, checksums and whatever else a resume needs. It is written in this
-order, so that a crash or a power failure at any moment loses no checkpoint that was complete:
+``checkpoints/step-N/`` holds one file per unit (its planes one after another),
+``buffers.safetensors`` if the model has persistent buffers, and ``manifest.json`` with sizes,
+checksums and whatever else a resume needs. The steps below run in this order, so that a crash or a
+power failure at any moment loses no complete checkpoint:
 
-- What a killed writer left behind is removed. If it was killed between the two renames below, the
+- The leftovers of a killed writer are removed. If it was killed between the two renames below, the
   old checkpoint gets its name back.
-- The disk must have room for the whole checkpoint, or nothing is begun.
-- The files of the units are written into the hidden folder ``.step-N.partial`` and synced, then the
-  buffers. The older checkpoints stay untouched meanwhile.
+- Unless the disk has room for the whole checkpoint, nothing is written.
+- The unit files are written into the hidden folder ``.step-N.partial`` and synced, then the
+  buffers. Older checkpoints are not touched during this.
 - The manifest is written and synced after all files that it lists. Then the folder itself is
-  synced, so that the names of the files are on the disk as well.
-- If there is a ``step-N`` already, it is renamed to ``.step-N.old``.
-- ``.step-N.partial`` is renamed to ``step-N``. From here on the checkpoint counts: a folder of that
-  name was complete once, and the sizes and checksums in its manifest tell whether it still is.
-- The folder around it and the parent of that folder are synced, so that the new name is on the
-  disk.
-- Only then are checkpoints beyond the number to keep deleted, and the replaced one. Each is first
-  renamed to ``.step-N.deleted``, so that one that is half deleted does not count.
+  synced, so that the file names are on the disk as well.
+- If ``step-N`` already exists, it is renamed to ``.step-N.old``.
+- ``.step-N.partial`` is renamed to ``step-N``. From now on the checkpoint counts: a folder with
+  that name was complete once, and the sizes and checksums in its manifest show whether it still is.
+- The folder that contains it and the parent of that folder are synced, so that the new name is on
+  the disk.
+- Only then are the replaced checkpoint and those beyond the number to keep deleted. Each is first
+  renamed to ``.step-N.deleted``, so that a half-deleted checkpoint does not count.
 
-`engine.checkpoints.restore` reads what is written here.
+`engine.checkpoints.restore` reads these checkpoints.
 """
 
 from __future__ import annotations
@@ -63,24 +64,24 @@ BUFFERS = "buffers.safetensors"
 
 THREADS = 4
 CHUNK_BYTES = 8 << 20
-"""Planes are written, read and hashed in pieces of this size."""
+"""Planes are written, read and hashed in chunks of this many bytes."""
 UNSYNCED_BYTES = 64 << 20
-"""A thread writes at most this much before it syncs: dirty page cache counts against the memory
-limit that the planes share.
+"""A thread writes about this many bytes between syncs, because dirty page cache counts against the
+same memory limit as the planes.
 """
 _SPARE_BYTES = 1 << 20
-"""The disk must have this much more than the planes, the buffers and the state need: the rest of
-the manifest is taken from it.
+"""The disk must have this many bytes more than the planes, the buffers and the state need. They
+allow for the rest of the manifest.
 """
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A checkpoint is written from these, which must not change meanwhile."""
+    """A checkpoint is written from these values, which must not change during the writing."""
 
     store: HostStore
     state: dict[str, Any]
-    """A resume needs these values beside the planes. They are JSON values."""
+    """A resume needs these JSON values in addition to the planes."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """These are the model's persistent buffers, by full name."""
 
@@ -92,17 +93,17 @@ class Contents:
     def needed_bytes(self) -> int:
         """Returns the free space that the checkpoint needs at most, in bytes.
 
-        Raises TypeError or ValueError for a state that JSON does not have.
+        Raises TypeError or ValueError for a state that cannot be written as JSON.
         """
         state = len(json.dumps(self.state, allow_nan=False))
         buffers = sum(tensor.nbytes for tensor in self.buffers.values())
-        # The state counts twice, to be safe.
+        # The size of the state is doubled as a safety margin.
         return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A checkpoint on disk is described by where it is and what its manifest says."""
+    """A checkpoint on disk is described by its path and the contents of its manifest."""
 
     path: Path
     step: int
@@ -110,7 +111,7 @@ class CheckpointInfo:
     state: dict[str, Any]
     """This state was written with the checkpoint."""
     seconds: float = 0.0
-    """Writing took this long; 0.0 for a checkpoint that was found."""
+    """Writing took this many seconds; 0.0 for a checkpoint that was found on disk."""
     skipped: tuple[str, ...] = ()
     """Each sentence says which newer checkpoint could not be used, and why."""
 
@@ -118,7 +119,7 @@ class CheckpointInfo:
 def checkpoint_bytes(layouts: Mapping[str, UnitLayout] | Iterable[UnitLayout], dtype: str) -> int:
     """Returns the bytes of the planes in one checkpoint.
 
-    The manifest, some 100 bytes a parameter tensor, comes on top.
+    The manifest, about 100 bytes per parameter tensor, is not included.
     """
     units = layouts.values() if isinstance(layouts, Mapping) else layouts
     return sum(sum(_plane_bytes(layout, dtype).values()) for layout in units)
@@ -134,12 +135,13 @@ def write_checkpoint(
     keep: int,
     progress: Progress = untold,
 ) -> CheckpointInfo:
-    """Writes ``root/step-<step>`` and deletes what is beyond the `keep` newest.
+    """Writes ``root/step-<step>`` and deletes all checkpoints except the `keep` newest.
 
-    Checkpoints of later steps are from before a resume of an older one, and are deleted, too.
-    Raises TypeError or ValueError for a state that is not made of JSON values, DiskFullError when
-    the disk lacks the space, before or midway, and CheckpointError when it fails. The checkpoints
-    that were there before are then untouched.
+    Checkpoints of later steps are deleted too: they date from before the run was resumed from an
+    earlier one. Raises TypeError or ValueError for a state that is not made of JSON values,
+    DiskFullError when the disk has too little space or fills up during the writing, and
+    CheckpointError when the writing fails for another reason. Earlier checkpoints are then
+    untouched.
     """
     root = Path(root)
     began = time.monotonic()
@@ -164,7 +166,7 @@ def write_checkpoint(
             ) from error
         raise CheckpointError(sentence) from error
     except BaseException:
-        # Whatever `progress` raises gives up, Ctrl-C among it.
+        # Any exception from `progress` cancels the checkpoint, and so does Ctrl-C.
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
     _delete_others(root, step, keep)
@@ -185,7 +187,9 @@ def _check_disk_space(root: Path, step: int, needed: int) -> None:
 
 
 def _write_files(folder: Path, step: int, contents: Contents, progress: Progress) -> int:
-    """Writes and syncs all files of a checkpoint, the manifest last, and returns their bytes."""
+    """Writes and syncs all files of a checkpoint, the manifest last, and returns their size in
+    bytes.
+    """
     store = contents.store
     total = contents.plane_bytes
     units = _write_units(folder, store, Meter(total, progress))
@@ -198,18 +202,19 @@ def _write_files(folder: Path, step: int, contents: Contents, progress: Progress
         "buffers": buffers,
         "state": contents.state,
     }
-    # Through JSON first: the checksum is of what a reader will see, where tuples are lists.
+    # The values go through JSON first, because the checksum must match what a reader sees, where
+    # tuples have become lists.
     body = json.loads(json.dumps(values))
     manifest = json.dumps({"checksum": body_checksum(body), **body}).encode()
     write_synced(folder / MANIFEST, manifest)
-    # The files are on the disk; now their names in the folder are, too.
+    # The files are on the disk already; this puts their names there too.
     sync_folder(folder)
     buffer_bytes = 0 if buffers is None else buffers["bytes"]
     return total + len(manifest) + buffer_bytes
 
 
 def _write_units(folder: Path, store: HostStore, meter: Meter) -> list[dict[str, Any]]:
-    """Writes the file of every unit, and returns what the manifest says of them."""
+    """Writes the file of every unit, and returns the manifest entries of the units."""
     layouts = list(store.layouts.values())
     names = []
     for index, layout in enumerate(layouts):
@@ -237,7 +242,9 @@ def _write_buffers(folder: Path, buffers: Mapping[str, Tensor]) -> dict[str, Any
 def _write_unit(
     path: Path, layout: UnitLayout, store: HostStore, meter: Meter
 ) -> dict[str, dict[str, Any]]:
-    """Writes and syncs the planes of one unit, and returns where each lies in the file."""
+    """Writes and syncs the planes of one unit. Returns the offset, bytes and checksum of each
+    plane.
+    """
     entries: dict[str, dict[str, Any]] = {}
     position = 0
     synced = 0
@@ -248,7 +255,7 @@ def _write_unit(
             for chunk in chunks(store, layout.unit, plane):
                 digest.update(chunk)
                 rest = chunk
-                while rest:  # an unbuffered file may take less than it is given
+                while rest:  # an unbuffered write may be partial
                     rest = rest[file.write(rest) :]
                 position += len(chunk)
                 if position - synced >= UNSYNCED_BYTES:
@@ -264,7 +271,7 @@ def _write_unit(
                 "bytes": position - begin,
                 "checksum": digest.hexdigest(),
             }
-        # The manifest, which is written later, must not be on the disk before this file is.
+        # The manifest is written later and must not reach the disk before this file.
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return entries
@@ -273,17 +280,19 @@ def _write_unit(
 def _move_into_place(root: Path, step: int, unfinished: Path) -> None:
     target = root / f"step-{step}"
     if target.exists():
-        # A folder that is not empty cannot be replaced in one rename. Between the two of them
-        # `folders_by_step` takes the old one.
+        # A folder that is not empty cannot be replaced in one rename. Between the two renames,
+        # `folders_by_step` finds the old folder.
         target.rename(root / f".step-{step}.old")
     unfinished.rename(target)
-    # The renames are on the disk before anything is deleted. `root` itself may be new, too.
+    # The renames must be on the disk before anything is deleted. `root` itself may be new, too.
     sync_folder(root)
     sync_folder(root.parent)
 
 
 def _delete_others(root: Path, step: int, keep: int) -> None:
-    """Deletes all checkpoints but that of `step` and the newest of those before it."""
+    """Deletes all checkpoints except `keep` of them: that of `step` and the newest ones before
+    it.
+    """
     found = folders_by_step(root)
     older = sorted((other for other in found if other < step), reverse=True)
     kept = {step, *older[: max(keep - 1, 0)]}
@@ -292,19 +301,22 @@ def _delete_others(root: Path, step: int, keep: int) -> None:
             try:
                 path.rename(root / f".step-{other}.deleted")
             except OSError:
-                # The checkpoint is safe. The disk check of the next one speaks up if space runs
-                # out.
+                # The new checkpoint is safe. If space runs out, the disk check of the next one
+                # reports it.
                 continue
     for leftover in (*root.glob(".step-*.deleted"), root / f".step-{step}.old"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _clear_leftovers(root: Path) -> None:
-    """Removes what a killed writer left behind, and restores what it was about to replace."""
+    """Removes the leftovers of a killed writer, and restores the checkpoint that it was about to
+    replace.
+    """
     for path in list(root.glob(".step-*")):
         current = root / path.name[1:].rsplit(".", 1)[0]
         if path.suffix == ".old" and not current.exists():
-            # The writer was killed between the two renames: this is the checkpoint of that step.
+            # The writer was killed between the two renames, so the old folder is the checkpoint of
+            # that step.
             path.rename(current)
         elif path.suffix in (".old", ".partial", ".deleted"):
             shutil.rmtree(path)
@@ -316,8 +328,8 @@ def _clear_leftovers(root: Path) -> None:
 def folders_by_step(root: Path) -> dict[int, Path]:
     """Returns the checkpoint folders in `root` by their steps.
 
-    A ``.step-N.old`` counts where ``step-N`` itself is missing: its writer was killed between the
-    two renames that replace one by the other.
+    A ``.step-N.old`` counts if ``step-N`` itself is missing: the writer was killed between the two
+    renames that replace the old folder.
     """
     found: dict[int, Path] = {}
     if root.is_dir():
@@ -330,12 +342,12 @@ def folders_by_step(root: Path) -> dict[int, Path]:
 
 
 def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
-    """Returns the bytes of each plane that a checkpoint holds, in the order of the file."""
+    """Returns the bytes of each plane that a checkpoint holds, in file order."""
     return {plane: size for plane, size in layout.plane_bytes(dtype).items() if plane != "grad"}
 
 
 def description(layout: UnitLayout) -> dict[str, Any]:
-    """Describes a layout: two with the same description have interchangeable planes."""
+    """Describes a layout. Two layouts with the same description have interchangeable planes."""
     parameters = [
         {**asdict(spec), "offset": offset}
         for spec, offset in zip(layout.parameters, layout.offsets)
@@ -349,14 +361,14 @@ def description(layout: UnitLayout) -> dict[str, Any]:
 
 
 def chunks(store: HostStore, unit: str, plane: str) -> Iterator[memoryview]:
-    """Yields views of the plane's own memory, as bytes: what is written to them is in the plane."""
+    """Yields writable views of the plane's own memory, as bytes."""
     memory = store.array(unit, plane).view("uint8").data
     for begin in range(0, len(memory), CHUNK_BYTES):
         yield memory[begin : begin + CHUNK_BYTES]
 
 
 class Meter:
-    """A meter adds up the bytes of all threads for one progress callback."""
+    """A meter adds up the bytes from all threads for one progress callback."""
 
     def __init__(self, total: int, progress: Progress):
         self._stopped = False
@@ -366,11 +378,11 @@ class Meter:
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """Counts bytes that a thread has written or read.
+        """Adds `count` bytes that a thread has written or read.
 
-        Raises what the callback raises, and RuntimeError once the meter was stopped.
+        Raises what the callback raises, and RuntimeError once the meter has been stopped.
         """
-        # The callback is called under the lock: it promises to be called by one thread at a time.
+        # The callback is called under the lock, because only one thread at a time may call it.
         with self._lock:
             if self._stopped:
                 raise RuntimeError("stopped, since another thread failed")
@@ -378,14 +390,14 @@ class Meter:
             self._progress(self._done, self._total)
 
     def stop(self) -> None:
-        """Refuses the next bytes of any thread, which ends its task."""
+        """Makes the next `add` of every thread raise, which ends its task."""
         self._stopped = True
 
 
 def in_threads(tasks: Sequence[Callable[[], Any]], meter: Meter) -> list[Any]:
     """Returns the results of all tasks, in order.
 
-    The first exception ends the other tasks soon, by their meter, and is raised.
+    The first exception is raised. The other tasks end soon, because their meter is stopped.
     """
     with ThreadPoolExecutor(THREADS, thread_name_prefix="checkpoint") as pool:
         futures: list[Future] = [pool.submit(task) for task in tasks]

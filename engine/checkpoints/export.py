@@ -1,5 +1,5 @@
-"""The trained model is taken home as a Hugging Face folder: safetensors, configuration, tokenizer
-and generation settings.
+"""These functions write the trained model as a Hugging Face folder: safetensors, configuration,
+tokenizer and generation settings.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.progress import Progress, saying, untold
 from engine.runtime.host_store import HostStore
 
 FILE_SIZE = "2GB"
-"""A file of weights has at most this size: while one is written, nothing else of the program is
-done and nobody can end it.
+"""A weight file has at most this size. While one is being written, the program does nothing else
+and cannot be interrupted.
 """
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model is its units, their weights in host planes, and its tokenizer."""
+    """A trained model consists of its units, their weights in host planes, and its tokenizer."""
 
     model: StreamedModel
     store: HostStore
@@ -49,10 +49,11 @@ def export_run(
     checkpoint: int | None = None,
     progress: Progress = untold,
 ) -> CheckpointInfo:
-    """Writes the model of a run's checkpoint to `folder`, and returns which checkpoint it was.
+    """Writes the model from a run's checkpoint to `folder`, and returns which checkpoint was used.
 
-    That is the newest checkpoint that verifies, or the one of the step `checkpoint`. The folder
-    must not hold anything yet. What `progress` raises gives up, and leaves nothing.
+    The checkpoint is that of step `checkpoint`, or by default the newest one that verifies. The
+    folder must be empty or missing. An exception from `progress` cancels the export, and no files
+    are left.
     """
     target = Path(folder).expanduser().resolve()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
@@ -66,12 +67,13 @@ def export_run(
 
 
 def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold) -> int:
-    """Writes a model beside `folder`, renames it into place and returns the bytes written.
+    """Writes a model into a temporary folder next to `folder`, renames it into place and returns
+    the bytes written.
 
-    Weights are views of the planes: there is no second copy. In bfloat16 the fp32 masters are
-    rounded to the bf16 that the model computed with. `progress` is called before each file of
-    weights, and what it raises gives up: nothing is left then. Raises RunError where the disk lacks
-    the space or cannot be written to.
+    Weights are views of the planes, without a second copy. In bfloat16 the fp32 masters are rounded
+    to the bf16 values that the model computed with. `progress` is called before each weight file.
+    An exception from it cancels the export, and no files are left. Raises RunError when the disk
+    has too little space or cannot be written to.
     """
     folder = Path(folder).expanduser().absolute()
     itemsize = TORCH_DTYPES[trained.model.dtype].itemsize
@@ -102,7 +104,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         for parent in made:
-            with contextlib.suppress(OSError):  # not there yet, or somebody else's by now
+            with contextlib.suppress(OSError):  # not made yet, or no longer empty
                 parent.rmdir()
         if isinstance(error, (OSError, SafetensorError)):
             what = str(getattr(error, "strerror", None) or error).rstrip(".")
@@ -115,7 +117,7 @@ def write_model(trained: TrainedModel, folder: Path, progress: Progress = untold
 
 
 def _whole_model(trained: TrainedModel) -> Any:
-    """Returns a model of transformers whose parameters are views of the weight planes."""
+    """Returns a transformers model whose parameters are views of the weight planes."""
     model = trained.model
     config = copy.deepcopy(model.config)
     config.use_cache = True

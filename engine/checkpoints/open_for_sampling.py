@@ -1,6 +1,6 @@
-"""The weights of a run's checkpoint are opened here for sampling or export.
+"""These functions open the weights from a run's checkpoint for sampling or export.
 
-Only the weight planes are allocated: no moments, no gradients.
+Only the weight planes are allocated, without moments and gradients.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class OpenedModel:
 
     @property
     def checkpoint(self) -> CheckpointInfo:
-        """The weights are those of this checkpoint, once one is loaded."""
+        """The weights were loaded from this checkpoint."""
         assert self._checkpoint is not None, "no checkpoint was loaded"
         return self._checkpoint
 
     def load(self, root: Path, path: Path | None, progress: Progress) -> None:
-        """Reads the weights of the checkpoint at `path`; None: of the newest one that verifies."""
+        """Reads the weights from the checkpoint at `path`, or from the newest one that verifies if
+        `path` is None.
+        """
         buffers = self.model.persistent_buffers()
         if path is None:
             found = load_newest_checkpoint(root, self.store, buffers, WEIGHT_PLANES, progress)
@@ -66,7 +68,7 @@ class OpenedModel:
     def engine(self) -> StreamingEngine:
         """Returns an engine without an optimizer.
 
-        Its blocks stay on the device when half of the device's free memory holds them.
+        Its blocks stay on the device if they fit into half of the device's free memory.
         """
         blocks = self.model.blocks
         weights = sum(unit.layout.plane_bytes(self.model.dtype)["weight_high"] for unit in blocks)
@@ -92,12 +94,12 @@ def open_checkpoint(
 ) -> Iterator[OpenedModel]:
     """Opens the checkpoint of step `checkpoint` of a run, by default the newest that verifies.
 
-    Raises RunError when there is none.
+    Raises RunError if the run has no such checkpoint.
     """
     folder = open_run(runs_dir, run_id)
     root = folder.checkpoints_path
     path = None if checkpoint is None else _checkpoint_path(root, run_id, checkpoint)
-    # Building the model takes long: that there is no checkpoint is told before.
+    # Building the model takes long, so a missing checkpoint is reported first.
     if path is None and newest_checkpoint(root) is None:
         raise RunError(f"Run {run_id} has no checkpoint yet; save one first.")
     with open_model(folder.config) as opened:
@@ -107,7 +109,7 @@ def open_checkpoint(
 
 @contextlib.contextmanager
 def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
-    """Opens a model with host planes for its weights, which are still to be written."""
+    """Opens a model with host planes for its weights. The caller writes the weights."""
     model = build_model(load_config(config.model.source), config.model)
     tokenizer = load_tokenizer(config.model.source)
     backend = open_backend(config.engine.device)
@@ -122,7 +124,7 @@ def open_model(config: TrainConfig) -> Iterator[OpenedModel]:
         store.allocate_weights()
         yield OpenedModel(config, model, tokenizer, store, backend)
     finally:
-        # The device must not read planes whose memory is given back.
+        # The device must not read planes after their memory is freed.
         backend.drain()
         store.close()
         backend.close()

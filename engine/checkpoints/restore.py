@@ -1,10 +1,13 @@
-"""What `engine.checkpoints.checkpoint` has written is found, verified and loaded here.
+"""These functions find, verify and load the checkpoints that `engine.checkpoints.checkpoint` has
+written.
 
-- A manifest must match its own checksum, and be of a format that this version knows.
-- The files must have the sizes that the manifest says. That much is verified to find a checkpoint.
-- The layouts in the manifest must be those of the model, before anything is written to the planes.
-- Planes are read straight into the store's memory, and their checksums are verified on the way. A
-  damaged checkpoint is skipped for the one before it, which overwrites all planes.
+- A manifest must match its own checksum and have a format that this version knows.
+- The files must have the sizes listed in the manifest. Finding a checkpoint verifies no more than
+  this.
+- The layouts in the manifest must be those of the model. This is checked before anything is written
+  to the planes.
+- Planes are read straight into the store's memory, and their checksums are verified on the way. If
+  a checkpoint is damaged, the one before it is loaded instead, which overwrites all planes.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class NewerFormat(CheckpointError):
 
 @dataclass(frozen=True)
 class _Target:
-    """A checkpoint is loaded into these, in place."""
+    """The store and the buffers that a checkpoint is loaded into, in place."""
 
     store: HostStore
     buffers: Mapping[str, Tensor]
@@ -61,11 +64,11 @@ class _Target:
 
 
 def newest_checkpoint(root: str | os.PathLike[str]) -> CheckpointInfo | None:
-    """Returns the newest checkpoint whose manifest and file sizes are right; None when there is
-    none. Checksums are verified by loading.
+    """Returns the newest checkpoint whose manifest and file sizes are right, or None if there are
+    no checkpoints. The checksums of planes are verified only on loading.
 
-    Raises CheckpointError when there are some and none is right, or when the newest is of a later
-    version.
+    Raises CheckpointError when there are checkpoints but none is right, or when a later version
+    wrote the newest.
     """
     skipped: list[str] = []
     for path, manifest in _whole_ones(root, skipped):
@@ -83,8 +86,9 @@ def load_newest_checkpoint(
 ) -> CheckpointInfo | None:
     """Loads the newest checkpoint that verifies, checksums included, as `load_checkpoint` does.
 
-    Returns None when there is none. Raises CheckpointError when there are some and none verifies,
-    or when the newest is of another model, dtype or a later version.
+    Returns None if there are no checkpoints. Raises CheckpointError when there are checkpoints but
+    none verifies, when the newest belongs to another model or dtype, or when a later version wrote
+    it.
     """
     target = _Target.of(store, buffers, planes)
     skipped: list[str] = []
@@ -107,11 +111,12 @@ def load_checkpoint(
     planes: Collection[str] | None = None,
     progress: Progress = untold,
 ) -> CheckpointInfo:
-    """Fills planes of the store and the model's persistent `buffers`, by full name and in place.
+    """Fills planes of the store and the model's persistent `buffers` (by full name) in place.
 
     `planes` must be allocated: all of them by default, WEIGHT_PLANES for sampling and export.
-    Raises CheckpointError when the checkpoint is of another model or dtype, before anything is
-    written to the planes, and when it is damaged; the planes then hold a mixture.
+    Raises CheckpointError when the checkpoint belongs to another model or dtype; the planes are
+    then unchanged. Also raises CheckpointError when the checkpoint is damaged; the planes then hold
+    a mixture of old and new values.
     """
     path = Path(path)
     manifest = _verified_manifest(path)
@@ -129,7 +134,7 @@ def _fill(path: Path, manifest: dict[str, Any], target: _Target, progress: Progr
 
 
 def _read_buffers(path: Path, entry: dict[str, Any] | None, buffers: Mapping[str, Tensor]) -> None:
-    """Fills the buffers. The `entry` of a manifest is None where the model had none."""
+    """Fills the buffers. `entry`, from the manifest, is None if the model had no buffers."""
     from safetensors.torch import load
 
     found: dict[str, Tensor] = {}
@@ -154,13 +159,13 @@ def _whole_ones(
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yields the checkpoints whose manifest and file sizes are right, newest first.
 
-    The reasons against the others are appended to `skipped`.
+    For each checkpoint that is left out, the reason is appended to `skipped`.
     """
     for _, path in sorted(folders_by_step(Path(root)).items(), reverse=True):
         try:
             manifest = _verified_manifest(path)
         except NewerFormat:
-            raise  # going on from an older checkpoint would delete this one
+            raise  # resuming from an older checkpoint would delete this one
         except CheckpointError as error:
             skipped.append(str(error))
         else:
@@ -168,7 +173,7 @@ def _whole_ones(
 
 
 def _files_of(manifest: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the manifest's entries of files: those of the units, and that of the buffers."""
+    """Returns the manifest's file entries: those of the units, and that of the buffers."""
     buffers = manifest["buffers"]
     return [*manifest["units"], buffers] if buffers else manifest["units"]
 
@@ -179,7 +184,9 @@ def _info(path: Path, manifest: dict[str, Any], skipped: list[str]) -> Checkpoin
 
 
 def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
-    """Raises CheckpointError where there are checkpoints and none could be used."""
+    """Raises CheckpointError if checkpoints were skipped; the caller has found none that can be
+    used.
+    """
     if skipped:
         raise CheckpointError(
             f"No checkpoint in {root} can be used; restore one from a copy, or start a new run. "
@@ -188,9 +195,9 @@ def _refuse_if_any(root: str | os.PathLike[str], skipped: list[str]) -> None:
 
 
 def _verified_manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest of a checkpoint, of which it and the sizes of the files are right.
+    """Returns the manifest of a checkpoint after verifying the manifest and the file sizes.
 
-    Raises CheckpointError for any other, and NewerFormat for a format of a later version.
+    Raises CheckpointError if either is wrong, and NewerFormat for a format of a later version.
     """
     try:
         body = json.loads((path / MANIFEST).read_bytes())
@@ -227,13 +234,13 @@ def _verify_size(path: Path, entry: dict[str, Any]) -> None:
 
 
 def _refuse_other_model(path: Path, manifest: dict[str, Any], store: HostStore) -> None:
-    """Raises CheckpointError for a checkpoint whose planes do not fit the store's."""
+    """Raises CheckpointError for a checkpoint whose planes do not match the store's."""
     if manifest["dtype"] != store.dtype:
         raise CheckpointError(
             f"Checkpoint {path} holds {manifest['dtype']} planes and this run computes in "
             f"{store.dtype}; set model.dtype to {manifest['dtype']}."
         )
-    # Through JSON, as the manifest went: tuples become lists.
+    # The descriptions go through JSON, as the manifest did, which turns tuples into lists.
     here = {
         unit: json.loads(json.dumps(description(layout))) for unit, layout in store.layouts.items()
     }
@@ -268,7 +275,7 @@ def _first_difference(here: list[dict[str, Any]], there: list[dict[str, Any]]) -
 def _read_planes(
     path: Path, units: list[dict[str, Any]], target: _Target, progress: Progress
 ) -> None:
-    """Reads the planes of all units, given by their entries of the manifest."""
+    """Reads the planes of all `units`, which are their entries in the manifest."""
     total = 0
     for unit in units:
         total += sum(unit["planes"][plane]["bytes"] for plane in _wanted(unit, target))
@@ -289,7 +296,7 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
             digest = new_digest()
             for chunk in chunks(target.store, unit["unit"], plane):
                 rest = chunk
-                while rest:  # an unbuffered file may give less than it is asked for
+                while rest:  # an unbuffered read may be partial
                     count = file.readinto(rest)
                     if not count:
                         raise CheckpointError(
@@ -303,5 +310,5 @@ def _read_unit(path: Path, unit: dict[str, Any], target: _Target, meter: Meter) 
                     f"Checkpoint {path} is damaged: {plane} of unit {unit['unit']} "
                     f"({unit['file']}) does not match its checksum."
                 )
-        # The page cache is to hold other things than what is in the planes now.
+        # The page cache need not keep what the planes now hold.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,5 +1,5 @@
-"""The weight planes are filled here: from a pretrained checkpoint, or at random as the model's own
-code initialises itself.
+"""These functions fill the weight planes, from a pretrained checkpoint or with the random weights
+that the model's own initialisation code draws.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from engine.runtime.host_store import HostStore
 def load_pretrained(
     model: StreamedModel, source: str, store: HostStore, progress: Progress = untold
 ) -> None:
-    """Pours a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight planes,
-    unit by unit. What `engine.model.hub.fetch` has brought into the hub's cache is read from there;
-    nobody is asked then.
+    """Copies a Hugging Face checkpoint (safetensors; local folder or hub id) into the weight
+    planes, unit by unit. Files that `engine.model.hub.fetch` has downloaded are read from the hub's
+    cache, without a network request.
 
-    Host memory holds the weight planes and one copy in the model's dtype, which shrinks as units
-    are poured; moments and gradients are allocated afterwards. `progress` counts each byte twice,
-    when it is read and when it is poured; what it raises ends the loading. Raises ModelError when
-    weights are missing or of another shape.
+    Host memory holds the weight planes and one copy of the weights in the model's dtype, which
+    shrinks as units are copied. Moments and gradients are allocated later. `progress` counts each
+    byte twice, once when it is read and once when it is copied. An exception from `progress` ends
+    the loading. Raises ModelError when weights are missing or have another shape.
     """
     itemsize = TORCH_DTYPES[model.dtype].itemsize
     size = model.parameter_count * itemsize
@@ -42,7 +42,7 @@ def load_pretrained(
             parameter = parameters.pop(spec.full_name)
             store.write(unit.name, spec.name, parameter)
             done += spec.numel * itemsize
-            parameter.data = parameter.data.new_empty(0)  # its memory is free from here on
+            parameter.data = parameter.data.new_empty(0)  # frees its memory
         progress(done, 2 * size)
     own = dict(model.skeleton.model.named_buffers())
     for name, buffer in loaded.named_buffers():
@@ -51,7 +51,7 @@ def load_pretrained(
 
 
 def _read_pretrained(model: StreamedModel, source: str, size: int, progress: Progress) -> Any:
-    """Reads a Hugging Face checkpoint of `size` bytes into a model of transformers."""
+    """Reads a Hugging Face checkpoint of `size` bytes into a transformers model."""
     path = resolve_source(source) or cached_weights(source)
     refusal: list[Exception] = []
 
@@ -70,11 +70,11 @@ def _read_pretrained(model: StreamedModel, source: str, size: int, progress: Pro
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told below, by name
+                ignore_mismatched_sizes=True,  # they are reported below, by name
             )
     except Exception as error:
-        # The library raises many kinds of errors, and wraps some. What `progress` raised is raised
-        # as it was; all others mean that these weights cannot be used.
+        # The library raises many kinds of errors, and wraps some. An exception from `progress` is
+        # re-raised unchanged; every other error means that these weights cannot be used.
         if refusal:
             raise refusal[0] from None
         raise ModelError(
@@ -99,9 +99,10 @@ def initialise(
     device: torch.device,
     progress: Progress = untold,
 ) -> None:
-    """Writes random weights, unit by unit, as the model's own `_init_weights` makes them.
+    """Writes random weights, unit by unit, drawn by the model's own `_init_weights`.
 
-    They are drawn on `device`, where it is fast. torch's generators are left as they were.
+    They are drawn on `device`, which is faster than the host. The state of torch's generators is
+    restored afterwards.
     """
     total = model.parameter_count
     done = 0
@@ -123,7 +124,7 @@ def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, 
     init = model.skeleton.model._init_weights
     if unit.block is not None:
         config = getattr(unit.block, "config", None) or model.config
-        # The memo makes the copy share its configuration, which may be large.
+        # The memo makes the copy share the configuration, which may be large.
         block = copy.deepcopy(unit.block, {id(config): config}).to_empty(device=device)
         block.__dict__.pop("forward", None)  # the recorder of the capture pass
         _initialise_tree(block, init)
@@ -131,7 +132,7 @@ def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, 
     fresh: dict[str, torch.Tensor] = {}
     for spec in unit.layout.parameters:
         owner, attribute = unit.bindings[spec.name][0]
-        # The module alone, with parameters of its own and without the modules below it.
+        # A copy of the module with parameters of its own and without its child modules.
         alone = copy.copy(owner)
         alone.__dict__.pop("_is_hf_initialized", None)
         alone._modules = {}
@@ -144,7 +145,7 @@ def _fresh(model: StreamedModel, unit: Unit, device: torch.device) -> dict[str, 
 
 
 def _zeros_like(parameter: nn.Parameter | None, device: torch.device) -> nn.Parameter | None:
-    if parameter is None:  # such as a bias that a linear layer does without
+    if parameter is None:  # such as the missing bias of a linear layer
         return None
     return nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
 
@@ -152,7 +153,7 @@ def _zeros_like(parameter: nn.Parameter | None, device: torch.device) -> nn.Para
 def _initialise_tree(module: nn.Module, init: Callable[[nn.Module], None]) -> None:
     """Initialises all modules, children first, as transformers does.
 
-    Parameters that no rule touches are zero: they must not stay uninitialised memory.
+    Parameters that no rule initialises are set to zero, since their memory is uninitialised.
     """
     for parameter in module.parameters():
         parameter.zero_()

@@ -1,5 +1,5 @@
-"""A few settings can change while a run goes on. Changes are asked for at any time, and made before
-the next step that is submitted.
+"""A few settings can change during a run. A change can be requested at any time, and takes effect
+before the next step is submitted.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ CHANGEABLE = ("train.learning_rate", "train.steps")
 
 @dataclass(frozen=True)
 class Change:
-    """A change is a set of new values, named as in `CHANGEABLE`; there is at least one."""
+    """A change has one or more new values, named as in `CHANGEABLE`."""
 
     values: Mapping[str, Any]
 
     @classmethod
     def from_dict(cls, values: Any) -> Change:
-        """Raises RunError where `values` is not an object of settings that can be changed."""
+        """Returns the change from a JSON object. Raises RunError if `values` is not an object of
+        settings that can be changed.
+        """
         if not isinstance(values, dict) or not values:
             raise RunError(f"A change names what to change: {' or '.join(CHANGEABLE)}.")
         for name, value in values.items():
@@ -39,8 +41,7 @@ class Change:
 
     def applied(self, config: TrainConfig, step: int) -> TrainConfig:
         """Returns `config` with the new values. `step` is the last step that was submitted. Raises
-        RunError where the values are out of range, or where fewer steps are asked for than are
-        done.
+        RunError if a value is out of range, or if fewer steps are requested than are done.
         """
         values = dict(self.values)
         steps = values.get("train.steps")
@@ -50,15 +51,15 @@ class Change:
                     f"train.steps: {steps:,} are fewer than the {step:,} steps that are done; stop "
                     "the run instead."
                 )
-            values["train.epochs"] = None  # only one of both may be given
+            values["train.epochs"] = None  # only one of the two may be given
         try:
             return config.with_values(values)
         except ConfigError as error:
             raise RunError(str(error)) from None
 
     def in_words(self, before: TrainConfig, after: TrainConfig, total_steps: int) -> str:
-        """Describes the change in words. `train.steps` changes from `total_steps`, because the
-        settings may have given epochs or nothing.
+        """Describes the change in words. The old value shown for `train.steps` is `total_steps`,
+        because the settings may have had epochs or neither.
         """
         told = []
         for name in self.values:

@@ -19,10 +19,10 @@ MOST_PASSES = 1000
 
 @dataclass(frozen=True)
 class DataColumns:
-    """A `DataColumns` names the columns of the data whose names do not tell what they are.
+    """A `DataColumns` says what each column holds if the column names do not show it.
 
-    A part that an example must have, and that is not named here, is found by its usual names. Once
-    a part is named, `input`, `system` and `tools` are used only where they are named too.
+    A required part that is not named here is found by its usual names. Once a part is named,
+    `input`, `system` and `tools` are used only if they are named too.
     """
 
     messages: str | None = None
@@ -47,7 +47,7 @@ class DataColumns:
     """This column has a text, and every token of it is trained."""
 
     def named(self) -> dict[str, str]:
-        """Returns the column of each part of an example that is named."""
+        """Returns the named columns, by the part of an example that each holds."""
         return {part: column for part, column in vars(self).items() if column is not None}
 
 
@@ -116,7 +116,7 @@ class DataConfig:
 
     @property
     def title(self) -> str:
-        """The title has the sources in words."""
+        """The title names the sources in words."""
         if isinstance(self.source, str):
             return self.source
         titles = []
@@ -127,12 +127,12 @@ class DataConfig:
 
     @property
     def only_source(self) -> str:
-        """Gives the source where there is only one, as in the settings that `parts` returns."""
+        """Returns the source if there is only one, as in the settings that `parts` returns."""
         assert isinstance(self.source, str), "several sources are read one by one, see `parts`"
         return self.source
 
     def parts(self) -> list[tuple[DataConfig, float]]:
-        """Splits the settings into those of each source alone, and its weight."""
+        """Returns the settings of each source alone, with its weight."""
         if isinstance(self.source, str):
             return [(self, 1.0)]
         return [(self._of_part(part), part.weight) for part in self.source]
@@ -177,7 +177,9 @@ FORMAT_PARTS = {
 
 
 def check_columns(data: DataConfig) -> None:
-    """Raises ConfigError for columns that no format, or not the wanted one, can have together."""
+    """Raises ConfigError for columns that no format, or not the wanted format, can have
+    together.
+    """
     named = data.columns.named()
     for part, column in named.items():
         if not column:

@@ -25,8 +25,8 @@ def field_docs() -> dict[str, str]:
 
 
 def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
-    """Yields (field, docstring) of a class. Python keeps no docstrings of fields, so they are read
-    from the source.
+    """Yields (field, docstring) for each field of a class. Python does not keep docstrings of
+    fields, so they are read from the source.
     """
     definition = ast.parse(inspect.getsource(cls)).body[0]
     assert isinstance(definition, ast.ClassDef)
@@ -38,7 +38,7 @@ def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def _sections(cls: type = TrainConfig, prefix: str = "") -> dict[str, type]:
-    """Returns the dataclass of every section, and of sections in them, by dotted name."""
+    """Returns the dataclass of every section and nested section, by dotted name."""
     hints = typing.get_type_hints(cls)
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):

@@ -1,5 +1,5 @@
-"""Each check here looks at one value. It raises ConfigError, which names the setting and says what
-is wrong with the value.
+"""Each of these functions checks one value. A ConfigError names the setting and says what is wrong
+with the value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from engine.errors import ConfigError
 
 LARGEST = {"max_seq_len": 1 << 24, "steps": 10**9, "batch_size": 1 << 20}
-"""A larger number is a slip of the keyboard, and arithmetic on it would take hours."""
+"""A larger number must be a typing error, and computing with it would take hours."""
 
 
 def at_least(name: str, value: float, low: int) -> None:
@@ -31,13 +31,13 @@ def between(name: str, value: float, low: float, high: float) -> None:
 
 
 def web_address(name: str, value: str) -> None:
-    """Raises ConfigError when `value` is no http or https address of a host."""
+    """Raises ConfigError when `value` is not the http or https address of a host."""
     try:
         parts = urlsplit(value)
         is_web_address = (
             parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         )
-    except ValueError:  # urlsplit refuses the address, or its port is no number
+    except ValueError:  # urlsplit refuses the address, or the port is not a number
         is_web_address = False
     if not is_web_address:
         raise ConfigError(

@@ -200,7 +200,7 @@ class EngineConfig:
     """
 
     def within_cap(self, nbytes: int) -> int:
-        """Limits `nbytes` bytes of GPU memory to those that the plan may use."""
+        """Limits `nbytes` bytes of GPU memory to the bytes that the plan may use."""
         if self.gpu_memory_gib is None:
             return nbytes
         return min(nbytes, round(self.gpu_memory_gib * GIB))
@@ -294,8 +294,8 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, tree: Any) -> TrainConfig:
-        """Builds and validates. Raises ConfigError, which names the first unknown, mistyped or
-        out-of-range field.
+        """Builds and validates a configuration. Raises ConfigError, which names the first unknown,
+        mistyped or out-of-range field.
         """
         config = build(cls, tree, "")
         config.validate()
@@ -317,7 +317,7 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes a preset. The file is whole, and on the disk when this returns. Raises OSError."""
+        """Writes a preset. When this returns, the complete file is on the disk. Raises OSError."""
         text = yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True)
         write_whole(Path(path), text)
 

@@ -1,5 +1,5 @@
-"""Trees of plain values, as YAML and forms give them, become dataclasses. Every mistake is named by
-its dotted field.
+"""These functions turn trees of plain values, from YAML or a form, into dataclasses. Every error
+names its field by its dotted path.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from engine.errors import ConfigError
 
 
 def build(cls: type[Any], tree: Any, prefix: str) -> Any:
-    """Returns an instance of the dataclass `cls` from a mapping of its fields. Dataclasses among
-    them are built in the same way. `prefix` is the dotted path of `tree`, with its dot. Raises
-    ConfigError, which names the first unknown or mistyped field.
+    """Returns an instance of the dataclass `cls` from a mapping of its fields. Fields that are
+    dataclasses are built in the same way. `prefix` is the dotted path of `tree`, with a final dot.
+    Raises ConfigError, which names the first unknown or mistyped field.
     """
     if not isinstance(tree, dict):
         raise ConfigError(
@@ -47,14 +47,14 @@ def build(cls: type[Any], tree: Any, prefix: str) -> Any:
 
 
 class _NoValue:
-    """The class itself is returned where a value is not of the wanted type. None would not do,
-    because it is a value.
+    """The class itself is returned when a value does not have the wanted type. None cannot be used
+    for this, because it is a valid value.
     """
 
 
 def _coerce(hint: Any, value: Any, name: str) -> Any:
-    """Returns `value` as the type `hint`, as the first type of a union that takes it. Raises
-    ConfigError, which names the field `name`.
+    """Returns `value` converted to the type `hint` or, for a union, to the first of its types that
+    accepts the value. Raises ConfigError, which names the field `name`.
     """
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
@@ -66,7 +66,7 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
 
 
 def _as_type(option: Any, value: Any, name: str) -> Any:
-    """Returns `value` as the one type `option`, or _NoValue."""
+    """Returns `value` converted to the single type `option`, or _NoValue."""
     if typing.get_origin(option) is Literal:
         is_choice = isinstance(value, str) and value in typing.get_args(option)
         return value if is_choice else _NoValue
@@ -85,7 +85,7 @@ def _switch(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value  # as it is: a float does not hold every large integer
+        return value  # unchanged: a float cannot represent every large integer
     number = _number(value)
     return int(number) if number is not None and number.is_integer() else _NoValue
 
@@ -98,7 +98,7 @@ def _real(value: Any) -> Any:
 def _text(value: Any) -> Any:
     if isinstance(value, str):
         return value
-    # YAML reads 2024 and 2024-05-01 as a number and a date.
+    # YAML reads 2024 as a number and 2024-05-01 as a date.
     if isinstance(value, (int, float, dt.date)) and not isinstance(value, bool):
         return str(value)
     return _NoValue
@@ -119,11 +119,13 @@ _READERS: dict[Any, Callable[[Any], Any]] = {
     str: _text,
     tuple[str, ...]: _texts,
 }
-"""These functions read a value as a type."""
+"""The function that converts a value to each type."""
 
 
 def _sections(part: type[Any], value: Any, name: str) -> Any:
-    """Returns a tuple of the dataclass `part` from a list. A text stands for its `source`."""
+    """Returns a tuple of instances of the dataclass `part` from a list. An item that is text is
+    taken as the `source` of its instance.
+    """
     if not isinstance(value, (list, tuple)) or not value:
         return _NoValue
     found = []
@@ -134,8 +136,8 @@ def _sections(part: type[Any], value: Any, name: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """Returns a finite number, also from text, because YAML reads 3e-4 (no dot) as text; None for
-    anything else.
+    """Returns a finite number, or None for anything else. Text is converted too, because YAML reads
+    3e-4 (no dot) as text.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
@@ -152,8 +154,8 @@ _SHORT.maxlevel = 3
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as a preset writes it, cut where it is long: with YAML's aliases, values can
-    be larger than any memory when they are written out.
+    """Returns a value as written in a preset, shortened if it is long: with YAML's aliases, a value
+    written out in full can exceed any memory.
     """
     is_yaml_word = value is None or isinstance(value, bool)
     text = json.dumps(value) if is_yaml_word else _SHORT.repr(value)
@@ -171,7 +173,7 @@ _IN_WORDS = {
 
 
 def _describe(options: tuple[Any, ...]) -> str:
-    """Returns the types of a setting in words."""
+    """Describes the types of a setting in words."""
     words: list[str] = []
     for option in options:
         if typing.get_origin(option) is Literal:
@@ -184,7 +186,7 @@ def _describe(options: tuple[Any, ...]) -> str:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Reads YAML and refuses a key that is given twice. YAML would silently keep the last one."""
+    """A YAML loader that refuses a key given twice. YAML would silently keep the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -195,18 +197,20 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_yaml(text: str) -> Any:
-    """Returns the value of a YAML text. Raises yaml.YAMLError, and ConfigError for a key that is
+    """Returns the value of a YAML text. Raises yaml.YAMLError, or ConfigError for a key that is
     given twice.
     """
     try:
-        return yaml.load(text, _UniqueKeys)  # a safe loader: it makes plain values only
+        return yaml.load(text, _UniqueKeys)  # a safe loader, which makes only plain values
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
-        # PyYAML lets these through for values such as the date 2024-13-45.
+        # PyYAML does not convert these errors, for example for the date 2024-13-45.
         raise yaml.YAMLError(str(error)) from None
 
 
 def override(tree: dict[str, Any], text: str) -> None:
-    """Sets a value of `tree` as `a.b=value` says, the value in YAML syntax. Raises ConfigError."""
+    """Sets a value in `tree` according to `text`, which is `a.b=value` with the value in YAML
+    syntax. Raises ConfigError for text of any other form.
+    """
     dotted, equals, raw = text.partition("=")
     if not equals or not dotted.strip():
         raise ConfigError("--set", f"{text!r} is not of the form section.field=value.")
@@ -218,8 +222,8 @@ def override(tree: dict[str, Any], text: str) -> None:
 
 
 def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Sets the field of `tree` that `dotted` names, and makes missing sections on the way. Raises
-    ConfigError where a part of the name is no section.
+    """Sets the field of `tree` that `dotted` names, and creates missing sections. Raises
+    ConfigError if a part of the path is not a section.
     """
     *path, last = dotted.split(".")
     for part in path:
@@ -232,8 +236,8 @@ def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _nearest(key: str, known: set[str]) -> str:
-    """Returns the setting that `key` may have meant, or all that there are, for the end of an
-    error.
+    """Returns the end of an error: the setting that `key` may have meant, or else all known
+    settings.
     """
     import difflib
 

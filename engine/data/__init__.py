@@ -1,6 +1,6 @@
-"""Data sets become rows of tokens: formats, chat templates, loss masks, packing, and an order in
-which a resumed run can go on. There is no torch here.
+"""Data sets become rows of tokens: formats, chat templates, loss masks, packing, and an order that
+a resumed run can continue. No torch is imported.
 
-The room may import the rooms before it in `engine`, up to `machine`. Everything that decides which
-tokens a data set becomes is in this folder: cached tokens are made anew when a file of it changes.
+The room may import the rooms before it in `engine`, up to `machine`. All code that affects the
+tokens of a data set is in this folder: when one of its files changes, cached tokens are made again.
 """

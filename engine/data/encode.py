@@ -1,4 +1,4 @@
-"""Examples become token ids, with a mark on every token that carries loss."""
+"""An `Encoder` turns examples into token ids, with a mark on every token that carries loss."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from engine.errors import DataError
 
 @dataclass(frozen=True)
 class Document:
-    """A document is T tokens that attend to each other and to nothing else."""
+    """A document consists of T tokens that attend to each other and to nothing else."""
 
     ids: np.ndarray
     """The token ids are int32[T], with T at most max_seq_len."""
     trained: np.ndarray
-    """This is bool[T] and true where the token is a target. The first token never is, because
+    """It marks the tokens that are training targets, bool[T]. The first token never is one, because
     nothing predicts it.
     """
     answer: tuple[int, int] | None
-    """The last answer is in this token range. It is None when there is no answer or when some of it
+    """This is the token range of the last answer, or None if there is no answer or if part of it
     was cut.
     """
     length: int
@@ -37,17 +37,17 @@ class Document:
 
 @dataclass(frozen=True)
 class Kept:
-    """An example is trained as these documents."""
+    """A `Kept` is an example that is trained on, as one or several documents."""
 
     documents: list[Document]
-    """Each of them has a trained token. There is at least one, and several where turns are trained
-    one at a time.
+    """There is at least one document, and several if turns are trained one at a time. Each document
+    has at least one trained token.
     """
     cut: bool
-    """Some of the example is left out, because it is longer than max_seq_len."""
+    """It is true when part of the example is left out, because it is longer than max_seq_len."""
     answer: tuple[int, int] | None
-    """The example's last answer is in this token range of the last document. It is None when there
-    is no answer or when some of it is left out.
+    """This is the token range of the example's last answer in the last document, or None if there
+    is no answer or if part of it is left out.
     """
 
 
@@ -58,18 +58,18 @@ class Documents:
     ids: np.ndarray
     """The token ids are int32[tokens]."""
     trained: np.ndarray
-    """This is bool[tokens] and true where the token is a target."""
+    """It marks the tokens that are training targets, bool[tokens]."""
     lengths: np.ndarray
-    """The documents have these lengths in tokens: int64[documents]."""
+    """These are the lengths of the documents in tokens, int64[documents]."""
     counts: np.ndarray
-    """Each row has this many documents, 0 where it is skipped: int64[rows]."""
+    """Each row has this many documents, or 0 if it is skipped: int64[rows]."""
 
     @classmethod
     def joined(cls, rows: list[list[Document]]) -> Documents:
         documents = [document for row in rows for document in row]
         ids = [document.ids for document in documents]
         trained = [document.trained for document in documents]
-        # An empty array leads each list, because numpy concatenates no empty list.
+        # An empty array comes first in each list, because numpy cannot concatenate an empty list.
         return cls(
             np.concatenate([np.empty(0, np.int32), *ids]),
             np.concatenate([np.empty(0, bool), *trained]),
@@ -93,8 +93,8 @@ _Encoding = tuple[list[int], list[tuple[int, int]]]
 class Encoder:
     """Turns examples into documents, in batches.
 
-    `train_on` is "assistant" or "all". Raises DataError when the tokenizer cannot do what the data
-    needs.
+    `train_on` is "assistant" or "all". Raises DataError when the tokenizer lacks a feature that the
+    data needs.
     """
 
     def __init__(self, tokenizer: Any, train_on: str, max_seq_len: int):
@@ -111,7 +111,7 @@ class Encoder:
         self._prefix, self._suffix = self._frame()
 
     def encode(self, examples: list[Example]) -> list[Kept | Skipped]:
-        """Encodes each example, or says why it is skipped."""
+        """Returns each example encoded, or the reason why it is skipped."""
         rendered = self._render(examples)
         texts: list[Rendered] = []
         for example in rendered:
@@ -147,9 +147,9 @@ class Encoder:
         )
 
     def question(self, text: str) -> list[int]:
-        """Returns the ids of a person's question up to where its answer is due, as in the examples
-        of training: through the chat template where there is one. Special tokens that were typed
-        are text. Raises DataError where the template refuses it.
+        """Returns the ids of a person's question up to where the answer is due. As in training, the
+        chat template is used if there is one. Special tokens in the question are treated as text.
+        Raises DataError if the template refuses the question.
         """
         framed = self.renderer.available
         asked = self.renderer.question(text) if framed else self.renderer.plain(text)
@@ -163,15 +163,13 @@ class Encoder:
         return ids if framed else [*self._prefix, *ids]
 
     def template_use(self, data_format: str) -> str:
-        """Says which frame stands around the text: `tokenizer` (that of its chat template) or
-        `none`.
-        """
+        """Returns what wraps the text: `tokenizer` for its chat template, or `none`."""
         return "tokenizer" if data_format != "text" and self.renderer.available else "none"
 
     # ------------------------------------------------------------------ text
 
     def _render(self, examples: list[Example]) -> list[list[Rendered] | Skipped]:
-        """Returns the texts of each example: one, or one a turn where the template needs it."""
+        """Returns the texts of each example: one, or one per turn if the template requires it."""
         chats: dict[int, Conversation] = {}
         results: list[list[Rendered] | Skipped] = [[]] * len(examples)
         for place, example in enumerate(examples):
@@ -204,8 +202,8 @@ class Encoder:
             return whole
         if isinstance(asked, Skipped):
             return asked
-        # A special token may begin in the prompt and end in the completion. It then stands for text
-        # of the completion, so the answer begins where the two texts part.
+        # A special token may begin in the prompt and end in the completion. Its stand-in then
+        # represents text from the completion too, so the answer begins where the two texts differ.
         answer = (len(common_prefix(whole, asked)), len(whole))
         trained = (0, len(whole)) if self.train_on == "all" else answer
         typed = self.renderer.control.stands_in(whole)
@@ -214,8 +212,8 @@ class Encoder:
     # ------------------------------------------------------------------ tokens
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """Returns what the tokenizer puts before a text, and the end of sequence that closes
-        one.
+        """Returns the tokens that the tokenizer puts before a text, and the end-of-sequence token
+        that closes a text.
         """
         bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         framed = self.tokenizer("a")["input_ids"]
@@ -234,8 +232,8 @@ class Encoder:
             yield self._documents(rendered, ids, offsets)
 
     def _call(self, texts: list[str]) -> list[_Encoding]:
-        """Returns ids and offsets of plain texts. One call for many texts lets the library use
-        several threads.
+        """Returns the ids and offsets of plain texts. A single call for many texts lets the library
+        use several threads.
         """
         if not texts:
             return []
@@ -247,7 +245,7 @@ class Encoder:
     def _documents(
         self, rendered: Rendered, ids: list[int], offsets: list[tuple[int, int]]
     ) -> list[Document]:
-        """Returns the text as documents: one, cut to max_seq_len, or several where it may be
+        """Returns the text as documents: one, cut to max_seq_len, or several if the text may be
         divided.
         """
         tokens = np.asarray(ids, dtype=np.int32)
@@ -278,8 +276,8 @@ class Encoder:
     def _framed(
         self, tokens: np.ndarray, trained: np.ndarray, answer: tuple[int, int] | None
     ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
-        """Puts the begin and end tokens around a text. The end of sequence is trained, and belongs
-        to the answer.
+        """Puts the begin and end tokens around a text. The end-of-sequence token is trained and
+        belongs to the answer.
         """
         tokens = np.concatenate([self._prefix, tokens, self._suffix]).astype(np.int32)
         before = np.full(len(self._prefix), self.train_on == "all")
@@ -303,8 +301,8 @@ def _part(tokens: np.ndarray, trained: np.ndarray) -> Document:
 def _covered(bounds: np.ndarray, span: tuple[int, int]) -> np.ndarray:
     """Returns bool[T], true for the tokens (character bounds [T, 2]) with a character in `span`.
 
-    Some tokenizers trim white space from the bounds. A token of white space alone is then empty and
-    stands at its end: it counts when that end lies in the span.
+    Some tokenizers trim white space from the bounds. The bounds of a token of white space alone are
+    then empty and placed at its end: the token counts if that end is in the span.
     """
     start, end = span
     begins, ends = bounds[:, 0], bounds[:, 1]

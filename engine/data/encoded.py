@@ -1,5 +1,5 @@
-"""A batch of rows becomes tokens here. This process and helper processes (`processes.py`) use the
-same functions, so that both make the same tokens.
+"""These functions turn a batch of rows into tokens. This process and helper processes
+(`processes.py`) use the same functions, so that both make the same tokens.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from engine.data.sources import Row, Source
 from engine.data.turns import BrokenText
 
 Numbered = tuple[int, Row, str]
-"""This is a row with its number and its place, as an error names it."""
+"""It consists of a row's number, the row, and its place in the words of an error."""
 
-# A batch ends when it has so many rows or so much text: tokenising takes memory, beside its result,
-# that grows with both.
+# A batch ends at this many rows or this many characters, because the temporary memory of tokenising
+# grows with both.
 _ROWS = 512
 _CHARACTERS = 1 << 18
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded batch consists of flat arrays, which are quickly sent from process to process."""
+    """An encoded batch consists of flat arrays, which are fast to send between processes."""
 
     documents: Documents
     answers: np.ndarray
-    """Each row has the token range of the answer in its last document, 0 and 0 without an answer:
-    int64[rows, 2].
+    """For each row, this is the token range of the answer in its last document, or (0, 0) without
+    an answer: int64[rows, 2].
     """
     cut: int
     """This many rows were cut to max_seq_len."""
     skipped: list[tuple[int, Skipped]]
-    """The rows at these places in the batch are skipped, for these reasons."""
+    """These are the skipped rows, as pairs of index in the batch and reason."""
     warnings: Counter[str]
 
 
@@ -59,7 +59,7 @@ def row_batches(source: Source) -> Iterator[list[Numbered]]:
 
 
 def _characters(value: Any) -> int:
-    """Returns how much text a value holds, however deeply nested."""
+    """Returns the number of characters in all texts of a value, however deeply nested."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -70,7 +70,9 @@ def _characters(value: Any) -> int:
 
 
 def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
-    """Reads a row, or says why it is skipped. Raises DataError as `ColumnMap.example` does."""
+    """Reads a row as an example, or returns why it is skipped. Raises DataError as
+    `ColumnMap.example` does.
+    """
     try:
         example = columns.example(row, where)
     except BrokenText:
@@ -83,7 +85,7 @@ def example_of(columns: ColumnMap, row: Row, where: str) -> Example | Skipped:
 def encode_rows(
     encoder: Encoder, columns: ColumnMap, rows: Iterable[Numbered]
 ) -> list[Kept | Skipped]:
-    """Encodes each row, or says why it is skipped."""
+    """Returns each row encoded, or the reason why it is skipped."""
     read = [example_of(columns, row, where) for _, row, where in rows]
     encoded = iter(
         encoder.encode([example for example in read if not isinstance(example, Skipped)])
@@ -98,7 +100,7 @@ def encode_rows(
 
 
 def encode_batch(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded:
-    """Returns the batch as arrays. The warnings of the encoder's renderer move into it."""
+    """Returns the batch as arrays. It takes over the warnings of the encoder's renderer."""
     documents: list[list[Document]] = []
     answers: list[tuple[int, int]] = []
     skipped: list[tuple[int, Skipped]] = []

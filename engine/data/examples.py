@@ -1,4 +1,6 @@
-"""A row can say one of three things: a conversation, a question with its answer, or a text."""
+"""A row of a data set is one of three things: a conversation, a question with its answer, or a
+text.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +8,27 @@ from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
-"""A turn as chat templates take it, with `role`, `content` and perhaps `tool_calls` and others."""
+"""A turn has the form that chat templates expect: `role`, `content` and optional keys such as
+`tool_calls`.
+"""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns as chat templates take them. The first `context` messages are never trained on."""
+    """A conversation holds turns in the form that chat templates expect. The first `context`
+    messages are never trained on.
+    """
 
     messages: list[Message]
     context: int = 0
     tools: list[Any] | None = None
-    """These are the JSON schemas of the functions that may be called, for the chat template."""
+    """The chat template receives these JSON schemas of the functions that the model may call."""
 
     @property
     def asked(self) -> str:
-        """Before the last answer, this was said last; it is empty where nothing was."""
+        """Returns the content of the message before the last answer, or an empty text if there is
+        none.
+        """
         for place in range(len(self.messages) - 1, 0, -1):
             if self.messages[place]["role"] == "assistant":
                 return str(self.messages[place - 1].get("content", ""))
@@ -29,8 +37,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair is a question and its answer. The `separator` stands between them only where there is
-    no chat template.
+    """A pair is a question and its answer. The `separator` is put between them only if there is no
+    chat template.
     """
 
     prompt: str
@@ -55,8 +63,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Text:
-    """A text is a document for continued pre-training. Every token is trained, and nothing is
-    asked.
+    """A text is a document for continued pre-training. Every token is trained, and it has no
+    question.
     """
 
     text: str

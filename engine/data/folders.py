@@ -1,11 +1,11 @@
-"""A folder of files is a data set. Their names say which of them are read, and for which split.
+"""A folder of files is a data set. The file names decide which files are read, and for which split.
 
-- A file belongs to a split when its name is the split's or ends with it, shard numbers aside (test,
-  train-00000-of-00002, data_val.3), or when it lies in a folder that is called so.
-- A name that goes on after the split's (train_clean) counts only where another split has a file
-  whose name goes on alike (test_clean): dev_ops or training_notes say nothing.
-- The hub's shards of a longer name (train_sft-00000-of-00002) are a split of that name.
-- Where some files say a split and none says train, the others are to train on.
+- A file belongs to a split when its name, without shard numbers, is the split's name or ends with
+  it (test, train-00000-of-00002, data_val.3), or when it is in a folder with that name.
+- A name with a suffix after the split's name (train_clean) counts only if another split has a file
+  with the same suffix (test_clean): dev_ops or training_notes name no split.
+- Shards from the hub with a longer name (train_sft-00000-of-00002) form a split of that name.
+- If some files name a split but none names train, the remaining files are the train split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SPLITS = {
     "val": "validation",
     "dev": "validation",
 }
-"""A file or folder that is called so holds this split."""
+"""Names of files and folders, and the split that each stands for."""
 _NO_DATA = ("readme", "license", "dataset_info", "dataset_infos")
 _WORD = "|".join(sorted(_SPLITS, key=len, reverse=True))
 _HASH = "(?:-[0-9a-f]{16})?"
@@ -41,28 +41,28 @@ _LONGER = re.compile(rf"(.*[-_. ]|)({_WORD})[-_. ](.+)")
 
 @dataclass(frozen=True)
 class _Choice:
-    """The files of a source that are read, and those left out because their names say no split."""
+    """The files of a source that are read, and those left out because their names give no split."""
 
     read: list[Path]
     left_out: list[Path]
 
 
 def is_saved_by_datasets(path: Path) -> bool:
-    """Says whether `datasets` saved the folder."""
+    """Returns whether `datasets` saved the folder."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
 def files_of(path: Path, config: DataConfig) -> list[Path]:
-    """Returns the files that the source at `path` is read from, in the order of their names: the
-    file itself, all files of a folder that `datasets` saved, or the data files of the wanted split.
-    Raises DataError for a folder without any.
+    """Returns the files from which the source at `path` is read, sorted by name: the file itself,
+    all files of a folder that `datasets` saved, or the data files of the wanted split. Raises
+    DataError for a folder without data files.
     """
     return _choice(path, config).read
 
 
 def left_out(path: Path, config: DataConfig) -> str | None:
-    """Returns a sentence about the files that are not read because their names say no split, while
-    others' do; None when there are none.
+    """Returns a sentence about the files left out because their names give no split while other
+    names do; None if no files are left out.
     """
     files = _choice(path, config).left_out
     if not files:
@@ -90,7 +90,7 @@ def _choice(path: Path, config: DataConfig) -> _Choice:
     if not said:
         return _Choice(found, [])
     if None in splits and not any(split.startswith("train") for split in said):
-        # Beside files to test on, the others are to train on.
+        # Next to test files, files without a split are training data.
         splits = [split or "train" for split in splits]
         said.add("train")
     wanted = _SPLITS.get(config.split.lower(), config.split)
@@ -104,8 +104,8 @@ def _choice(path: Path, config: DataConfig) -> _Choice:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Returns the data files under `folder`, sorted. Hidden and private ones are none, nor are
-    those that tell about a data set. Raises DataError when there is none.
+    """Returns the data files under `folder`, sorted. Hidden and private files do not count, nor do
+    files that describe a data set, such as a readme. Raises DataError if there are no data files.
     """
     found = []
     for file in sorted(folder.rglob("*")):
@@ -123,10 +123,10 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _splits(files: list[Path]) -> list[str | None]:
-    """Returns the split that each file (its path in the folder) says it holds, or None."""
+    """Returns the split of each file according to its path in the folder, or None."""
     splits = [_split(file) for file in files]
-    # Names that go on after a split's count where they say several splits. They are grouped by
-    # folder, by what comes before the split's name and by what comes after it.
+    # Names with a suffix after the split's name count if such names give several splits. They are
+    # grouped by folder, by the text before the split's name and by the text after it.
     alike: dict[tuple[str, ...], dict[int, str]] = {}
     for place, file in enumerate(files):
         longer = _LONGER.fullmatch(file.stem.lower())
@@ -141,7 +141,7 @@ def _splits(files: list[Path]) -> list[str | None]:
 
 
 def _split(file: Path) -> str | None:
-    """Returns the split that the file's own name says, or else the nearest folder's."""
+    """Returns the split given by the file's own name, or else by the nearest folder."""
     name = file.stem.lower()
     named = _NAMED.fullmatch(name)
     if named:

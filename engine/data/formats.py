@@ -1,8 +1,8 @@
-"""Columns are told apart here, and rows are read as examples.
+"""These functions find out what each column holds, and read rows as examples.
 
-- `map_columns` looks at the first rows of a source. It finds the format whose columns are there, or
-  the columns of the format that the settings want.
-- The `ColumnMap` that it returns reads every row as a conversation, a pair or a text.
+- `map_columns` examines the first rows of a source. It finds the format that fits their columns, or
+  the columns for the format in the settings.
+- It returns a `ColumnMap`, which reads every row as a conversation, a pair or a text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.data.turns import (
 from engine.errors import DataError
 
 ROWS_TO_DETECT = 20
-"""The columns are told by this many rows at the start of a source."""
+"""The columns are found from this many rows at the start of a source."""
 
 _REQUIRED: dict[str, dict[str, tuple[str, ...]]] = {
     "messages": {"messages": TURN_COLUMNS},
@@ -44,9 +44,9 @@ _OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "prompt_completion": {"system": ("system",), "tools": ("tools",)},
     "text": {},
 }
-"""The parts that it may have, and the usual names of their columns."""
+"""The optional parts of an example of each format, and the usual names of their columns."""
 _MAIN_PARTS = ("messages", "prompt", "completion", "text")
-"""One format or another must have these parts."""
+"""Each of these parts is required by at least one format."""
 _MEANING = {
     "messages": "the turns of the conversation",
     "prompt": "the user's turn",
@@ -71,21 +71,21 @@ class ColumnMap:
 
     format: str
     detected: bool
-    """This is true when the columns told the format, and false when the user did."""
+    """It is true when the format was found from the columns, and false when the user chose it."""
     columns: dict[str, str]
-    """Each part of an example (messages, prompt, completion, input, system, tools, text) is in the
-    column of this name.
+    """Each part of an example (messages, prompt, completion, input, system, tools, text) is mapped
+    to the name of its column.
     """
     unused: list[str] = field(default_factory=list)
 
     def meaning(self) -> dict[str, str]:
-        """Says in words what each column became."""
+        """Returns a description of how each column is used."""
         return {column: _MEANING[part] for part, column in self.columns.items()}
 
     def example(self, row: Row, where: str) -> Example | None:
-        """Returns the row as an example, or None when it is empty. `where` names the row in an
-        error. Raises DataError when a column is missing or holds the wrong type, and BrokenText for
-        text that is not valid Unicode.
+        """Returns the row as an example, or None if the row is empty. `where` names the row in
+        errors. Raises DataError when a column is missing or holds the wrong type, and BrokenText
+        for text that is not valid Unicode.
         """
         if self.format == "text":
             text = self._text(row, "text", where)
@@ -205,10 +205,10 @@ def _with_system(system: str, messages: list[Message]) -> list[Message]:
 
 
 def map_columns(wanted: str, rows: list[Row], source: Source, columns: DataColumns) -> ColumnMap:
-    """Finds the columns of format `wanted`, or, for `auto`, the format whose columns are there.
-    `rows` are the first few of the source, and `columns` are those that the user named. Raises
-    DataError when no format, or not the wanted one, fits, and for a column that is named and not
-    there.
+    """Finds the columns of format `wanted` or, for `auto`, the format that fits the columns. `rows`
+    are the first few rows of the source, and `columns` are the columns that the user named. Raises
+    DataError when the wanted format, or any format for `auto`, does not fit, and for a named column
+    that does not exist.
     """
     names = first_values(rows)
     named = columns.named()
@@ -250,7 +250,9 @@ def _no_format(
 
 
 def _first_missing_part(named: dict[str, str]) -> str:
-    """Returns a main part that is not named and that some format has together with those named."""
+    """Returns a main part that is not named, but that some format has together with the named
+    parts.
+    """
     for part in _MAIN_PARTS:
         together = {*named, part}
         if part not in named and any(together <= _parts_of(name) for name in _REQUIRED):
@@ -264,7 +266,7 @@ def _parts_of(name: str) -> set[str]:
 
 
 def first_values(rows: list[Row]) -> dict[str, Any]:
-    """Returns every column of these rows, in order, with its first value that is not empty."""
+    """Returns every column of these rows, in order, with its first non-empty value."""
     names: dict[str, Any] = {}
     for row in rows:
         for name, value in row.items():
@@ -276,25 +278,26 @@ def first_values(rows: list[Row]) -> dict[str, Any]:
 def fitting_formats(
     wanted: str, names: dict[str, Any], named: dict[str, str]
 ) -> list[tuple[str, dict[str, str]]]:
-    """Finds every format that the columns `names` can be read as. Returns (format, its columns) of
-    each, the best one first. `named` are the columns that the user named, by part.
+    """Returns every format that the columns `names` can be read as, as (format, its columns), best
+    first. `named` are the columns that the user named, by part.
     """
     formats = list(_REQUIRED) if wanted == "auto" else [wanted]
     if named and "input" not in named:
-        # Whoever names a prompt means it as it stands, so alpaca comes last.
+        # A user who names a prompt column wants it used unchanged, so alpaca comes last.
         formats.sort(key=lambda name: name == "alpaca")
     fitting = []
     for name in formats:
         columns = _columns_of(name, names, named)
         if columns is not None:
             fitting.append((name, columns))
-    # When only the names fit, that format says which row holds the wrong type.
+    # A format of which only the names fit comes later. Its errors then name the row that has the
+    # wrong type.
     return sorted(fitting, key=lambda fit: not looks_like(fit[0], fit[1], names))
 
 
 def rivals(columns: dict[str, str], names: dict[str, Any]) -> bool:
-    """Says whether a main part could as well be in another column: one with a usual name for that
-    part, which no part of `columns` takes.
+    """Returns whether a main part could equally well be in another column, which has a usual name
+    for that part and is not used in `columns`.
     """
     for part in _MAIN_PARTS:
         if part not in columns:
@@ -307,7 +310,7 @@ def rivals(columns: dict[str, str], names: dict[str, Any]) -> bool:
 
 
 def _columns_of(name: str, names: dict[str, Any], named: dict[str, str]) -> dict[str, str] | None:
-    """Returns the column of each part when a row is read as the format `name`, or None where a part
+    """Returns the column of each part if rows are read as format `name`, or None if a required part
     has no column.
     """
     has_named_parts = set(named) <= _parts_of(name)
@@ -335,8 +338,8 @@ def _first_of(usual: tuple[str, ...], there: list[str]) -> str | None:
 
 
 def looks_like(name: str, columns: dict[str, str], names: dict[str, Any]) -> bool:
-    """Says whether the first value of the format's first part has the type of that format. The keys
-    of a turn tell messages from sharegpt.
+    """Returns whether the first value of the format's first part has the type that the format
+    expects. The keys of a turn distinguish messages from sharegpt.
     """
     first = names[next(iter(columns.values()))]
     if name in ("messages", "sharegpt"):

@@ -1,5 +1,5 @@
-"""What determines the tokens of a data set, as a key: the same key means the same tokens, to the
-bit.
+"""The key of a data set's tokens covers everything that determines them: the same key means
+bit-identical tokens.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from engine.data.registry import registered
 from engine.paths import registry_entry, resolve_source
 
 _BYTES_HASHED = 64 << 20
-"""Files of up to this many bytes together are known by their content. Larger ones are known by
-size, times and inode.
+"""If the files of a source have at most this many bytes in total, they are identified by their
+content, otherwise by size, times and inode.
 """
 _LIBRARIES = ("jinja2", "tokenizers", "transformers")
 
 Identity = list[Any]
-"""It holds JSON values."""
+"""It consists of JSON values."""
 
 
 def identity_of(config: DataConfig) -> tuple[Identity, bool]:
-    """Returns what the source of `config` holds, and whether that is everything: what a data set of
-    the hub holds is known only when it is open (`Source.fingerprint`). Raises DataError for a
+    """Returns the identity of the source of `config`, and whether it is complete: the content of a
+    data set on the hub is known only once it is open (`Source.fingerprint`). Raises DataError for a
     source that cannot be used.
     """
     entry = registered(config)
@@ -44,7 +44,7 @@ def identity_of(config: DataConfig) -> tuple[Identity, bool]:
 
 
 def _files(path: Path, config: DataConfig) -> list[Identity]:
-    """Returns [name, digest or state] of each file of a source on this machine."""
+    """Returns [name, digest or state] for each file of a source on this machine."""
     root = path if path.is_dir() else path.parent
     files = files_of(path, config)
     hashed = sum(file.stat().st_size for file in files) <= _BYTES_HASHED
@@ -57,7 +57,7 @@ def _files(path: Path, config: DataConfig) -> list[Identity]:
 
 def key_of(identity: Identity, config: DataConfig, tokenizer: Any) -> str:
     """Returns the key under which the tokens of a source are kept. Weights, packing, order and seed
-    are no part of it: they choose among tokens that are there.
+    are not part of it: they only choose among existing tokens.
     """
     settings = [
         config.format,
@@ -75,7 +75,8 @@ def _content(path: Path) -> str:
 
 
 def _state(path: Path) -> list[Any]:
-    # A program can set back the time of the content (mtime), but not that of the inode (ctime).
+    # A program can reset the modification time of the content (mtime), but not that of the inode
+    # (ctime).
     found = path.stat()
     return [
         str(path.resolve()),
@@ -89,7 +90,7 @@ def _state(path: Path) -> list[Any]:
 
 def _tokenizer(tokenizer: Any) -> Identity:
     tree = json.loads(tokenizer.backend_tokenizer.to_str())
-    tree["truncation"] = None  # both are left over from whoever used the tokenizer last
+    tree["truncation"] = None  # both are left over from an earlier use of the tokenizer
     tree["padding"] = None
     return [
         type(tokenizer).__name__,
@@ -107,11 +108,11 @@ def _code() -> Identity:
 
 
 def _digest(value: Any) -> str:
-    # `os.fsencode` also takes the names of files that are no valid Unicode.
+    # `os.fsencode` also accepts file names that are not valid Unicode.
     return hashlib.blake2b(os.fsencode(json.dumps(value, default=str)), digest_size=20).hexdigest()
 
 
 PROGRAM = _code()
-"""This is the code that makes tokens, this package's own and the libraries', as it was when this
-process loaded it. A newer version never takes over an older one's tokens.
+"""It identifies the code that makes tokens, this package's own and the libraries', as this process
+loaded it. A newer version never reuses the tokens of an older one.
 """

@@ -1,5 +1,5 @@
-"""JSON files are read piece by piece. They have one object a line, a list of objects, or a list
-inside an object.
+"""JSON files are read piece by piece. They contain one object per line, a list of objects, or a
+list inside an object.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Read = Callable[[], Iterator[tuple[int, Row]]]
 
 _CHUNK_BYTES = 1 << 20
 _LONGEST_VALUE = 1 << 30
-"""A row has at most this many characters; a longer one is no row."""
+"""A row has at most this many characters; a longer value is not accepted as a row."""
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 
 
 def readable(path: Path) -> BinaryIO:
-    """Opens a file to be read as bytes. Raises DataError when it cannot be."""
+    """Opens a file for reading bytes. Raises DataError if that fails."""
     try:
         return path.open("rb")
     except OSError as error:
@@ -40,8 +40,8 @@ def readable(path: Path) -> BinaryIO:
 
 
 def line_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """Reads a file with one object a line and yields (line from 1, object). Blank lines are no
-    rows. Raises DataError for a line that holds no object.
+    """Reads a file with one object per line and yields (line from 1, object). Blank lines are not
+    rows. Raises DataError for a line that is not an object.
     """
     with readable(path) as file:
         for number, raw in enumerate(file, 1):
@@ -50,7 +50,7 @@ def line_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def count_lines(path: Path) -> int:
-    """Counts the lines that are not blank."""
+    """Returns the number of lines that are not blank."""
     with readable(path) as file:
         return sum(1 for raw in file if raw.strip())
 
@@ -93,8 +93,8 @@ def item_rows(path: Path) -> Read | None:
     """Returns a function that reads a .json file from its start and yields (item from 1, object).
 
     The rows are the items of the file's list, or of the only list of objects inside its object, or
-    that object as the only row. Returns None when several values follow each other, as where there
-    is one object a line. Raises DataError for anything else. Memory holds one item at a time.
+    else that object as the only row. Returns None when several values follow each other, as with
+    one object per line. Raises DataError for anything else. Only one item at a time is in memory.
     """
     with readable(path) as file:
         text = _JsonText(file, path.name)
@@ -122,8 +122,8 @@ def _refuse_empty_list(text: _JsonText, name: str) -> None:
 
 
 def _rows_of_object(text: _JsonText, path: Path) -> Read | None:
-    """Returns what reads the rows of a file that begins with an object, or None when more values
-    follow it.
+    """Returns a function that reads the rows of a file that begins with an object, or None when
+    more values follow the object.
     """
     lists = _lists_within(text)
     if text.peek():
@@ -139,12 +139,12 @@ def _rows_of_object(text: _JsonText, path: Path) -> Read | None:
 
 
 def _lists_within(text: _JsonText) -> list[int]:
-    """Returns the places (from 0) of the members of the object at `text` that are lists of objects,
-    without conversations.
+    """Returns the indices (from 0) of those members of the object at `text` that are lists of
+    objects, except conversations.
     """
     found: dict[str, int] = {}
     for place, name in enumerate(text.members()):
-        found.pop(name, None)  # where a name comes twice, the last member counts
+        found.pop(name, None)  # if a name occurs twice, the last member counts
         if text.peek() != "[":
             text.value()
             continue
@@ -154,8 +154,8 @@ def _lists_within(text: _JsonText) -> list[int]:
 
 
 def _begins_with_object(items: Iterator[Any]) -> bool:
-    """Whether the first item is an object. All items are read, so that the text behind the list can
-    be read next.
+    """Whether the first item is an object. All items are read, so that reading can continue after
+    the list.
     """
     first = next(items, None)
     for _ in items:
@@ -164,7 +164,9 @@ def _begins_with_object(items: Iterator[Any]) -> bool:
 
 
 def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Row]]:
-    """Yields the items of the list that the file is or, in an object, of the `member`-th member."""
+    """Yields the items of the file's list or, if the file is an object, of its member at index
+    `member`.
+    """
     with readable(path) as file:
         text = _JsonText(file, path.name)
         text.peek()
@@ -185,7 +187,7 @@ def _list_items(path: Path, member: int | None = None) -> Iterator[tuple[int, Ro
 
 
 def _whole(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yields the object that the file is, as the only row."""
+    """Yields the file's object as the only row."""
     with readable(path) as file:
         yield 1, _JsonText(file, path.name).value()
 
@@ -193,9 +195,9 @@ def _whole(path: Path) -> Iterator[tuple[int, Row]]:
 class _JsonText:
     """Decodes and parses a JSON file a piece at a time.
 
-    - `at` is the place in the piece where parsing goes on.
-    - What is parsed is let go of whenever the next piece is read.
-    - A value that the piece cuts off is parsed again with the next piece.
+    - `at` is the index in the piece where parsing continues.
+    - Parsed text is discarded when the next piece is read.
+    - A value cut off at the end of a piece is parsed again together with the next piece.
     """
 
     def __init__(self, file: BinaryIO, name: str):
@@ -205,28 +207,29 @@ class _JsonText:
         self._piece = ""
         self.at = 0
         self._ended = False
-        # For the place in an error: line ends before the piece, and characters since the last.
+        # For places in errors: the line ends before the piece, and the characters since the last of
+        # them.
         self._lines = 0
         self._columns = 0
 
     def peek(self) -> str:
-        """Goes on to the next character that is no white space and returns it, or nothing at the
-        end of the file.
+        """Moves to the next character that is not white space and returns it, or an empty text at
+        the end of the file.
         """
         while True:
             space = _WHITE_SPACE.match(self._piece, self.at)
-            if space is not None:  # the pattern matches everywhere
+            if space is not None:  # always true: the pattern matches everywhere
                 self.at = space.end()
             if self.at < len(self._piece) or self._ended:
                 return self._piece[self.at : self.at + 1]
             self._read_on()
 
     def step(self) -> None:
-        """Goes past the character that `peek` found."""
+        """Skips the character that `peek` found."""
         self.at += 1
 
     def value(self) -> Any:
-        """Reads the value that begins here and goes past it."""
+        """Reads the value that begins here and moves past it."""
         self.peek()
         while True:
             try:
@@ -235,7 +238,8 @@ class _JsonText:
                 if self._ended or not self._may_be_cut_off(error):
                     raise self._broken(error.msg, error.pos) from None
             except ValueError:
-                # Python limits the digits of an integer. A number that goes on may be a fraction.
+                # Python limits the digits of an integer. A number that continues in the next piece
+                # may turn out to be a fraction.
                 if self._ended or self._piece[-1] not in "0123456789.eE+-":
                     raise DataError(
                         f"{self._name} holds a number with too many digits, in the value that "
@@ -246,7 +250,7 @@ class _JsonText:
                     f"{self._name} is nested too deeply; write a list of rows."
                 ) from None
             else:
-                # A number may go on in the next piece: 1 as 1.5 or as 1e+5.
+                # A number may continue in the next piece: 1 may become 1.5 or 1e+5.
                 may_go_on = isinstance(value, (int, float)) and end + 3 > len(self._piece)
                 if self._ended or not may_go_on:
                     self.at = end
@@ -256,7 +260,7 @@ class _JsonText:
             self._read_on()
 
     def skip(self) -> None:
-        """Goes past the value that begins here, of a list item by item."""
+        """Skips the value that begins here. A list is skipped item by item."""
         if self.peek() == "[":
             for _ in self.items():
                 pass
@@ -275,8 +279,8 @@ class _JsonText:
                 return
 
     def members(self) -> Iterator[str]:
-        """Yields the names in the object that begins here. The caller reads the value of a name
-        before it asks for the next name.
+        """Yields the names in the object that begins here. The caller must read the value of a name
+        before it takes the next name.
         """
         self._expect("{")
         if self.peek() == "}":
@@ -292,7 +296,7 @@ class _JsonText:
                 return
 
     def go_to_member(self, wanted: int) -> None:
-        """Goes to the value of the member at place `wanted` (from 0) of the object that begins
+        """Skips to the value of the member at index `wanted` (from 0) in the object that begins
         here.
         """
         for place, _ in enumerate(self.members()):
@@ -302,17 +306,19 @@ class _JsonText:
         self.peek()
 
     def place(self, at: int) -> str:
-        """Returns the place `at` of the piece, in words."""
+        """Returns in words where in the file index `at` of the piece is."""
         lines, columns = self._line_and_column(at)
         return f"line {lines + 1}, column {columns + 1}"
 
     def _may_be_cut_off(self, error: json.JSONDecodeError) -> bool:
-        """Whether the next piece may mend the error: an open text, or a problem near the end."""
+        """Whether the next piece may resolve the error: the error is an unterminated string or is
+        near the end.
+        """
         is_open_text = error.msg.startswith("Unterminated string")
         return is_open_text or error.pos >= len(self._piece) - 16
 
     def _comma_or(self, end: str) -> bool:
-        """Steps over a comma, and returns False, or over `end`, and returns True."""
+        """Moves past a comma and returns False, or past `end` and returns True."""
         found = self.peek()
         if not found or found not in (",", end):
             raise self._broken("Expecting ',' delimiter", self.at)
@@ -325,8 +331,9 @@ class _JsonText:
         self.step()
 
     def _read_on(self) -> None:
-        """Lets go of what is parsed and reads at least as much as is left. A long value is parsed
-        again each time, and doubling it makes all of these times at most twice the last.
+        """Discards the parsed text and reads at least as many bytes as characters are left. A long
+        value is parsed again each time. Because the piece doubles, all these attempts take at most
+        twice the time of the last one.
         """
         self._lines, self._columns = self._line_and_column(self.at)
         left = self._piece[self.at :]
@@ -339,7 +346,9 @@ class _JsonText:
         self.at = 0
 
     def _line_and_column(self, at: int) -> tuple[int, int]:
-        """Returns the line ends before `at`, and the characters since the last of them."""
+        """Returns the number of line ends before `at`, and of the characters since the last of
+        them.
+        """
         ends = self._piece.count("\n", 0, at)
         if not ends:
             return self._lines, self._columns + at

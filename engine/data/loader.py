@@ -2,9 +2,9 @@
 
 - Each source becomes tokens in files (`tokenise.py`), split into documents to train on and
   documents held out.
-- A mix takes from each source as many examples as its weight says.
+- A mix takes a number of examples from each source that depends on its weight.
 - The documents are packed into rows (`packing.py`).
-- A fingerprint covers all of it, so that a resumed run can tell that its data is still the same.
+- A fingerprint covers all of this, so that a resumed run can check that its data is still the same.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ class Prompt:
 
     prompt_ids: list[int]
     prompt_text: str
-    """A person reads this as what was asked last."""
+    """This is the last question, as shown to a person."""
     expected_text: str
-    """This is the answer without special tokens and without white space around it. Compare it with
-    an answer that is decoded in the same way.
+    """This is the answer, without special tokens and without white space around it. Compare it with
+    an answer decoded in the same way.
     """
     answer_tokens: int
-    """The expected answer has this many tokens, with its end-of-turn token."""
+    """The expected answer has this many tokens, including its end-of-turn token."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A prepared data set has rows to train on and rows to evaluate on. The user reads its
-    `summary`.
+    """A prepared data set has rows to train on, rows to evaluate on, and a `summary` for the
+    user.
     """
 
     summary: dict[str, Any]
     train: RowSet
     eval: RowSet
     fingerprint: str
-    """This digest covers every token, mark and row. A resumed run compares it to know that its data
-    is still the same.
+    """This digest covers every token, training mark and row. A resumed run compares it to check
+    that its data is still the same.
     """
     highest_id: int
-    """No token of the sources has a higher id."""
+    """This is the highest token id in the sources."""
     _prompts: Callable[[int], list[Prompt]] = field(repr=False)
 
     def eval_prompts(self, n: int) -> list[Prompt]:
-        """Returns the first `n` held-out questions, or all when there are fewer. Plain text has
-        none.
+        """Returns the first `n` held-out questions, or all if there are fewer. Plain text has no
+        questions.
         """
         return self._prompts(n)
 
@@ -79,16 +79,16 @@ def prepare_data(
     packing_problem: str = "",
     execution: Execution = _DEFAULT_EXECUTION,
 ) -> PreparedData:
-    """Reads, renders, tokenises, splits and packs the data set of `config`, or maps the tokens that
-    an earlier run made.
+    """Reads, renders, tokenises, splits and packs the data set of `config`, or maps tokens made by
+    an earlier run.
 
-    - `tokenizer` is a fast tokenizer of transformers.
+    - `tokenizer` is a fast tokenizer from transformers.
     - `seed` decides the order of the rows, but not which examples are held out.
-    - `packing_problem` names the model and says why it cannot pack. Unless it is empty, every row
-      has one document, whatever the configuration says.
+    - `packing_problem` names the model and says why its documents cannot share rows. Unless it is
+      empty, every row has one document, whatever the configuration says.
 
-    Raises DataError, in one sentence, when the data cannot be read, when it trains on no token, or
-    when its tokens cannot be written.
+    Raises DataError, in one sentence, when the data cannot be read, when it has no token to train
+    on, or when its tokens cannot be written.
     """
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     parts, keys = [], []
@@ -141,8 +141,8 @@ def _prompts(tokens: StoredTokens, tokenizer: Any, n: int) -> Iterator[Prompt]:
 
 
 def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
-    """Returns the first of each list, then the second of each, and so on: a few questions then
-    speak for every source.
+    """Returns the first of each list, then the second of each, and so on, so that even a few
+    questions represent every source.
     """
     groups = itertools.zip_longest(*lists)
     return [prompt for prompt in itertools.chain.from_iterable(groups) if prompt is not None]
@@ -153,13 +153,11 @@ def _alternating(lists: list[list[Prompt]]) -> list[Prompt]:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """The documents that are taken from one side of a source."""
+    """The documents taken from one side of a source."""
 
     side: Side
     visited: np.ndarray | None
-    """These documents are visited, in this order: int64[visits]. None stands for all of them, once
-    each.
-    """
+    """The documents to visit, in order, int64[visits]. None means every document once."""
 
     @property
     def documents(self) -> np.ndarray:
@@ -170,8 +168,8 @@ class _Chosen:
 
 def _visited(part: Part) -> np.ndarray | None:
     """Returns the documents (int64[visits]) of the examples that an epoch takes from the source, or
-    None for all of them once. These are whole passes over the examples, then as many more examples
-    as are missing, always the same ones.
+    None for every document once. An epoch makes as many whole passes over the examples as fit, then
+    takes a fixed selection of the examples for the remainder.
     """
     examples = part.tokens.train.examples
     count = len(examples) - 1
@@ -182,8 +180,8 @@ def _visited(part: Part) -> np.ndarray | None:
     visited = np.concatenate([np.tile(np.arange(count), passes), extra])
     first_documents = examples[visited]
     documents = np.diff(examples)[visited]
-    # Count on from the first document of each example: `offsets` is what one running number for all
-    # visits has to be moved by, within one example.
+    # The documents of an example are numbered from its first document on. `offsets` is, for each
+    # example, the difference between these numbers and one running count over all visits.
     ends = np.cumsum(documents)
     offsets = first_documents - (ends - documents)
     return np.repeat(offsets, documents) + np.arange(ends[-1])
@@ -199,7 +197,7 @@ class _Layout:
     order: Order
 
     def rows(self, parts: list[_Chosen]) -> RowSet:
-        """Returns the rows of the chosen documents of all sources."""
+        """Returns rows made from the chosen documents of all sources."""
         tokens = _tokens_of(parts)
         documents = len(tokens.starts) - 1
         if not self.packed:
@@ -212,9 +210,9 @@ class _Layout:
 
 
 def _tokens_of(parts: list[_Chosen]) -> DocumentTokens:
-    """Returns the tokens of the chosen documents, the parts one after another."""
+    """Returns the tokens of the chosen documents, one part after another."""
     sides = [part.side for part in parts]
-    if len(parts) == 1 and parts[0].visited is None:  # the files hold just that
+    if len(parts) == 1 and parts[0].visited is None:  # the files hold exactly these
         return DocumentTokens(sides[0].ids, sides[0].trained, sides[0].starts)
     chosen = [part.documents for part in parts]
     counts = [len(documents) for documents in chosen]

@@ -1,8 +1,8 @@
-"""Arrays with one value for each token, kept in files: mapped into memory, read piece by piece, and
-put into another order without a copy.
+"""These arrays have one value per token and are kept in files. They are mapped into memory, read
+piece by piece, and reordered without a copy.
 
-The kernel may drop the pages of a mapped file at any time. A pass over a whole array gives them
-back as it goes, so that a data set larger than memory takes no memory.
+The kernel may drop the pages of a mapped file at any time. A pass over a whole array releases them
+as it goes, so that even a data set larger than memory takes almost none.
 """
 
 from __future__ import annotations
@@ -18,33 +18,37 @@ import numpy as np
 _PIECE = 1 << 20
 """A piece has this many values."""
 _PAGES_KEPT = 4
-"""During a pass, the pages of this many pieces may be in memory at once."""
+"""During a pass, the pages of at most this many pieces are in memory at once."""
 
 
 def mapped(path: Path, dtype: type) -> np.ndarray:
     """Returns the numbers in the file at `path`, read-only, with shape [values]."""
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
-    # A slice of a plain array takes a tenth of the time of a slice of a memmap, and a step takes
-    # thousands.
+    # Slicing a plain array takes a tenth of the time of slicing a memmap, and a step takes
+    # thousands of slices.
     return np.memmap(path, dtype, mode="r").view(np.ndarray)
 
 
 @dataclass(frozen=True)
 class Visits:
-    """An epoch visits the documents of several sources in this order. This takes 18 bytes a
-    document.
+    """A `Visits` is the order in which an epoch visits the documents of several sources. It takes
+    18 bytes per document.
     """
 
     which: np.ndarray
-    """Visit v is of a document of source `which[v]`: uint16[documents]."""
+    """Visit v is to a document of source `which[v]`: uint16[documents]."""
     begins: np.ndarray
-    """Its first token is `begins[v]` of that source: int64[documents]."""
+    """The document's first token is token `begins[v]` of that source: int64[documents]."""
     starts: np.ndarray
-    """Its first token is `starts[v]` of all that is visited: int64[documents + 1]."""
+    """The document's first token is token `starts[v]` of all visited tokens: int64[documents +
+    1].
+    """
 
     def of(self, arrays: list[np.ndarray]) -> Visited:
-        """Returns one array for the visits, from one array ([tokens]) for each source."""
+        """Returns one array in the order of visits, made from `arrays`, which has one array
+        ([tokens]) for each source.
+        """
         return Visited(self, arrays)
 
 
@@ -75,8 +79,8 @@ class Visited:
 
 
 def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
-    """Yields `array` from its start to its end in pieces of shape [values]. Behind a piece, pages
-    of files are dropped.
+    """Yields `array` from start to end in pieces of shape [values], and drops file pages behind
+    them.
     """
     for number, begin in enumerate(range(0, len(array), _PIECE), 1):
         yield array[begin : begin + _PIECE]
@@ -86,7 +90,7 @@ def pieces(array: np.ndarray | Visited) -> Iterator[np.ndarray]:
 
 
 def drop_pages(array: np.ndarray | Visited) -> None:
-    """Gives the pages of a mapped array ([values]) back to the kernel. Reading the array again maps
+    """Releases the pages of a mapped array ([values]) to the kernel. Reading the array again loads
     them again.
     """
     for part in array.arrays if isinstance(array, Visited) else [array]:
@@ -96,8 +100,8 @@ def drop_pages(array: np.ndarray | Visited) -> None:
 
 
 def _owner_of(array: np.ndarray) -> Any:
-    """Returns what holds the memory that `array` is a view of: a map of a file, or None for memory
-    of numpy's own.
+    """Returns the owner of the memory that `array` is a view of: a mapped file, or None for memory
+    allocated by numpy.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):

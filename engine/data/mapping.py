@@ -1,5 +1,5 @@
-"""Where the names of its columns do not tell, a person says which column of a data set is what.
-This file offers the columns to choose from, and the best guess.
+"""If the column names of a data set do not show what each column holds, a person chooses. These
+functions offer the columns to choose from, and the best guess.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ KINDS = {
     "conversation": ("messages", "system", "tools"),
     "text": ("text",),
 }
-"""A row can be of these kinds, and has these parts, as `data.columns` calls them."""
+"""A row is one of these kinds. Each kind lists its parts, with the names from `data.columns`."""
 
 _EXAMPLE_CHARACTERS = 90
 _MOST_COLUMNS = 200
 _MOST_VALUES = 4
-"""An example shows this many values of a list."""
+"""The example of a list column shows at most this many values."""
 _SIDE_COLUMNS = {
     "id",
     "idx",
@@ -67,9 +67,7 @@ _SIDE_COLUMNS = {
     "meta",
     "metadata",
 }
-"""A column with one of these words in its name says something about an example, but is no part of
-it.
-"""
+"""A column with one of these words in its name describes an example, but is not part of it."""
 _WORDS = {
     "system": ("system",),
     "completion": (
@@ -105,20 +103,22 @@ _WORDS = {
         "frage",
     ),
 }
-"""A column with one of these words in its name is likely this part, the likeliest word first."""
+"""A column with one of these words in its name probably holds this part. The likeliest word comes
+first.
+"""
 
 
 def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]:
-    """Reads the first 200 rows (of a mix, shared by its sources). Returns what `shown_rows` says of
-    them, and `mapping`, what a person can choose.
+    """Reads the first 200 rows, divided among the sources of a mix. Returns the result of
+    `shown_rows` for them, and `mapping`, the choices for a person.
 
-    `mapping` is that of `columns_to_choose`. Of several sources it is that of the first source that
-    would be refused, or else of the first that names columns; None where there is neither. It then
-    has `mix`: `sources` (as `data.source`), the `place` of this one among them, its `name`, and
-    `format`, that of the others.
+    `mapping` is the result of `columns_to_choose`. For a mix, it belongs to the first source that
+    would be refused, or else to the first one that names columns; it is None if there is no such
+    source. It then has `mix`: `sources` (as in `data.source`), the `place` of this source among
+    them, its `name`, and the `format` of the mix.
 
-    Where rows cannot be read as they are mapped, the answer is `error`, a sentence, and `mapping`.
-    Raises DataError where there are no rows to choose from.
+    If rows cannot be read with their mapping, the result is `error`, a sentence, and `mapping`.
+    Raises DataError if there are no rows to choose columns from.
     """
     opened: list[Opened] = []
     looked_at: list[tuple[str, dict[str, Any]]] = []
@@ -141,8 +141,8 @@ def preview(config: DataConfig, tokenizer: Any, rows: int = 5) -> dict[str, Any]
 def _mapped(
     part: DataConfig, source: Source, first: list[Row], mapping: dict[str, Any]
 ) -> ColumnMap:
-    """Returns how the rows of a source are read: as a run would, or by the guess. Completes
-    `mapping`. Raises DataError.
+    """Returns the columns with which the rows of a source are read, as in a run or according to the
+    guess. Fills in the rest of `mapping`. Raises DataError if the rows cannot be read.
     """
     try:
         columns = map_columns(part.format, first, source, part.columns)
@@ -160,8 +160,8 @@ def _mapped(
 def _to_choose(
     config: DataConfig, looked_at: list[tuple[str, dict[str, Any]]]
 ) -> dict[str, Any] | None:
-    """Returns the mapping that a person is shown, of those of the sources. Each has its source's
-    name.
+    """Chooses from the mappings of the sources, each with the source's name, the one to show to a
+    person.
     """
     if isinstance(config.source, str):
         return looked_at[0][1]
@@ -183,7 +183,7 @@ def _to_choose(
 
 
 def _plain(part: DataSource) -> dict[str, Any]:
-    """Returns a source of a mix as it stands in `data.source`, without what is usual."""
+    """Returns a source of a mix as written in `data.source`, without default values."""
     plain: dict[str, Any] = {"source": part.source}
     if part.weight != 1:
         plain["weight"] = part.weight
@@ -198,21 +198,22 @@ def _plain(part: DataSource) -> dict[str, Any]:
 
 
 def kind_of(columns: ColumnMap) -> str:
-    """Finds the kind of a row with these columns, one of KINDS."""
+    """Returns the kind, one of KINDS, of a row with these columns."""
     return next(kind for kind, parts in KINDS.items() if parts[0] in columns.columns)
 
 
 def columns_to_choose(config: DataConfig, rows: list[Row]) -> dict[str, Any]:
-    """Finds the columns of a source with these first rows, for a person to choose from.
+    """Returns the columns of a source with these first rows, for a person to choose from.
 
-    - `state` is "found" (the names tell), "several" (they tell more than one thing), "named" (the
-      settings say so), "guess" (nothing tells, and the rows are shown as the guess reads them) or
-      "none" (there is nothing to guess from).
-    - `refused` says whether a run would refuse the columns as they are.
-    - `why` is the sentence that says so, where the settings ask for something that is not there.
-    - `kind` is one of `kinds`, which has the parts of each.
-    - `chosen` has the column of each part.
-    - `columns` has each column as `{name, example}`.
+    - `state` is "found" (the column names are clear), "several" (they fit more than one reading),
+      "named" (the settings name columns), "guess" (nothing fits, and the rows are read according to
+      a guess) or "none" (there is nothing to guess from).
+    - `refused` says whether a run would refuse these columns.
+    - `why` is the error sentence if the settings name something that does not exist, and empty
+      otherwise.
+    - `kind` is one of `kinds`, which lists the parts of each kind.
+    - `chosen` maps each part to its column.
+    - `columns` lists each column as `{name, example}`.
     """
     names = first_values(rows)
     state, chosen = _choice(config, rows, names)
@@ -244,7 +245,7 @@ def _choice(
         if config.format == AUTO and _is_ambiguous(fitting, names):
             return "several", chosen
         return "found", chosen
-    # What was named and is there stays chosen: a guess is only made where nothing is.
+    # Named columns that exist stay chosen. A guess is made only if there are none.
     chosen = {part: column for part, column in named.items() if column in names}
     if chosen:
         return "named", chosen
@@ -254,7 +255,9 @@ def _choice(
 
 
 def _is_ambiguous(fitting: list[tuple[str, dict[str, str]]], names: dict[str, Any]) -> bool:
-    """Whether the columns could as well be read in another way than as the first fitting format."""
+    """Whether the columns could equally well be read in another way than as the first fitting
+    format.
+    """
     chosen = fitting[0][1]
     for name, columns in fitting:
         takes_others = set(columns.values()) != set(chosen.values())
@@ -264,7 +267,9 @@ def _is_ambiguous(fitting: list[tuple[str, dict[str, str]]], names: dict[str, An
 
 
 def _kind_chosen(chosen: dict[str, str]) -> str:
-    """Returns the kind that one of its first two parts shows, or a pair where none does."""
+    """Returns the first kind of which one of the first two parts is chosen, or "pair" if there is
+    no such kind.
+    """
     for kind, parts in KINDS.items():
         second = parts[:2][-1]
         if parts[0] in chosen or second in chosen:
@@ -276,8 +281,8 @@ def _kind_chosen(chosen: dict[str, str]) -> str:
 
 
 def guessed(rows: list[Row]) -> dict[str, str]:
-    """Returns the likeliest column for each part of an example, by names and values. It is empty
-    where no column holds a text or turns.
+    """Returns the likeliest column for each part of an example, judged by names and values. The
+    result is empty if no column holds text or turns.
     """
     names = first_values(rows)
     for name, value in names.items():
@@ -295,8 +300,8 @@ def guessed(rows: list[Row]) -> dict[str, str]:
         column = _likeliest(words, free)
         if column is not None:
             found[part] = column
-    # The longest texts take the parts that no word tells, in the order of the file: questions stand
-    # before their answers.
+    # The columns with the longest texts become the parts that no word has matched, in file order,
+    # because questions usually precede their answers.
     free = [name for name in texts if name not in found.values()]
     missing = [part for part in ("prompt", "completion") if part not in found]
     longest = sorted(free, key=lambda name: -lengths[name])[: len(missing)]
@@ -311,7 +316,7 @@ def _has_turns(value: Any) -> bool:
 
 
 def _text_lengths(rows: list[Row], names: dict[str, Any]) -> dict[str, int]:
-    """Returns how many characters each column of texts has in these rows."""
+    """Returns the number of characters in each text column over these rows."""
     lengths = {}
     for name, value in names.items():
         if isinstance(value, str) and value.strip():
@@ -321,7 +326,7 @@ def _text_lengths(rows: list[Row], names: dict[str, Any]) -> dict[str, int]:
 
 
 def _likeliest(words: Collection[str], names: list[str]) -> str | None:
-    """Returns the first name that has the first of `words` that any name has."""
+    """Goes through `words` in order and returns the first name that contains one."""
     for word in words:
         for name in names:
             if word in _words(name):
@@ -330,14 +335,14 @@ def _likeliest(words: Collection[str], names: list[str]) -> str | None:
 
 
 def _words(name: str) -> set[str]:
-    """Returns the words of a column's name. user_prompt, userPrompt and "User prompt" have the
-    same.
+    """Returns the words in a column's name. user_prompt, userPrompt and "User prompt" have the same
+    words.
     """
     return set(re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()))
 
 
 def _example(value: Any) -> str:
-    """Returns a value in one short line."""
+    """Returns a value as one short line of text."""
     if isinstance(value, list):
         value = value[:_MOST_VALUES]
     if value is None:

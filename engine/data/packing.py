@@ -1,8 +1,8 @@
 """Packing decides which documents share a row of at most max_seq_len tokens.
 
-- Documents are taken in a given order.
-- Each goes into the row with the least free space that still holds it (best fit).
-- A new row begins only when no row has that much space left.
+- Documents are placed one by one, in a given order.
+- Each goes into the row with the least free space that is still enough (best fit).
+- A new row begins only when no row has enough space left.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 _DOCUMENTS_A_PIECE = 1 << 16
-"""This many lengths at a time become Python's integers, which take far more memory."""
+"""This many lengths at a time are converted to Python integers, which take far more memory."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Two flat arrays hold the documents of each row. They take 8 bytes a document and 8 a row."""
+    """Two flat arrays hold the documents of each row. They take 8 bytes per document and 8 per
+    row.
+    """
 
     documents: np.ndarray
-    """The numbers of the documents stand here, row after row: int64[documents]."""
+    """These are the document numbers, row after row: int64[documents]."""
     starts: np.ndarray
     """Row i starts at `starts[i]` in `documents`: int64[rows + 1]."""
 
@@ -45,7 +47,7 @@ def one_each(documents: int) -> Rows:
 
 
 class _OpenRows:
-    """The rows that were begun, found by the space that they have left."""
+    """The rows begun so far, indexed by the space that they have left."""
 
     def __init__(self, max_seq_len: int):
         self._max_seq_len = max_seq_len
@@ -53,15 +55,15 @@ class _OpenRows:
         self._spaces: list[int] = []
         """These are the keys of `_rows_by_space`, sorted."""
         self.count = 0
-        """This many rows were begun."""
+        """The number of rows begun so far."""
 
     def take(self, length: int) -> int:
-        """Puts a document of `length` tokens into the row that it fills best, and returns the
-        number of that row.
+        """Puts a document of `length` tokens into the row with the best fit, and returns the number
+        of that row.
         """
         rows_by_space, spaces = self._rows_by_space, self._spaces
         place = bisect_left(spaces, length)
-        if place == len(spaces):  # no row has the space: a new one begins
+        if place == len(spaces):  # no row has enough space, so a new one begins
             row, space = self.count, self._max_seq_len
             self.count += 1
         else:
@@ -79,8 +81,8 @@ class _OpenRows:
 
 
 def pack(lengths: np.ndarray, max_seq_len: int, order: np.ndarray) -> Rows:
-    """Returns rows for documents of `lengths` (int64[documents], each from 1 to `max_seq_len`),
-    taken in `order` (int64[documents], their numbers).
+    """Packs documents into rows. `lengths` (int64[documents]) are from 1 to `max_seq_len`, and the
+    documents are placed in `order` (int64[documents], document numbers).
     """
     row_of = np.empty(len(order), dtype=np.int64)
     open_rows = _OpenRows(max_seq_len)

@@ -1,6 +1,4 @@
-"""What the app shows of a data set before a run: the first rows as text, with the trained text
-marked.
-"""
+"""The preview of a data set before a run: the first rows as text, with the trained text marked."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Opened:
-    """An `Opened` is a source whose first rows were read."""
+    """An `Opened` is a source whose first rows have been read."""
 
     source: Source
     columns: ColumnMap
@@ -36,10 +34,10 @@ class Opened:
 
 @dataclass
 class _Measured:
-    """What the measured rows come to."""
+    """Totals over the measured rows."""
 
     lengths: list[int] = field(default_factory=list)
-    """The documents have these lengths in tokens, before the cut."""
+    """The length of each document in tokens, before the cut."""
     tokens: int = 0
     trained_tokens: int = 0
     cut: int = 0
@@ -59,25 +57,25 @@ class _Measured:
 def shown_rows(
     config: DataConfig, tokenizer: Any, rows: int, opened: list[Opened]
 ) -> dict[str, Any]:
-    """Returns the first `rows` rows of the sources, and what all rows that were read come to.
+    """Returns the first `rows` rows of the sources, and totals over all rows that were read.
 
     - `source`, `format`, `format_detected`, `columns`, `unused_columns`, `chat_template` and
       `max_seq_len` say how the rows are read.
-    - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, a
-      document as a list of `{text, trained}`.
-    - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` count all rows that were
+    - `rows` has each shown row as `{where, tokens, trained_tokens, cut, skipped, documents}`, where
+      a document is a list of `{text, trained}`.
+    - `rows_measured`, `rows_cut`, `rows_skipped` and `percent_trained` cover all rows that were
       read.
-    - `lengths` has the tokens of each measured document before the cut, and `histogram` is `{edges,
-      counts}` of these.
-    - `packed_rows` is how many rows the measured documents come to when they share rows (None where
-      they do not), and `percent_filled` is how full these are.
-    - `warnings` are sentences.
+    - `lengths` has the length of each measured document in tokens, before the cut, and `histogram`
+      is `{edges, counts}` of these lengths.
+    - `packed_rows` is the number of rows that the measured documents fill when packed (None without
+      packing), and `percent_filled` is the share of their positions that are tokens.
+    - `warnings` is a list of sentences.
     """
     encoder = Encoder(tokenizer, config.train_on, config.max_seq_len)
     shown: list[dict[str, Any]] = []
     measured = _Measured()
     for place, part in enumerate(opened):
-        # Every source shows its first rows, as evenly as `rows` allows.
+        # The first rows of every source are shown, as evenly as `rows` allows.
         most = rows * (place + 1) // len(opened)
         encoded = encode_rows(encoder, part.columns, part.first_rows)
         for (_, _, where), found in zip(part.first_rows, encoded):
@@ -153,8 +151,8 @@ def _warnings(config: DataConfig, encoder: Encoder) -> list[str]:
 
 
 def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
-    """Returns (how many lengths are from one edge to before the next, the edges). The edges are
-    whole numbers, about `_BINS` of them.
+    """Returns (counts, edges). Each count is the number of lengths from one edge up to, but not
+    including, the next. The edges are about `_BINS` whole numbers.
     """
     if not lengths:
         return [], []
@@ -165,8 +163,8 @@ def _histogram(lengths: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
-    """Returns (rows that these documents share, per cent of the rows' positions that are
-    tokens).
+    """Returns (number of rows that these documents share, percentage of the rows' positions that
+    are tokens).
     """
     kept = np.minimum(np.array(lengths, dtype=np.int64), config.max_seq_len)
     rows = len(pack(kept, config.max_seq_len, np.arange(len(kept))))
@@ -176,8 +174,8 @@ def _packed(lengths: list[int], config: DataConfig) -> tuple[int, float]:
 def read_parts(
     config: DataConfig, rows: int
 ) -> Iterator[tuple[DataConfig, Source, list[Numbered]]]:
-    """Reads each source by its own settings, and yields it with the rows that a preview of `rows`
-    reads. Raises DataError where there are none.
+    """Opens each source with its own settings, and yields it with the rows that a preview of `rows`
+    rows needs. Raises DataError for a source without rows.
     """
     parts = config.parts()
     rows_of_each = -(-_ROWS_MEASURED // len(parts))
@@ -188,8 +186,8 @@ def read_parts(
 
 
 def check_first_rows(config: DataConfig) -> None:
-    """Raises DataError where the first rows of a source on this machine cannot be read as a run
-    would read them. This takes a moment. Data sets of a hub are left to the run.
+    """Reads the first rows of each source on this machine as a run would, and raises DataError if
+    that fails. This takes a moment. Data sets of the hub are not checked until the run.
     """
     for part, _ in config.parts():
         refuse_missing_file(part.only_source)
@@ -210,9 +208,9 @@ def _first(part: DataConfig, count: int) -> tuple[Source, list[Numbered]]:
 
 
 def _pieces(document: Document, tokenizer: Any) -> list[dict[str, Any]]:
-    """Returns the document's text, cut where training begins or ends. A piece is the difference of
-    two decoded beginnings, because some tokenizers lose the first space of a piece that is decoded
-    alone.
+    """Returns the document's text, split where trained text begins or ends. Each piece is the
+    difference between two decoded prefixes, because some tokenizers drop the leading space of a
+    piece decoded alone.
     """
     changes = np.flatnonzero(np.diff(document.trained)) + 1
     edges = [0, *changes.tolist(), len(document.ids)]

@@ -1,9 +1,9 @@
-"""Helper processes tokenise here. They share nothing with this one.
+"""Helper processes do the tokenising. They share no memory with this process.
 
-- This process sends each batch of rows to an idle helper and yields the answers in order. Each
-  helper has a thread that waits for it.
-- Messages are pickled values, each after its length.
-- A helper whose run is gone reads the end of its input and ends too, however the run ended.
+- This process sends each batch of rows to an idle helper and yields the answers in order. One
+  thread per helper waits for the answers.
+- Messages are pickled values, each preceded by its length.
+- When a run ends, however it ends, its helpers reach the end of their input and exit too.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ from engine.helper_process import HelperProcess, ending, take_output
 _PROGRAM = "from engine.data.processes import serve; serve()"
 _LENGTH = struct.Struct("<Q")
 _OTHER_VERSION = 77
-"""A process that loaded other code than the one that started it ends with this exit code."""
+"""A helper exits with this code if it has loaded different code from the process that started
+it.
+"""
 _BATCHES_AHEAD = 2
-"""Each process has this many batches: one that it works on, and one that waits for it."""
+"""Each helper has this many batches: one that it works on, and one in the queue."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Each process works in one thread, because there is one process for each core."""
 
 
 class EncodingProcesses:
-    """The processes encode batches with copies of `encoder`. Use this class in a `with` block:
-    leaving the block ends the processes.
+    """An instance starts helper processes that encode batches with copies of `encoder`. Use it in a
+    `with` block: leaving the block ends the processes.
 
-    `name` is the source, as an error names it.
+    `name` is the name of the source in errors.
     """
 
     def __init__(self, encoder: Encoder, columns: ColumnMap, count: int, name: str):
@@ -69,7 +71,8 @@ class EncodingProcesses:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        # Killed first: threads that wait for a process end when it does.
+        # The processes are killed first, because a thread that waits for a process ends only when
+        # the process does.
         for process in self._all:
             process.kill()
         self._threads.shutdown(cancel_futures=True)
@@ -78,15 +81,15 @@ class EncodingProcesses:
 
     def encode(self, batches: Iterator[list[Numbered]]) -> Iterator[tuple[list[Numbered], Encoded]]:
         """Encodes each batch and yields it with its tokens, in order. Raises what `encode_batch`
-        raises, and DataError when a process ends. An error of `batches` comes after everything that
-        was read before it, as it does in one process.
+        raises, and DataError when a process ends. An error from `batches` is raised after all
+        batches read before it have been yielded, as in a single process.
         """
         under_way: deque[tuple[list[Numbered], Future[Encoded]]] = deque()
         failed: Exception | None = None
         while True:
             try:
                 batch = next(batches, None)
-            except Exception as error:  # noqa: BLE001  whatever it is, it is raised below
+            except Exception as error:  # noqa: BLE001  it is re-raised below
                 failed = error
                 break
             if batch is None:
@@ -130,7 +133,9 @@ class EncodingProcesses:
 
 
 def _receive(pipe: IO[bytes]) -> Any:
-    """Reads one message. Raises EOFError when the other side is gone, even within a message."""
+    """Reads one message. Raises EOFError when the other side has closed the pipe, even within a
+    message.
+    """
     header = pipe.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         raise EOFError
@@ -142,8 +147,8 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 
 def serve() -> None:
-    """Runs a helper process: it reads batches from standard input, and writes arrays to what was
-    standard output.
+    """Runs a helper process: it reads batches from standard input, and writes arrays to the
+    original standard output.
     """
     answers = take_output()
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -159,11 +164,11 @@ def serve() -> None:
 
 
 def _answer(encoder: Encoder, columns: ColumnMap, batch: list[Numbered]) -> Encoded | Exception:
-    """Returns the encoded batch, or the error that the other process is to raise."""
+    """Returns the encoded batch, or the error for the main process to raise."""
     try:
         return encode_batch(encoder, columns, batch)
     except DataError as error:
         return error
-    except Exception as error:  # noqa: BLE001  a fault of the program: its trace stays here
+    except Exception as error:  # noqa: BLE001  a bug: the traceback is printed in this process
         traceback.print_exc()
         return RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,9 +1,9 @@
-"""A `dataset_info.json` is the registry of data sets that LLaMA-Factory keeps beside its data.
+"""A `dataset_info.json` is the registry of data sets that LLaMA-Factory keeps next to its data.
 
-`path/dataset_info.json:name` names an entry. The entry says where the rows are (`file_name` beside
-the registry, or `hf_hub_url`), whether they are `alpaca` or `sharegpt`, what their columns and
-speakers are called there, and how many of them are read (`num_samples`: the first ones). Rows come
-out with the names that `formats.py` knows. Whatever else an entry asks for is refused by name.
+`path/dataset_info.json:name` names an entry. The entry says where the rows are (`file_name` next to
+the registry, or `hf_hub_url`), whether they are `alpaca` or `sharegpt`, what names the file uses
+for columns and speakers, and how many of the first rows are read (`num_samples`). Rows are returned
+with the names that `formats.py` knows. Unsupported requests in an entry are refused by name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output"},
     "sharegpt": {"messages": "conversations"},
 }
-"""An entry calls a column so (prompt). When it does not say what the file calls it, the file calls
-it as we do (instruction).
+"""For each formatting, these are an entry's name for a column (prompt) and our name for it
+(instruction). Our name is also the default name in the file.
 """
 _AS_THEY_ARE = ("system", "tools")
 """These columns have the same name in an entry and here."""
@@ -38,7 +38,7 @@ _TAGS = {
     "function_tag": "function_call",
     "system_tag": "system",
 }
-"""An entry calls a speaker so (user_tag), and ShareGPT calls it human."""
+"""For each speaker, this is an entry's name (user_tag) and ShareGPT's name (human)."""
 _OF_TURNS = ("role_tag", "content_tag")
 _TEXTS = ("formatting", "file_name", "hf_hub_url", "subset", "split")
 _KEYS = (*_TEXTS, "ranking", "columns", "tags", "num_samples", "folder")
@@ -60,20 +60,20 @@ _REFUSED = {
         "rows in a file of their own, and name no kto_tag"
     ),
 }
-"""These columns say something about rows that would be lost, so an entry that names one is refused
-for this reason.
+"""An entry that names one of these columns is refused for the given reason, because what the column
+says about a row would be lost.
 """
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A data set that a registry names."""
+    """A `Registered` is a data set that a registry names."""
 
     config: DataConfig
     """These are the settings of the data set itself."""
     row: Callable[[Row, str], Row]
-    """It makes a row of the data set one of ours. The second argument is where the row is, as an
-    error names it. Raises DataError for a row that does not hold what the entry says.
+    """It converts a row of the data set to our column names. The second argument is the place of
+    the row, for errors. Raises DataError for a row that does not match the entry.
     """
     most: int | None
     """Only this many rows at the start are read; None stands for all."""
@@ -81,21 +81,21 @@ class Registered:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry whose contents were checked."""
+    """An entry whose contents have been checked."""
 
     title: str
-    """An error calls the entry so."""
+    """The name of the entry in errors."""
     values: dict[str, Any]
     formatting: str
     columns: dict[str, str]
-    """A column that an entry calls so is called so in the file."""
+    """The name in the file for each of an entry's names for a column."""
     tags: dict[str, str]
-    """A speaker, or a key of a turn, that an entry calls so is called so in the file."""
+    """The name in the file for each of an entry's names for a speaker or for a key of a turn."""
 
 
 def registered(config: DataConfig) -> Registered | None:
-    """Returns the data set that `config.source` names in a registry, or None when it names no
-    registry. Raises DataError for a registry or an entry that cannot be used.
+    """Returns the data set that `config.source` names in a registry, or None when the source is not
+    a registry entry. Raises DataError for a registry or an entry that cannot be used.
     """
     found = registry_entry(config.only_source)
     if found is None:
@@ -133,7 +133,9 @@ def _values(path: Path, name: str) -> dict[str, Any]:
 
 
 def _checked(values: dict[str, Any], title: str) -> _Entry:
-    """Returns the entry. Raises DataError for what it says of all its rows and cannot be done."""
+    """Checks an entry and returns it. Raises DataError if it requests something for all its rows
+    that is not supported.
+    """
     _check_keys(values, title)
     formatting = values.get("formatting") or "alpaca"
     if formatting not in _COLUMNS:
@@ -200,7 +202,7 @@ def _names(
 
 
 def _place(entry: _Entry, folder: Path) -> str:
-    """Returns where the rows are, as `data.source` names it."""
+    """Returns the location of the rows, in the form of `data.source`."""
     values = entry.values
     if values.get("file_name"):
         source = folder / values["file_name"]
@@ -220,7 +222,7 @@ def _place(entry: _Entry, folder: Path) -> str:
 
 
 class _Translation:
-    """Brings the rows of an entry under our names."""
+    """Renames the columns of an entry's rows to our names."""
 
     def __init__(self, entry: _Entry):
         self._entry = entry
@@ -238,7 +240,7 @@ class _Translation:
         columns = self._entry.columns
         renamed: Row = {}
         for column, value in row.items():
-            # A column that has one of our names, but is another, must not be taken for it.
+            # Another column that happens to have one of our names must not be mistaken for ours.
             other = f"{column} (not named)" if column in self._taken else column
             renamed[self._our_names.get(column, other)] = value
         if self._entry.formatting == "sharegpt":
@@ -250,8 +252,8 @@ class _Translation:
 
 
 def _turns(turns: Any, tags: dict[str, str]) -> Any:
-    """Returns turns as {from, value}, with the speakers that ShareGPT has. Values that are no turns
-    stay as they are; `turns.py` refuses them.
+    """Returns turns as {from, value}, with ShareGPT's names of speakers. Values that are not turns
+    are left unchanged; `turns.py` refuses them.
     """
     if not isinstance(turns, list):
         return turns
@@ -269,9 +271,9 @@ def _turns(turns: Any, tags: dict[str, str]) -> Any:
 
 
 def _history(row: Row, column: str | None, where: str) -> list[list[str]]:
-    """Returns the earlier questions and answers of a row."""
+    """Returns the earlier questions and answers from a row."""
     history = row.get(column) if column else None
-    if history is None or history == "":  # an empty cell of a table
+    if history is None or history == "":  # an empty cell in a table
         return []
     pairs = history if isinstance(history, list) else [history]
     for pair in pairs:
@@ -284,8 +286,8 @@ def _history(row: Row, column: str | None, where: str) -> list[list[str]]:
 
 
 def _conversation(row: Row, history: list[list[str]]) -> Row:
-    """Returns a row and what was said before it as a conversation. It has no turns when the row has
-    no answer. A prompt or an answer that is no text stays as it is; `turns.py` refuses it.
+    """Returns a row and its history as a conversation, without turns if the row has no answer. A
+    prompt or an answer that is not text is left unchanged; `turns.py` refuses it.
     """
     turns: list[dict[str, Any]] = []
     if not _is_blank(row.get("output")):
@@ -297,7 +299,7 @@ def _conversation(row: Row, history: list[list[str]]) -> Row:
 
 
 def _prompt(row: Row) -> Any:
-    """Returns the instruction and the input as one text, or the first of them that is no text."""
+    """Returns the instruction and the input as one text, or the first of them that is not text."""
     texts = []
     for part in (row.get("instruction"), row.get("input")):
         if _is_blank(part):

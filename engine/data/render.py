@@ -1,13 +1,13 @@
-"""A conversation becomes text here: the tokenizer's own chat template writes it. Then the spans
-that carry loss are found in the text.
+"""The tokenizer's own chat template turns a conversation into text. Then the spans that carry loss
+are found in the text.
 
 - No `{% generation %}` block is needed. For each answer, the template is applied to all turns
-  before it, with the generation prompt, and to all turns up to and with it. The second text adds
-  the answer to the first. So the trained text is what the model will be asked to write, its
-  end-of-turn token included.
-- Some templates rewrite earlier turns, as those do that drop earlier reasoning. The whole text then
-  does not hold what the model would have seen. Then every answer becomes a text of its own,
-  rendered as it would be when that answer is due.
+  before the answer, with the generation prompt, and to all turns up to and including the answer.
+  The second text adds the answer to the first. So the trained text is exactly what the model will
+  have to generate, including the end-of-turn token.
+- Some templates rewrite earlier turns, for example to drop earlier reasoning. The text of the whole
+  conversation then differs from what the model would have seen. In that case every answer becomes a
+  separate text, rendered as it would be when that answer is due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.data.examples import Conversation, Message
 from engine.data.special import ControlTokens, ReservedText, mentioned
 
 _PROBES = ("A1b2C", "Z9y8X")
-"""No template holds these contents, and they begin and end with different characters."""
+"""Contents that occur in no template. They begin and end with different characters."""
 _ROLES = ("user", "assistant", "system", "tool")
 _RESERVED = "the text holds private-use characters that stand in for special tokens here"
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -36,21 +36,23 @@ class Rendered:
 
     text: str
     spans: tuple[tuple[int, int], ...]
-    """The characters in these ranges carry loss."""
+    """These character ranges carry loss."""
     answer: tuple[int, int] | None
-    """The last answer is in this range of characters."""
+    """The last answer has this character range."""
     framed: bool = True
-    """The text holds its own begin and end tokens already, as a template writes them."""
+    """It is true when the text already has its begin and end tokens, as text from a template
+    does.
+    """
     typed: bool = False
-    """The text has characters that stand in for special tokens that a person typed."""
+    """It is true when characters in the text stand in for special tokens that a person typed."""
     divided: bool = False
-    """A text that is longer than a row goes on in the next row."""
+    """It is true when a text that is longer than a row continues in the next row."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """An example is left out for this reason. The summary counts each `reason`, and shows the
-    `detail` of the first example.
+    """A `Skipped` gives the reason why an example is left out. The summary counts each `reason`,
+    and shows the `detail` of its first example.
     """
 
     reason: str
@@ -62,7 +64,9 @@ _REFUSED_EMPTY = Skipped("the chat template refuses an empty conversation")
 
 @dataclass(frozen=True)
 class _Turn:
-    """An answer at [start, end) of `text`, the template's output up to and with that answer."""
+    """An answer at [start, end) of `text`, the template's output up to and including that
+    answer.
+    """
 
     text: str
     start: int
@@ -71,7 +75,7 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Chat:
-    """Messages, and the tools that their template is told of."""
+    """Messages, and the tools that the template receives."""
 
     messages: list[Message]
     tools: list[Any] | None
@@ -83,25 +87,29 @@ class _Chat:
 
 @dataclass(frozen=True)
 class _Job:
-    """What the template has to be applied to for one conversation."""
+    """The work that the template has to do for one conversation."""
 
     chat: _Chat
     answers: list[int]
-    """The answers at these places of the messages are to be found in the text."""
+    """Indices of the messages whose answers must be found in the text."""
     whole: bool
-    """The text of the whole conversation is wanted too. Otherwise it ends with the last answer."""
+    """Whether the text of the whole conversation is needed too. Otherwise the text ends with the
+    last answer.
+    """
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """What the template made of one job."""
+    """The template's output for one job."""
 
     through: list[str | Skipped]
-    """For each answer, this is the text up to and with it."""
+    """For each answer, the text up to and including it."""
     before: list[str | Skipped]
-    """For each answer, this is the text before it, with the generation prompt."""
+    """For each answer, the text before it, with the generation prompt."""
     full: str | Skipped | None
-    """This is the text of the whole; None when there is neither an answer nor a whole wanted."""
+    """The text of the whole conversation, or up to its last answer; None if there is no answer and
+    the whole is not needed.
+    """
 
 
 def warning_sentences(warnings: Counter[str]) -> list[str]:
@@ -114,12 +122,12 @@ def warning_sentences(warnings: Counter[str]) -> list[str]:
 
 
 def common_prefix(one: str, other: str) -> str:
-    """Returns the characters with which both texts begin."""
+    """Returns the longest prefix that both texts share."""
     return os.path.commonprefix([one, other])  # noqa: RUF071  characters are what is wanted
 
 
 class ChatRenderer:
-    """Renders conversations in batches. `warnings` counts what a person should know."""
+    """Renders conversations in batches. `warnings` counts the warnings for the user."""
 
     def __init__(self, tokenizer: Any, train_on: str):
         self.tokenizer = tokenizer
@@ -128,7 +136,7 @@ class ChatRenderer:
         self.control = ControlTokens(tokenizer, self._written() if self.available else "")
 
     def warn(self, text: str, times: int = 1) -> None:
-        """Counts that the warning `text` came up `times` times."""
+        """Adds `times` to the count of the warning `text`."""
         self.warnings[text] += times
 
     def take_warnings(self) -> Counter[str]:
@@ -142,8 +150,8 @@ class ChatRenderer:
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def render(self, conversations: list[Conversation]) -> list[list[Rendered] | Skipped]:
-        """Renders each conversation as its documents: one, or one for each answer where the
-        template rewrites earlier turns. The template runs over all of them in two calls.
+        """Renders each conversation as its documents: one, or one for each answer if the template
+        rewrites earlier turns. Two calls of the template cover all conversations.
         """
         jobs = [self._job(conversation) for conversation in conversations]
         through: list[_Chat] = []
@@ -166,7 +174,7 @@ class ChatRenderer:
         return rendered
 
     def question(self, text: str) -> str | Skipped:
-        """Returns a person's text as a conversation of its own, up to where the answer is due.
+        """Returns a person's text as a conversation with one turn, up to where the answer is due.
         Stand-ins replace the special tokens in it.
         """
         asked = self.plain(text)
@@ -202,8 +210,8 @@ class ChatRenderer:
         ]
         if self.train_on != "all":
             return _Job(chat, answers, whole=False)
-        # All of the text is trained. Only an answer at its very end is wanted, as the expected
-        # answer of a held-out question.
+        # All of the text is trained. Only an answer at its very end must be found, as the expected
+        # answer to a held-out question.
         ends_with_answer = not answers or answers[-1] == len(messages) - 1
         last_answer = answers[-1:] if ends_with_answer else []
         return _Job(chat, last_answer, whole=not last_answer)
@@ -275,8 +283,8 @@ class ChatRenderer:
         return _Turn(text, start, self._end(text, start))
 
     def _end(self, text: str, start: int) -> int:
-        """Returns where the answer ends. White space after the end-of-turn token is the template's:
-        the model need not learn to write it.
+        """Returns where the answer ends. White space after the end-of-turn token comes from the
+        template, so the model need not learn to write it.
         """
         bare = text[start:].rstrip()
         if bare.endswith(self.control.special):
@@ -288,8 +296,9 @@ class ChatRenderer:
         return len(text)
 
     def _start_by_content(self, chat: _Chat, place: int, text: str) -> int | None:
-        """Returns where the answer at `place` begins in `text`, or None where that does not show.
-        Two other contents are rendered in its place: what both texts begin with is before it.
+        """Returns where the answer at `place` begins in `text`, or None if that cannot be found.
+        Two other contents are rendered in its place: the prefix that both texts share is the text
+        before the answer.
         """
         answer = {
             key: value
@@ -298,7 +307,7 @@ class ChatRenderer:
         }
         before = chat.messages[:place]
         chats = [_Chat([*before, answer | {"content": probe}], chat.tools) for probe in _PROBES]
-        # Each in a call of its own, as a template may refuse one and not the other.
+        # Each is rendered in a separate call, because a template may refuse one and not the other.
         first, second = (self._apply([probed], generation=False)[0] for probed in chats)
         if isinstance(first, Skipped) or isinstance(second, Skipped):
             return None
@@ -314,8 +323,9 @@ class ChatRenderer:
     # ------------------------------------------------------------------ the template
 
     def _written(self) -> str:
-        """Returns what the template mentions, and what it writes around turns. Both are needed: a
-        role's marker may be put together from pieces and the role's name.
+        """Returns the texts in the template's source, and the text that it writes around turns.
+        Both are needed, because the template may compose a role's marker from pieces and the role's
+        name.
         """
         turns: list[Message] = [{"role": role, "content": _PROBES[0]} for role in _ROLES]
         chats = []
@@ -332,7 +342,7 @@ class ChatRenderer:
         """Returns the template's text for each chat. `generation` adds the generation prompt."""
         results: list[str | Skipped] = [_REFUSED_EMPTY] * len(chats)
         places = [place for place, chat in enumerate(chats) if chat.messages]
-        # The library takes one list of tools for all conversations of a call.
+        # The library takes one list of tools for all conversations in a call.
         for _, group in itertools.groupby(places, key=lambda place: id(chats[place].tools)):
             same_tools = list(group)
             texts = self._call([chats[place] for place in same_tools], generation)
@@ -354,12 +364,14 @@ class ChatRenderer:
             if len(chats) == 1:
                 detail = str(error).rstrip(".")
                 return [Skipped("the chat template refuses the conversation", detail)]
-            # One of them is refused: apart, the others are rendered.
+            # The template refuses one of the chats. Rendered one at a time, the others succeed.
             return [self._call([chat], generation)[0] for chat in chats]
 
 
 def _taken(job: _Job, through: Iterator[str | Skipped], before: Iterator[str | Skipped]) -> _Texts:
-    """Takes the texts of a job from those of all jobs, in the order in which `render` asked."""
+    """Takes the texts of one job from the iterators over all texts, in the order in which `render`
+    requested them.
+    """
     through_answers = [next(through) for _ in job.answers]
     full: str | Skipped | None = None
     if job.whole:
@@ -370,8 +382,8 @@ def _taken(job: _Job, through: Iterator[str | Skipped], before: Iterator[str | S
 
 
 def _left_out(answer: Message, written: str) -> Skipped | None:
-    """Returns why an answer is skipped whose content, reasoning or calls are not in the text that
-    the template wrote of it; None when all of it is there. White space does not count.
+    """Returns why an answer is skipped if its content, reasoning or calls are missing from
+    `written`, the template's text for it; None if nothing is missing. White space is ignored.
     """
     written = _without_space(written)
     if _without_space(str(answer.get("content") or "")) not in written:

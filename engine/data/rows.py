@@ -1,11 +1,11 @@
-"""Rows of tokens are grouped into the micro-batches of any training step here.
+"""These classes hold rows of tokens and group them into the micro-batches of any training step.
 
-- A document is one text that attends only to itself. A row holds one or several documents
+- A document is a text whose tokens attend only to each other. A row holds one or several documents
   (`packing.py` says which).
-- An epoch visits the rows in an order that depends on the seed and on the epoch's number only.
-- Step n takes the next `batch_size` rows after step n - 1, over the ends of epochs.
+- An epoch visits the rows in an order that depends only on the seed and the epoch's number.
+- Step n takes the next `batch_size` rows after those of step n - 1, across the ends of epochs.
 
-So a step needs no state of earlier steps: a resumed run asks for its next step.
+So a step needs no state from earlier steps: a resumed run just requests its next step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
 
 IGNORED = -100
-"""A position with this label has no loss."""
+"""A position without loss has this label."""
 
 
 @dataclass(frozen=True)
@@ -30,69 +30,73 @@ class Row:
     """A row has T tokens and no padding."""
 
     input_ids: np.ndarray
-    """The token ids are int32[T]."""
+    """These are the token ids, int32[T]."""
     labels: np.ndarray
-    """The labels are int32[T] and already shifted: labels[t] is input_ids[t + 1], or -100 where
-    that token carries no loss or belongs to another document.
+    """The labels are int32[T] and already shifted: labels[t] is input_ids[t + 1], or -100 if that
+    token carries no loss or belongs to another document.
     """
     position_ids: np.ndarray
-    """The positions are int32[T] and begin at 0 in every document."""
+    """The positions are int32[T]. They begin at 0 in every document."""
     documents: int
-    """The row holds this many documents."""
+    """The row has this many documents."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch is B rows that pass through the model at once. Each is padded on the right to
-    the same T tokens; padding carries no loss.
+    """A micro-batch consists of B rows that pass through the model together. Each row is padded on
+    the right to the same length of T tokens; padding carries no loss.
     """
 
     input_ids: np.ndarray
-    """The token ids are int64[B, T]."""
+    """These are the token ids, int64[B, T]."""
     labels: np.ndarray
-    """The labels are int64[B, T] and already shifted; -100 stands where there is no loss."""
+    """The labels are int64[B, T] and already shifted; -100 marks positions without loss."""
     position_ids: np.ndarray | None
-    """The positions are int64[B, T] and begin at 0 in every document; the padding of a row counts
-    as one more document. This is None when no row is packed.
+    """The positions are int64[B, T]. They begin at 0 in every document, and the padding of a row
+    counts as one more document. None if no row is packed.
     """
     tokens: int
-    """The rows have this many tokens without padding."""
+    """The rows have this many tokens, without padding."""
     loss_tokens: int
-    """This many positions have a label."""
+    """This many positions have a label other than -100."""
 
 
 @dataclass(frozen=True)
 class DocumentTokens:
-    """The tokens of all documents follow one another here."""
+    """The arrays hold the tokens of all documents, one document after another."""
 
     ids: np.ndarray | Visited
-    """The token ids are int32[tokens]. Those of a mix of sources can be sliced, but never stand
-    whole in memory.
+    """These are the token ids, int32[tokens]. Those of a mix of sources can be sliced, but are
+    never in memory as a whole.
     """
     trained: np.ndarray | Visited
-    """This is bool[tokens] and true where the token is a target."""
+    """It marks the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """Document d begins at token `starts[d]`: int64[documents + 1]."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Epochs visit the rows in this order."""
+    """An `Order` says in which order epochs visit the rows."""
 
     seed: int
     shuffle: bool
-    """Rows come in a random order, a new one each epoch; otherwise as they stand."""
+    """Each epoch visits the rows in a new random order if this is true, and in the order of the
+    data otherwise.
+    """
 
     def of_epoch(self, epoch: int, rows: int) -> np.ndarray:
-        """Returns the numbers of the `rows` rows as `epoch` (from 0) visits them, int64[rows]."""
+        """Returns the row numbers, from 0 to `rows` - 1, in the order of `epoch` (from 0),
+        int64[rows].
+        """
         if not self.shuffle:
             return np.arange(rows)
         return np.random.default_rng((epoch, self.seed)).permutation(rows)
 
 
 class RowSet:
-    """A `RowSet` holds the rows of a data set. Their tokens stay in files; memory holds some 40
-    bytes a document, however long it is.
+    """A `RowSet` holds the rows of a data set. Their tokens stay in files; memory holds about 40
+    bytes per document, whatever its length.
     """
 
     def __init__(self, documents: DocumentTokens, rows: Rows, pad_id: int, order: Order):
@@ -105,7 +109,8 @@ class RowSet:
         """Row i has `row_lengths[i]` tokens: int64[rows]."""
         self.packed = rows.packed
         self._order = order
-        # One epoch's order is kept: steps ask for it row by row, and making it takes a pass.
+        # The order of the last epoch is cached: steps request it once per row, and making it takes
+        # a pass over all rows.
         self._last_epoch: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -121,11 +126,11 @@ class RowSet:
 
     @property
     def longest(self) -> int:
-        """The longest row has this many tokens; without rows this is 0."""
+        """The longest row has this many tokens. It is 0 if there are no rows."""
         return int(self.row_lengths.max(initial=0))
 
     def row(self, i: int) -> Row:
-        """Returns row `i`, read from the files of tokens."""
+        """Returns row `i`, read from the token files."""
         documents = self.rows[i]
         starts = self.starts[documents]
         ends = self.starts[documents + 1]
@@ -142,27 +147,27 @@ class RowSet:
         return Row(ids, labels, positions, len(documents))
 
     def row_length(self, i: int) -> int:
-        """Returns the number of tokens of row `i`."""
+        """Returns the number of tokens in row `i`."""
         return int(self.row_lengths[i])
 
     def order(self, epoch: int) -> np.ndarray:
-        """Returns the row numbers as `epoch` (from 0) visits them, int64[rows]. They depend on the
-        seed and the epoch only.
+        """Returns the row numbers in the order of `epoch` (from 0), int64[rows]. The order depends
+        only on the seed and the epoch.
         """
         if self._last_epoch is None or self._last_epoch[0] != epoch:
             self._last_epoch = (epoch, self._order.of_epoch(epoch, len(self)))
         return self._last_epoch[1]
 
     def steps_of(self, epochs: float, batch_size: int) -> int:
-        """Returns the steps that `epochs` passes over the rows take, rounded up: the last step goes
-        on into the next pass.
+        """Returns the number of steps in `epochs` passes over the rows, rounded up: the last step
+        may continue into the next pass.
         """
         return max(1, math.ceil(round(len(self) * epochs, 6) / batch_size))
 
 
 def _row_lengths(documents: DocumentTokens, rows: Rows) -> np.ndarray:
     lengths = np.diff(np.asarray(documents.starts))
-    if len(rows) == 0:  # `reduceat` takes no empty list of starts
+    if len(rows) == 0:  # `reduceat` does not accept an empty list of starts
         return lengths
     return np.add.reduceat(lengths[rows.documents], rows.starts[:-1])
 
@@ -177,14 +182,14 @@ class RowSets:
 
 ROW_MULTIPLE = 128
 """Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
-one length, so that few lengths mean few kernels.
+one length, so fewer lengths mean fewer kernels.
 """
 
 
 def padded_length(length: int, at_most: int) -> int:
-    """Returns how many tokens a row of `length` tokens has for compiled kernels: `length` rounded
-    up to a multiple of `ROW_MULTIPLE`, but no more than `at_most`. No row is longer than `at_most`
-    where that is in use; 0 means no padding.
+    """Returns the padded length of a row of `length` tokens for compiled kernels: `length` rounded
+    up to a multiple of `ROW_MULTIPLE`, but at most `at_most`. No row is longer than `at_most`,
+    unless that is 0, which means no padding.
     """
     multiples = -(-length // ROW_MULTIPLE)
     return max(length, min(multiples * ROW_MULTIPLE, at_most))
@@ -195,9 +200,9 @@ def batches(
 ) -> list[MicroBatch]:
     """Returns the micro-batches of step `step` (from 1).
 
-    Steps read one epoch's order after another, so each has exactly `batch_size` rows. Within a
-    step, rows of like length stand together, which saves padding. `pad_up_to` is for compiled
-    kernels: it is the most tokens that a padded row may have (`padded_length`).
+    Steps run through the epochs without a break, so each has exactly `batch_size` rows. Within a
+    step, rows are sorted by length, which saves padding. `pad_up_to` is for compiled kernels: it is
+    the maximum length of a padded row in tokens (`padded_length`).
     """
     first = (step - 1) * batch_size
     chosen = []
@@ -212,8 +217,8 @@ def batches(
 
 def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int, int]]:
     """Divides a step into micro-batches and returns (first row, row after the last) of each. There
-    are as few as `micro_batch_size` rows at most allow. Their sizes differ by one row at most,
-    larger ones first.
+    are as few micro-batches as possible with at most `micro_batch_size` rows each. Their sizes
+    differ by at most one row, larger ones first.
     """
     count = -(-batch_size // micro_batch_size)
     size, larger = divmod(batch_size, count)
@@ -222,17 +227,15 @@ def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int
 
 
 def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
-    """Yields every row once, in order, as evaluation reads them. The last micro-batch may be
-    smaller.
-    """
+    """Yields every row once, in order, for evaluation. The last micro-batch may be smaller."""
     for start in range(0, len(rows), micro_batch_size):
         stop = min(start + micro_batch_size, len(rows))
         yield micro_batch(rows, list(range(start, stop)))
 
 
 def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:
-    """Returns the rows `chosen`, padded to the longest of them or a little more
-    (`padded_length`).
+    """Returns the rows `chosen`, padded to the length of the longest or, with `pad_up_to`, a little
+    more (`padded_length`).
     """
     parts = [rows.row(i) for i in chosen]
     length = padded_length(max(len(part.input_ids) for part in parts), pad_up_to)
@@ -248,8 +251,8 @@ def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBat
         position_ids[line, :size] = part.position_ids
         position_ids[line, size:] = np.arange(length - size)
         tokens += size
-    # Pages stay counted as memory of this process until they are dropped: in the end, the whole
-    # file would be.
+    # Mapped pages count as memory of this process until they are dropped. Without this, the whole
+    # file would be counted in the end.
     drop_pages(rows.ids)
     drop_pages(rows.trained)
     packed = any(part.documents > 1 for part in parts)

@@ -1,7 +1,7 @@
-"""A source yields the rows of a data set, one after another, each with the number that an error can
-name.
+"""A source yields the rows of a data set, one after another, each with a number by which an error
+can name it.
 
-Nothing here holds a whole file:
+No reader holds a whole file in memory:
 
 - `json_files.py` reads JSON, so that a broken line or item is named;
 - `text_files.py` reads tables and plain text;
@@ -29,30 +29,36 @@ from engine.paths import registry_entry, resolve_source
 _TABLE_SUFFIXES = (".csv", ".tsv")
 _TEXT_SUFFIXES = (".txt", ".md")
 _OTHER_SUFFIXES = (".gz", ".zip", ".zst", ".xlsx", ".arrow")
-"""A name that ends so means a file, though none that can be read."""
+"""A name with one of these endings means a file, but of a type that cannot be read."""
 _ROWS_A_READ = 1024
 _MEMBER = 1 << 48
-"""A row's number in a folder is its file's number times this, plus its number in the file."""
+"""In a folder, a row's number is its file's number times this value, plus its number within the
+file.
+"""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be read from its start as often as wanted."""
+    """A source is a data set that can be read from the start any number of times."""
 
     name: str
     unit: str
-    """An error calls a row so: line, item or row."""
+    """This is the word for a row in an error: line, item or row."""
     total: int | None
-    """There are this many rows. It is None where only reading to the end would tell."""
+    """The source has this many rows. It is None if the number is known only after reading to the
+    end.
+    """
     read: Read
-    """It starts over and yields (number from 1, row)."""
+    """This function starts again at the first row and yields (number from 1, row)."""
     members: tuple[Source, ...] = ()
-    """A folder has these files. Their rows are numbered on from file to file."""
+    """These are the files of a folder. A row's number also encodes its file (`_MEMBER`)."""
     fingerprint: str | None = None
-    """`datasets` knows the content of a data set by this, where it does."""
+    """`datasets` identifies the content of a data set by this value. It is None for other
+    sources.
+    """
 
     def where(self, number: int) -> str:
-        """Returns the place of a row, as an error names it."""
+        """Returns the place of a row, in the words of an error."""
         if not self.members:
             return f"{self.unit} {number} of {self.name}"
         member, within = divmod(number, _MEMBER)
@@ -60,9 +66,9 @@ class Source:
 
 
 def open_source(config: DataConfig, streaming: bool = False) -> Source:
-    """Opens the data set that `config.source` names. With `streaming`, only the rows that are asked
-    for are read, as a preview needs; `total` may then be unknown. Raises DataError when there is no
-    such data set or it cannot be read.
+    """Opens the data set that `config.source` names. With `streaming`, only the requested rows are
+    read, which is enough for a preview; `total` may then be unknown. Raises DataError when the data
+    set does not exist or cannot be read.
     """
     entry = registered(config)
     if entry is not None:
@@ -79,7 +85,9 @@ def open_source(config: DataConfig, streaming: bool = False) -> Source:
 
 
 def _of_registry(entry: Registered, inner: Source) -> Source:
-    """Returns the source `inner` as its registry entry says: its first rows, under our names."""
+    """Applies a registry entry to the source `inner`: only the first rows, with our column
+    names.
+    """
     total = inner.total
     if total is not None and entry.most is not None:
         total = min(total, entry.most)
@@ -92,7 +100,7 @@ def _of_registry(entry: Registered, inner: Source) -> Source:
 
 
 def refuse_missing_file(source: str) -> None:
-    """Raises DataError when `source` can only be meant as a local file and there is none."""
+    """Raises DataError when `source` can only mean a local file and that file does not exist."""
     if registry_entry(source) is not None or resolve_source(source) is not None:
         return
     file, colon, _ = source.partition(".json:")
@@ -103,8 +111,8 @@ def refuse_missing_file(source: str) -> None:
 
 
 def notes_on(config: DataConfig) -> list[str]:
-    """Returns sentences that a person should know about how the source of `config` is chosen. The
-    source was read before.
+    """Returns sentences for the user about what is read from the source of `config`. The source
+    must have been opened before.
     """
     entry = registered(config)
     if entry is not None:
@@ -155,7 +163,9 @@ def _file(path: Path, name: str, config: DataConfig, streaming: bool) -> Source:
 
 
 def _counted(source: Source, streaming: bool) -> Source:
-    """Returns the source with its rows counted, which takes a pass over it, unless `streaming`."""
+    """Returns the source with its rows counted, which takes a pass over it. With `streaming`,
+    nothing is counted.
+    """
     if streaming:
         return source
     return dataclasses.replace(source, total=sum(1 for _ in source.read()))
@@ -169,7 +179,7 @@ def _json_lines(path: Path, streaming: bool) -> Source:
 
 def _json(path: Path, streaming: bool) -> Source:
     read = item_rows(path)
-    if read is None:  # one object a line, in a file named .json
+    if read is None:  # one object per line, in a file named .json
         return _json_lines(path, streaming)
     return _counted(Source(path.name, "item", None, read), streaming)
 
@@ -204,7 +214,7 @@ def _parquet(path: Path) -> Source:
 
 
 def _folder_of_files(path: Path, config: DataConfig, streaming: bool) -> Source:
-    """Opens the data files under `path`, in the order of their names, as one data set."""
+    """Opens the data files under `path`, sorted by name, as one data set."""
     members = tuple(
         _file(file, str(file.relative_to(path)), config, streaming)
         for file in files_of(path, config)
@@ -273,14 +283,14 @@ def _from_datasets(load: Callable[[], Any], name: str, subject: str, remedy: str
             yield number, _without_filled(row)
 
     total = len(data) if hasattr(data, "__len__") else None
-    # `datasets` tells its digest of the content in no public way.
+    # `datasets` has no public attribute for its digest of the content.
     fingerprint = getattr(data, "_fingerprint", None)
     return Source(name, "row", total, read, fingerprint=fingerprint)
 
 
 def _without_filled(row: Row) -> Row:
-    """Returns the row without the nulls that Arrow writes where the objects of a column have other
-    keys.
+    """Returns the row without the nulls that Arrow fills in when the objects in a column have
+    different keys.
     """
     found = {}
     for name, value in row.items():

@@ -1,17 +1,18 @@
-"""Here, the control tokens that a template wrote are told apart from those that a person typed,
+"""`ControlTokens` separates control tokens written by a template from those that a person typed,
 which stay text.
 
-- Control tokens are those that the tokenizer calls special, and of its other added tokens those
-  that the chat template writes or mentions: some tokenizers' role markers are added and not
-  special. White space, words and single characters are text, even when they were added and the
-  template writes them.
-- In what users, systems and tools say, every control token is text. In answers only the special
-  ones are. The others, such as <think> or <tool_call>, are what a model writes itself, and stay the
-  tokens that the tokenizer makes of them.
-- While a template runs, private-use characters stand in for the control tokens that are to be text.
-- A copy of the tokenizer, in which the control tokens have other names, reads such a text. Tokens
-  of the template are given these names; typed ones are plain text there. Everything else
-  (normalizer, merges, prefix spaces) is the tokenizer's own.
+- Control tokens are the tokens that the tokenizer calls special, and those of its other added
+  tokens that the chat template writes or mentions: in some tokenizers, role markers are added
+  tokens but not special. White space, words and single characters are text, even if they are added
+  tokens and the template writes them.
+- In turns of users, systems and tools, every control token is text. In answers, only the special
+  ones are text. A model writes the others itself, such as <think> or <tool_call>, so they stay
+  tokens.
+- While a template runs, private-use characters stand in for the control tokens that must become
+  text.
+- A copy of the tokenizer with different names for the control tokens reads the result. Control
+  tokens from the template are replaced by their new names; typed ones are plain text for the copy.
+  Everything else (normalizer, merges, prefix spaces) is as in the original.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 import numpy as np
 
 _FIRST_LITERAL = 0x108000
-"""Private-use characters from here on stand in for control tokens. As many characters after them
-name the control tokens in the copy.
+"""Private-use characters from this one on stand in for control tokens, one for each. The same
+number of characters after those serve as the names of control tokens in the copy.
 """
 _MARK = re.compile(r"(?=..).*[^\w\s]", re.DOTALL)
 """It matches an added token that is more than a word, white space or a single character."""
@@ -36,11 +37,11 @@ class ReservedText(Exception):
 
 
 class ControlTokens:
-    """Reads text that a template wrote around what people said, and tells the control tokens of
-    both apart.
+    """Encodes text that a template wrote around people's texts, and separates the control tokens of
+    both.
 
-    `tokenizer` is a fast tokenizer. `written` is what the template writes and mentions; without a
-    template it is empty, and only the special tokens are control tokens.
+    `tokenizer` is a fast tokenizer. `written` is the text that the template writes and mentions.
+    Without a template it is empty, and only the special tokens are control tokens.
     """
 
     def __init__(self, tokenizer: Any, written: str = ""):
@@ -61,8 +62,8 @@ class ControlTokens:
         self._names = dict(zip(self.tokens, names))
         """The name of each control token in the copy."""
         self._read_as = self._names | dict(zip(stand_ins, self.tokens))
-        """The copy reads each control token as its name there, and each stand-in as the token's
-        text.
+        """What the copy reads in place of a control token (its name in the copy) and of a stand-in
+        (the token's text).
         """
         last = chr(_FIRST_LITERAL + max(1, 2 * count) - 1)
         self._reserved = re.compile(f"[{chr(_FIRST_LITERAL)}-{last}]")
@@ -76,9 +77,10 @@ class ControlTokens:
         )
 
     def stand_in(self, value: Any, answer: bool) -> Any:
-        """Returns a person's value, however deeply nested, with stand-ins for the control tokens in
-        its texts that are to be text. `answer` says that the model is to learn to say it. Raises
-        ReservedText for text that holds such a character already.
+        """Returns a person's value, however deeply nested, in which stand-ins replace the control
+        tokens that must become text. `answer` says that the value is part of an answer, which the
+        model learns to write. Raises ReservedText for text that already contains a stand-in
+        character.
         """
         if isinstance(value, dict):
             return {
@@ -95,14 +97,15 @@ class ControlTokens:
         return found.sub(lambda match: self._stand_ins[match[0]], value)
 
     def stands_in(self, text: str) -> bool:
-        """Says whether a character of `text` stands in for a control token."""
+        """Returns whether `text` has a character that stands in for a control token."""
         return not text.isascii() and self._reserved.search(text) is not None
 
     def encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of a rendered text with stand-ins, and the characters [start, end) of
         `text` that each id covers.
         """
-        # The copy reads another text, so each of its characters has a place in `text`.
+        # The copy reads a different text, so `starts` and `ends` map each of its characters to a
+        # range in `text`.
         parts: list[str] = []
         starts: list[int] = []
         ends: list[int] = []
@@ -124,14 +127,14 @@ class ControlTokens:
         encoding = copy.encode("".join(parts), add_special_tokens=False)
         bounds = []
         for first, after in encoding.offsets:
-            # A token without characters stands at the end of the character before it.
+            # A token without characters is placed at the end of the character before it.
             end = ends[after - 1] if after else 0
             bounds.append((starts[first] if first < after else end, end))
         return [renumbered.get(token, token) for token in encoding.ids], bounds
 
     def without_space(self, text: str, ids: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-        """Takes the white space that control tokens took from around them out of `bounds`
-        (int64[T, 2], of the tokens `ids`, int32[T]).
+        """Returns `bounds` (int64[T, 2], for the tokens `ids`, int32[T]) without the surrounding
+        white space that control tokens have absorbed.
         """
         if not self._takes_space:
             return bounds
@@ -144,14 +147,14 @@ class ControlTokens:
 
     @cached_property
     def _copy(self) -> tuple[Any, dict[int, int]]:
-        """The tokenizer with its control tokens renamed, and the original's id for each id of the
-        copy that differs.
+        """The copy of the tokenizer, with its control tokens renamed, and a map from ids in the
+        copy to ids in the original where they differ.
         """
         from tokenizers import Tokenizer
 
         names = self._names
         tree = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        tree["truncation"] = None  # both are left over from whoever used the tokenizer last
+        tree["truncation"] = None  # both are left over from an earlier use of the tokenizer
         tree["padding"] = None
         added = [(token["content"], token["id"]) for token in tree["added_tokens"]]
         for token in tree["added_tokens"]:
@@ -167,7 +170,7 @@ class ControlTokens:
 
 
 def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Gives tokens of a tokenizer's model other names, in its vocabulary and its merges."""
+    """Renames tokens in the vocabulary and the merges of a tokenizer's model."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {names.get(token, token): i for token, i in vocabulary.items()}
@@ -176,18 +179,18 @@ def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     if "merges" in model:
-        # A merge that makes a renamed token would make a token that is not there any more.
+        # A merge whose result is a renamed token would make a token that no longer exists.
         model["merges"] = [merge for merge in model["merges"] if _merged(merge) not in names]
 
 
 def _merged(merge: str | list[str]) -> str:
-    """Returns what a merge makes. Tokenizers write it as "a b" or as ["a", "b"]."""
+    """Returns the token that a merge makes. Tokenizers write a merge as "a b" or as ["a", "b"]."""
     return merge.replace(" ", "") if isinstance(merge, str) else "".join(merge)
 
 
 def mentioned(template: str) -> str:
-    """Returns the texts that a chat template holds, to write them or to compare with them. Its code
-    and its comments are left out. Of a broken template, everything is returned.
+    """Returns the texts in a chat template, both those that it writes and those that it compares
+    with, without its code and comments. A template that cannot be parsed is returned whole.
     """
     from jinja2 import Environment, TemplateSyntaxError
 
@@ -204,5 +207,5 @@ def _longest_first(tokens: set[str]) -> tuple[str, ...]:
 
 
 def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
-    """Returns a pattern that matches each of `texts`, and nothing when there is none."""
+    """Returns a pattern that matches each of `texts`, or nothing if `texts` is empty."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")

@@ -41,7 +41,7 @@ class Part:
 def summary_of(
     config: DataConfig, parts: list[Part], encoder: Encoder, rows: RowSets, packing_problem: str
 ) -> dict[str, Any]:
-    """Makes the summary of a data set, under the names that the record has."""
+    """Returns the summary of a data set, with the names used in the record."""
     train, held_out = rows.train, rows.held_out
     lengths = np.diff(train.starts)
     tokens, loss_tokens = train.tokens, train.loss_tokens
@@ -89,8 +89,8 @@ def summary_of(
 
 
 def _counts(part: Part) -> dict[str, Any]:
-    """Returns what became of one source. `train_examples` counts an example as often as an epoch
-    visits it.
+    """Returns the row and example counts of one source. `train_examples` counts an example as often
+    as an epoch visits it.
     """
     tally = part.tally
     return {
@@ -123,7 +123,7 @@ def _warnings(
 
 
 def _warnings_on(part: Part, of_source: str) -> list[str]:
-    """Returns the warnings on one source. `of_source` names the source where there are several."""
+    """Returns the warnings about one source. `of_source` names the source if there are several."""
     config, tally = part.config, part.tally
     found = [
         f"Rows{of_source} skipped because {reason}: {count:,} (first in "

@@ -1,4 +1,4 @@
-"""Tables of text (.csv, .tsv) and plain text (.txt, .md) are read here."""
+"""These functions read tables (.csv, .tsv) and plain text (.txt, .md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.errors import DataError
 TURN_COLUMNS = ("messages", "conversations", "conversation")
 """Columns with these names hold the turns of a conversation."""
 CHARACTERS_A_TOKEN = 3
-"""A passage of a text file has this many characters for each token of a row."""
+"""A passage from a text file has about this many characters per token of a row."""
 _LONGEST_LINE = 1 << 20
 _LONGEST_CELL = 1 << 30
 
@@ -22,9 +22,9 @@ _LONGEST_CELL = 1 << 30
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads a table and yields (row from 1, cells by the header's names). An empty cell is an empty
-    text; JSON in a column of turns or tools is read. Raises DataError for a row with too many or
-    too few cells.
+    """Reads a table and yields (row from 1, cells by the header's names). An empty cell becomes an
+    empty text. A JSON list in a column of turns or tools is parsed. Raises DataError for a row with
+    too many or too few cells.
     """
     csv.field_size_limit(_LONGEST_CELL)
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -78,9 +78,9 @@ def _cell(name: str, text: str) -> Any:
 
 
 def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Divides a plain text into passages and yields (first line, {text}) of each. A passage is
-    whole paragraphs, as many as make about a row of `max_seq_len` tokens. Blank lines divide
-    paragraphs. A longer paragraph is a passage of its own.
+    """Divides a plain text into passages and yields (first line, {text}) for each. A passage
+    consists of whole paragraphs, as many as fill about one row of `max_seq_len` tokens. Blank lines
+    separate paragraphs. A paragraph longer than that is a separate passage.
     """
     most = max_seq_len * CHARACTERS_A_TOKEN
     passage = ""
@@ -101,8 +101,8 @@ def passages(path: Path, max_seq_len: int) -> Iterator[tuple[int, dict[str, Any]
 
 
 def _paragraphs(file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yields (first line, text) of each paragraph. A paragraph of `_LONGEST_LINE` characters ends
-    there, so that memory holds no more of a file without blank lines.
+    """Yields (first line, text) of each paragraph. A paragraph is cut at `_LONGEST_LINE`
+    characters, to limit memory for a file without blank lines.
     """
     paragraph = ""
     begin = number = 0

@@ -1,15 +1,15 @@
 """Tokens on disk: each source is tokenised once, and every later run with the same data maps the
 same files.
 
-- The tokens of one source are a folder in `tokens` of the cache (`RAMSTREAM_CACHE`, or `ramstream`
-  in the user's cache folder). The folder is named by its key, which covers everything that
-  determines the tokens (`identity.py`).
+- The tokens of one source are stored in a folder below `tokens` in the cache (`RAMSTREAM_CACHE`, or
+  `ramstream` in the user's cache folder). The folder's name is its key, which covers everything
+  that determines the tokens (`identity.py`).
 - A folder is written under another name, synced, and only then renamed. So a folder named by a key
-  was complete once. Sizes and checksums in its manifest tell whether it still is; a damaged one is
-  made again.
-- Two processes that make the same tokens both succeed, and one folder stays.
-- The least recently used folders are removed beyond 64 folders or max(10 GiB, a tenth of the disk).
-  Files that a run has mapped stay readable to that run.
+  was complete once. The sizes and checksums in its manifest show whether it still is; a damaged
+  folder is made again.
+- If two processes make the same tokens, both succeed, and one of the folders is kept.
+- When there are more than 64 folders, or more bytes than max(10 GiB, a tenth of the disk), the
+  least recently used folders are removed. A run can still read files that it has mapped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _MOST_FOLDERS = 64
 _LEAST_BYTES = 10 << 30
 _CHUNK_BYTES = 8 << 20
 _GRACE_SECONDS = 60.0
-"""A younger folder may be one that another process has made and not locked yet."""
+"""A folder younger than this many seconds is left alone: another process may have just made it and
+not locked it yet.
+"""
 
 
 @dataclass
@@ -61,11 +63,11 @@ class Tally:
     rows: int = 0
     cut: int = 0
     highest_id: int = -1
-    """No token has a higher id; -1 where there is no token."""
+    """This is the highest token id, or -1 if there are no tokens."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """This many rows were skipped, by reason."""
+    """It counts the rows that were skipped, by reason."""
     first_skipped: dict[str, str] = field(default_factory=dict)
-    """For each reason, this is where the first row stands that was skipped for it."""
+    """It names the place of the first row that was skipped for each reason."""
     warnings: Counter[str] = field(default_factory=Counter)
 
     def count(self, rows: int, cut: int, highest_id: int, warnings: Counter[str]) -> None:
@@ -76,19 +78,19 @@ class Tally:
         self.warnings.update(warnings)
 
     def skip(self, reason: str, where: str) -> None:
-        """Counts the row at `where` as left out."""
+        """Counts the row at `where` as skipped."""
         self.skipped[reason] += 1
         self.first_skipped.setdefault(reason, where)
 
 
 @dataclass(frozen=True)
 class Side:
-    """A side is the documents to train on, or those that are held out, as mapped arrays."""
+    """A side holds the documents to train on, or the held-out ones, as mapped arrays."""
 
     ids: np.ndarray
-    """The token ids are int32[tokens]."""
+    """These are the token ids, int32[tokens]."""
     trained: np.ndarray
-    """This is bool[tokens] and true where the token is a target."""
+    """It marks the tokens that are training targets, bool[tokens]."""
     starts: np.ndarray
     """Document d starts at token `starts[d]`: int64[documents + 1]."""
     examples: np.ndarray
@@ -102,8 +104,8 @@ class Side:
 
 
 class StoredTokens:
-    """These are the tokens of one source, mapped from files. They stay readable when the files are
-    removed.
+    """An instance holds the tokens of one source, mapped from files. They stay readable after the
+    files are removed.
 
     `cached` says whether the tokens were in the cache already.
     """
@@ -138,8 +140,8 @@ def cache_folder() -> Path:
 
 
 def find(key: str, progress: Progress) -> StoredTokens | None:
-    """Returns the tokens under `key`, or None when there are none. Damaged tokens are removed.
-    `progress` is told how many of the rows are verified.
+    """Returns the tokens under `key`, or None if there are none. Damaged tokens are removed.
+    `progress` receives the number of rows verified.
     """
     folder = cache_folder() / key
     if not folder.exists():
@@ -153,10 +155,11 @@ def find(key: str, progress: Progress) -> StoredTokens | None:
 
 
 def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
-    """Yields (rows verified, rows in all) again and again, then the tokens. Ends without tokens
-    where the folder is damaged.
+    """Yields (rows verified, rows in all) repeatedly, then the tokens. If the folder is damaged, it
+    ends without yielding tokens.
 
-    It is a generator so that an error of the caller's progress is never taken for damage.
+    It is a generator so that an exception from the caller's progress callback is never mistaken for
+    damage.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         manifest = json.loads((folder / _MANIFEST).read_bytes())
@@ -179,12 +182,12 @@ def _opened(folder: Path) -> Iterator[tuple[int, int] | StoredTokens]:
                     yield rows * done // total, rows
             if digest.hexdigest() != checksum:
                 return
-        os.utime(folder / _MANIFEST)  # this marks the last use, for `remove_old`
+        os.utime(folder / _MANIFEST)  # records the last use for `remove_old`
         yield StoredTokens(folder, _tally(body["tally"]), cached=True)
 
 
 def _tally(values: dict[str, Any]) -> Tally:
-    """Returns the tally that `_manifest_body` wrote as plain values."""
+    """Rebuilds a tally from the plain values that `_manifest_body` wrote."""
     restored = {
         "columns": ColumnMap(**values["columns"]),
         "skipped": Counter(values["skipped"]),
@@ -197,10 +200,10 @@ def _tally(values: dict[str, Any]) -> Tally:
 
 
 class TokenWriter:
-    """Writes the tokens of one source, to be used in a `with` block. `publish` keeps them; leaving
-    the block without it removes what was written.
+    """Writes the tokens of one source. Use it in a `with` block: `publish` keeps the tokens, and
+    leaving the block without it removes them.
 
-    Every refusal of the file system is raised as one DataError that names `name`, the source.
+    Every file system error is raised as a DataError that names the source, `name`.
     """
 
     def __init__(self, name: str):
@@ -213,8 +216,8 @@ class TokenWriter:
             _remove_leftovers(root)
             self._folder.mkdir(mode=0o700)
             lock = self._open.enter_context((self._folder / _LOCK).open("wb"))
-            # The kernel holds the lock until this process ends, however it ends. A folder without
-            # a holder is a leftover.
+            # The kernel holds the lock until this process ends, however it ends. A folder whose
+            # lock is free is a leftover.
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.train = SideWriter(self._folder, "train", self._open, self._told)
             self.eval = SideWriter(self._folder, "eval", self._open, self._told)
@@ -224,22 +227,22 @@ class TokenWriter:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        # Closing writes what is buffered, and a full disk refuses that once more.
+        # Closing writes the buffered bytes, which fails again if the disk is full.
         with contextlib.suppress(OSError):
             self._open.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def prompt(self, document: int, answer: tuple[int, int], asked: str) -> None:
         """Writes a held-out question: the number of its document among the held-out ones, the token
-        range of its answer, and the text that was asked.
+        range of its answer, and the text of the question.
         """
         line = json.dumps({"document": document, "answer": answer, "asked": asked})
         with self._told():
             self._prompts.write(line.encode() + b"\n")
 
     def publish(self, key: str | None, tally: Tally) -> StoredTokens:
-        """Maps what was written and keeps it under `key`. Without a key the files are removed on
-        leaving the `with` block, and their content stays mapped as long as the run needs it.
+        """Maps the written files and keeps them under `key`. Without a key, the files are removed
+        at the end of the `with` block, and their content stays mapped as long as the run needs it.
         """
         files = [self._prompts, *self.train.files, *self.eval.files]
         with self._told():
@@ -257,8 +260,8 @@ class TokenWriter:
         manifest.close(synced=True)
 
     def _move_into_place(self, place: Path) -> None:
-        # The names in the folder have to be on the disk before the folder has its own: after a
-        # power failure, a folder named by a key is complete.
+        # The file names must be on the disk before the folder is renamed, so that a folder named by
+        # a key is complete even after a power failure.
         sync_folder(self._folder)
         try:
             self._folder.rename(place)
@@ -271,7 +274,7 @@ class TokenWriter:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turns an OSError into the DataError for the user, and removes what was written."""
+        """Turns an OSError into a DataError for the user, and removes the files written so far."""
         try:
             yield
         except OSError as error:
@@ -311,7 +314,9 @@ class SideWriter:
         self._examples.write(np.zeros(1, np.int64))
 
     def write(self, found: Documents) -> None:
-        """Appends the documents of some rows. A row without documents is no example."""
+        """Appends the documents of some rows. A row without documents does not count as an
+        example.
+        """
         if not len(found.lengths):
             return
         counts = found.counts[found.counts > 0]
@@ -326,7 +331,7 @@ class SideWriter:
 
 
 class _File:
-    """A file that is written once. It knows its length and the digest of its content."""
+    """A file that is written once. It keeps count of its length and a digest of its content."""
 
     def __init__(self, path: Path, stack: contextlib.ExitStack):
         self.name = path.name
@@ -362,7 +367,9 @@ class _KeptFolder:
 
 
 def remove_old(keys_in_use: Collection[str]) -> None:
-    """Removes the least recently used tokens beyond the bounds, but none under `keys_in_use`."""
+    """Removes the least recently used folders until the cache is within its limits, but keeps those
+    under `keys_in_use`.
+    """
     root = cache_folder()
     every = _kept_folders(root)
     folders = len(every)
@@ -382,7 +389,7 @@ def _kept_folders(root: Path) -> list[_KeptFolder]:
     for folder in root.iterdir():
         if not _KEY.fullmatch(folder.name):
             continue
-        with contextlib.suppress(OSError):  # another process removes it now
+        with contextlib.suppress(OSError):  # another process is removing it
             last_used = (folder / _MANIFEST).stat().st_mtime
             total = sum(file.stat().st_size for file in folder.iterdir())
             found.append(_KeptFolder(folder, last_used, total))
@@ -390,7 +397,7 @@ def _kept_folders(root: Path) -> list[_KeptFolder]:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a folder. It is renamed first, so that nobody finds half of it under its key."""
+    """Removes a folder. It is renamed first, so that no process finds half of it under its key."""
     gone = folder.with_name(f".{uuid.uuid4().hex}.removed")
     with contextlib.suppress(OSError):
         folder.rename(gone)
@@ -398,7 +405,7 @@ def _remove(folder: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Removes the folders that killed processes left half written or half removed."""
+    """Removes folders that killed processes left half-written or half-removed."""
     for folder in root.glob(".*.removed"):
         shutil.rmtree(folder, ignore_errors=True)
     for folder in root.glob(".*.partial"):

@@ -1,5 +1,5 @@
-"""The tokens of a source on disk: from the cache, or made now, in several processes where that is
-faster.
+"""The tokens of a source, stored on disk: found in the cache, or made now, in several processes if
+that is faster.
 """
 
 from __future__ import annotations
@@ -29,48 +29,50 @@ EVAL_SEED = 20_010_911
 """This seed, not the run's, chooses the held-out examples, so that runs can be compared."""
 
 _SECONDS_SAVED = 6.0
-"""Processes are started when they save at least this much; they need about two seconds to start."""
+"""Helper processes are started if they save at least this many seconds. They need about two seconds
+to start.
+"""
 _MOST_PROCESSES = 16
 _BYTES_A_PROCESS = 1 << 30
-"""A process needs at most this much host memory. The bound is generous, because the processes are
-gone before the planes are allocated.
+"""A process needs at most this many bytes of host memory. The bound is generous, because the
+processes end before the planes are allocated.
 """
 
 
 @dataclass(frozen=True)
 class Execution:
-    """An execution says how a data set is prepared: who is told about it, and how many processes
-    tokenise.
+    """An execution says how a data set is prepared: who receives the progress, and how many
+    processes tokenise.
     """
 
     progress: Progress = untold
-    """It is told how far the work is. What it raises gives the work up."""
+    """This callback receives the progress. An exception from it cancels the work."""
     processes: int | None = None
-    """Tokenising takes place in this many helper processes. 0 leaves it to this process, and None
-    starts as many as pay. The tokens are the same.
+    """This is the number of helper processes that tokenise. With 0, this process tokenises; with
+    None, as many processes start as save time. The tokens are the same in all cases.
     """
 
 
 @dataclass(frozen=True)
 class _Content:
-    """What a source holds, as far as it is known (`identity_of`)."""
+    """What is known about the content of a source (`identity_of`)."""
 
     identity: Identity
     whole: bool
-    """The identity covers everything, so that a key can be made of it."""
+    """Whether the identity covers everything, so that a key can be made from it."""
 
 
 def stored_tokens(
     config: DataConfig, encoder: Encoder, execution: Execution
 ) -> tuple[StoredTokens, str | None]:
     """Returns the tokens of the one source of `config` and their key in the cache. The key is None
-    for a source that does not say what it holds. Raises DataError when the source cannot be read or
-    trains on no token.
+    for a source whose content cannot be identified. Raises DataError when the source cannot be read
+    or has no token to train on.
     """
     source = None
     on_disk = _content_on_disk(config)
     content = on_disk
-    if not on_disk.whole:  # a data set of the hub is known only once it is open
+    if not on_disk.whole:  # a data set of the hub must be opened to know its content
         source = open_source(config)
         identity = [on_disk.identity, source.fingerprint, source.total]
         content = _Content(identity, source.fingerprint is not None)
@@ -86,7 +88,7 @@ def stored_tokens(
     with TokenWriter(source.name) as writer:
         tally = _tokenise(source, encoder, config, writer, execution)
         changed = on_disk.whole and _content_on_disk(config).identity != on_disk.identity
-        if changed:  # while it was read, so the tokens belong to no key
+        if changed:  # while it was being read, so the tokens belong to no key
             key = None
         return writer.publish(key, tally), key
 
@@ -119,8 +121,8 @@ def _tokenise(
 
 
 def _held_out(total: int, fraction: float) -> np.ndarray:
-    """Returns bool[total], true for the rows that are held out. With two rows or more that is at
-    least one row, and never all.
+    """Returns bool[total], true for the rows to hold out. With two rows or more, at least one row
+    is held out, but never all.
     """
     held_out = np.zeros(total, dtype=bool)
     if fraction > 0 and total >= 2:
@@ -154,14 +156,14 @@ def _encoded(
 
 
 def _worth(done: int, total: int | None, seconds: float) -> int | None:
-    """Returns in how many processes to go on when `done` of `total` rows took `seconds` in this
-    one, or None to go on in this one.
+    """Returns the number of helper processes to use for the remaining rows, or None to continue in
+    this process. `done` of `total` rows took `seconds` here.
     """
     memory_available = sample_host_memory()[1]
     most = min(usable_cores(), _MOST_PROCESSES, memory_available // _BYTES_A_PROCESS)
     if most < 2:
         return None
-    # Of an unknown number of rows, as many again as were read are expected.
+    # If the total is unknown, as many rows are expected to follow as have been read.
     rows_left = done if total is None else total - done
     seconds_left = seconds * rows_left / done
     seconds_saved = seconds_left * (1 - 1 / most)
@@ -173,7 +175,7 @@ def _worth(done: int, total: int | None, seconds: float) -> int | None:
 
 @dataclass(frozen=True)
 class _OneExample:
-    """One row of a batch, with its documents and the token range of its answer (int64[2])."""
+    """One row from a batch, with its documents and the token range of its answer (int64[2])."""
 
     row: Numbered
     documents: Documents
@@ -181,11 +183,11 @@ class _OneExample:
 
 
 class _Sides:
-    """Writes rows where they belong, to train on or held out, and counts them.
+    """Writes each row to its side, training or held-out, and counts the rows.
 
     `held_out` (bool[rows]) marks the rows to hold out; rows beyond it are trained on. The last
-    example to train on waits until the next one comes: it is held out when every marked row was
-    skipped.
+    training example is kept back until the next one arrives: if every marked row turns out to be
+    skipped, that example is held out instead.
     """
 
     def __init__(self, writer: TokenWriter, tally: Tally, held_out: np.ndarray):
@@ -212,8 +214,8 @@ class _Sides:
         self._writer.train.write(documents.of_rows(now))
 
     def finish(self, must_hold_out: bool) -> None:
-        """Decides about the last example. `must_hold_out` says that an example is to be held out,
-        if there are two.
+        """Writes the last example to one of the sides. `must_hold_out` says that an example must be
+        held out if there are at least two.
         """
         nothing_held_out = not self._writer.eval.examples
         others_to_train = self._writer.train.examples > 0
@@ -223,7 +225,7 @@ class _Sides:
             self._train_on_last()
 
     def _marks(self, count: int) -> np.ndarray:
-        """Returns bool[count], true for the next rows that are to be held out."""
+        """Returns bool[count], true for those of the next `count` rows that are to be held out."""
         marks = np.zeros(count, dtype=bool)
         known = self._held_out[self._tally.rows : self._tally.rows + count]
         marks[: len(known)] = known

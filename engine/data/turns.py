@@ -1,9 +1,9 @@
-"""Turns of a conversation, as data sets write them, become messages as chat templates take them.
+"""These functions turn the turns of a conversation in a data set into messages for chat templates.
 
 - The `messages` format has turns {role, content}, with tool calls in `tool_calls`.
 - The `sharegpt` format has turns {from, value}. A turn from `function_call` holds its calls as JSON
   text.
-- Text with half of a surrogate pair is refused: no tokenizer takes it.
+- Text with half of a surrogate pair is refused: no tokenizer accepts it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SHAREGPT_ROLES = {
 
 
 class BrokenText(Exception):
-    """A text has half of a surrogate pair, as scraped JSON sometimes does. No tokenizer takes
+    """A text has half of a surrogate pair, as scraped JSON sometimes does. No tokenizer accepts
     it.
     """
 
 
 def valid_text(text: str) -> str:
-    """Checks `text` and returns it. Raises BrokenText where it is not valid Unicode."""
+    """Checks `text` and returns it. Raises BrokenText if it is not valid Unicode."""
     if not text.isascii():
         try:
             text.encode()
@@ -48,9 +48,7 @@ def valid_text(text: str) -> str:
 
 
 def valid_tree(value: Any) -> Any:
-    """Returns a copy of a nested value. Raises BrokenText where a text in it is not valid
-    Unicode.
-    """
+    """Returns a copy of a nested value. Raises BrokenText if a text in it is not valid Unicode."""
     if isinstance(value, str):
         return valid_text(value)
     if isinstance(value, dict):
@@ -61,7 +59,7 @@ def valid_tree(value: Any) -> Any:
 
 
 def parsed_json(text: str) -> Any:
-    """Returns the value that a JSON text holds, or None where it is not valid."""
+    """Returns the value of a JSON text, or None if it is not valid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -69,8 +67,8 @@ def parsed_json(text: str) -> Any:
 
 
 def role_message(turn: Any, place: str) -> Message:
-    """Returns the message of a turn {role, content, ...}. Keys without a value are left out. Raises
-    DataError, which names `place`, for anything else.
+    """Returns the message of a turn {role, content, ...}. Keys without a value are left out. For
+    anything else, raises DataError with `place`.
     """
     _refuse_other_turns(turn, "role", "content", place)
     content = _content(turn.get("content"), "content", place)
@@ -86,8 +84,8 @@ def role_message(turn: Any, place: str) -> Message:
 
 
 def sharegpt_message(turn: Any, place: str) -> Message:
-    """Returns the message of a turn {from, value}. Raises DataError, which names `place`, for
-    anything else.
+    """Returns the message of a turn {from, value}. For anything else, raises DataError with
+    `place`.
     """
     _refuse_other_turns(turn, "from", "value", place)
     content = _content(turn.get("value"), "value", place)
@@ -129,7 +127,7 @@ def _content(value: Any, key: str, place: str) -> str:
 
 
 def _tool_calls(value: Any, place: str) -> list[Any]:
-    """Returns calls as chat templates take them: arguments that are JSON in a text become
+    """Returns calls in the form that chat templates expect: arguments given as JSON text become
     objects.
     """
     if value is None:

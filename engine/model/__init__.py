@@ -1,5 +1,5 @@
-"""A Hugging Face model is found here, fetched, split into units, tried and captured. It is also
-measured, as the shape that the planner sees.
+"""These modules find a Hugging Face model, download it, split it into units, test it in trials, and
+capture the arguments of its blocks. They also measure its shape for the planner.
 
-It may import the rooms before it in `engine`, up to `data`.
+The room may import the rooms before it in `engine`, up to `data`.
 """

@@ -1,15 +1,15 @@
-"""Autograd keeps tensors of a block for the backward pass. Their bytes are counted here.
+"""These functions count the bytes that autograd keeps for the backward pass of a block.
 
-A copy of the block runs on the meta device, where tensors have shapes but no contents. That takes
-no weights and no arithmetic, so any size of model can be counted:
+A copy of the block runs on the meta device, where tensors have shapes but no contents. This needs
+no weights and no arithmetic, so it works for models of any size:
 
-- The block runs on rows of three lengths. Autograd's hooks see each tensor that it would keep, and
-  each storage counts once. Parameters, buffers and arguments do not count.
+- The block runs on rows of three lengths. Autograd's hooks receive each tensor that it would keep,
+  and each storage counts once. Parameters, buffers and arguments do not count.
 - A parabola through the three counts gives the bytes per token and per pair of tokens.
-- A compiled block keeps less, since cheap operators are computed again. What it keeps is found from
-  what each storage was computed from: back to results of matrix products, of attention, and to the
-  block's input.
-- Blocks of equal parameters are counted once.
+- A compiled block keeps less, because cheap operators are recomputed. To find what it keeps, each
+  storage is traced back to the results from which it can be recomputed: those of matrix products
+  and of attention, and the block's input.
+- Blocks with the same parameter shapes are counted once.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from engine.model.skeleton import BlockArguments, tensors_in
 from engine.model.units import StreamedModel, Unit
 
 _LENGTHS = (32, 64, 96)
-"""The rows of the three counts have this many tokens, at equal distances."""
+"""These are the row lengths for the three counts, in tokens, at equal distances."""
 
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "rsqrt", "topk", "sort")
-"""A compiled block keeps the results of these operators: matrix products, and what is small. All
-others are computed again.
+"""A compiled block keeps the results of these operators: matrix products, and operators with small
+results. All others are recomputed.
 """
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Autograd keeps this much of one block."""
+    """The counts say how much autograd keeps for one block."""
 
     plain: Activations
-    """The block runs without a mask."""
+    """This is kept when the block runs without a mask."""
     masked: Activations
-    """The block has a dense mask: a packed row's, or a window's where attention goes document by
-    document.
+    """This is kept when the block has a dense mask: that of a packed row, or that of a window if
+    attention goes document by document.
     """
     compiled: Activations
-    """The block is compiled, and runs without a mask."""
+    """This is kept when the block is compiled and runs without a mask."""
 
 
 def count_activations(model: StreamedModel) -> list[Counted] | None:
     """Returns the counts of each block.
 
-    Returns None where a block's code cannot run on the meta device because it looks at values.
+    Returns None if a block's code cannot run on the meta device because it reads values.
     """
     shapes_of_blocks = [_shapes(unit) for unit in model.blocks]
     first: dict[_Shapes, int] = {}
@@ -63,7 +63,7 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
     try:
         plain = _by_shapes(model, first, masked=False)
         masked = _by_shapes(model, first, masked=True)
-    except Exception:  # noqa: BLE001  a family's code raises anything for want of values
+    except Exception:  # noqa: BLE001  without values, a family's code may raise anything
         return None
     return [
         Counted(plain[shapes].as_it_is, masked[shapes].as_it_is, plain[shapes].compiled)
@@ -72,9 +72,9 @@ def count_activations(model: StreamedModel) -> list[Counted] | None:
 
 
 def argument_numel(model: StreamedModel) -> int:
-    """Counts the elements per token that blocks are given beside their hidden state.
+    """Counts the elements per token that blocks receive in addition to their hidden state.
 
-    Rotary embeddings are such. Each distinct tensor of floats with one entry for a token counts.
+    Rotary embeddings are an example. Every distinct float tensor with one entry per token counts.
     """
     tokens = 13  # no other dimension has this size
     with torch.no_grad():
@@ -96,7 +96,7 @@ _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class _Both:
-    """A block keeps one amount as it is and another one when it is compiled."""
+    """The bytes kept for a block, uncompiled and compiled."""
 
     as_it_is: Activations
     compiled: Activations
@@ -109,7 +109,7 @@ def _shapes(unit: Unit) -> _Shapes:
 def _by_shapes(
     model: StreamedModel, first: dict[_Shapes, int], masked: bool
 ) -> dict[_Shapes, _Both]:
-    """Counts the first block that has given shapes. `first` tells the position of each."""
+    """Counts one block for each set of shapes. `first` has the position of the first such block."""
     config = model.skeleton.model.config.get_text_config()
     has_windows = masked and config._attn_implementation == DOCUMENTS
     as_it_is: dict[_Shapes, list[int]] = {shapes: [] for shapes in first}
@@ -118,7 +118,7 @@ def _by_shapes(
         ids = torch.zeros(1, length, dtype=torch.long)
         positions = None
         if masked and not has_windows:
-            # Two documents in the row make the library give a dense mask.
+            # With two documents in a row, the library makes a dense mask.
             positions = torch.arange(length).remainder(length // 2).unsqueeze(0)
         with torch.no_grad():
             captured = model.skeleton.capture(ids, positions)
@@ -136,7 +136,7 @@ def _by_shapes(
 def _fit(short: int, middle: int, long: int) -> Activations:
     """Returns the parabola through the counts at the three lengths.
 
-    Its constant, which is what norms keep of their weights, is small and left out.
+    Its constant term, what norms keep of their weights, is small and is left out.
     """
     first, second, _ = _LENGTHS
     step = second - first
@@ -147,15 +147,15 @@ def _fit(short: int, middle: int, long: int) -> Activations:
 def _kept_bytes(
     model: StreamedModel, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor
 ) -> tuple[int, int]:
-    """Returns the bytes that autograd keeps of a block as it is, and of one that is compiled.
+    """Returns the bytes that autograd keeps for a block, uncompiled and compiled.
 
     `hidden` is the block's input [batch, tokens, width].
     """
     template: Any = unit.block
     config = getattr(template, "config", None) or model.config
-    # The memo makes the copy share its configuration, which may be large.
+    # The memo makes the copy share the configuration, which may be large.
     block = copy.deepcopy(template, {id(config): config}).to("meta")
-    block.__dict__.pop("forward", None)  # the recorder: the class's own forward is to run
+    block.__dict__.pop("forward", None)  # drops the recorder
     block.train()
     given = BlockArguments(
         _on_meta(arguments.args), _on_meta(arguments.kwargs), arguments.hidden_keyword
@@ -179,22 +179,22 @@ def _kept_bytes(
     ):
         out = given.call(block, entering)
     origins.keep(entering)
-    # A family's own attention runs as it is: what it keeps is not known to be recomputed.
+    # With a family's own attention, everything kept is counted, since recomputation is not certain.
     compiled = origins.of(kept, own) if origins.fused else sum(kept.values())
-    del out  # the graph kept every storage, and so its address, until here
+    del out  # until here the graph kept every storage alive, and so its address unique
     return sum(kept.values()), compiled
 
 
 class _Origins(TorchDispatchMode):
-    """While it is active, an instance remembers what each storage was computed from.
+    """While it is active, an instance records from which storages each storage was computed.
 
-    It also keeps anchors: the storages that a compiled block would keep.
+    It also records anchors: the storages that a compiled block would keep.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fused = False
-        """Torch's own attention ran."""
+        """Whether torch's own attention has run."""
         self._anchors: dict[int, int] = {}
         self._sources: dict[int, set[int]] = {}
         self._alive: list[torch.Tensor] = []
@@ -208,7 +208,7 @@ class _Origins(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         given = {_storage(tensor) for _, tensor in tensors_in([args, kwargs or {}])}
         for _, tensor in tensors_in([out]):
-            # A tensor that is freed would leave its address to another one.
+            # If the tensor were freed, another one could get its address.
             self._alive.append(tensor)
             storage = _storage(tensor)
             self._sources.setdefault(storage, set()).update(given - {storage})
@@ -222,9 +222,9 @@ class _Origins(TorchDispatchMode):
             self._anchors[_storage(tensor)] = tensor.untyped_storage().nbytes()
 
     def of(self, kept: dict[int, int], own: set[int]) -> int:
-        """Returns the bytes of the anchors from which the storages in `kept` can be computed again.
+        """Returns the bytes of the anchors from which the storages in `kept` can be recomputed.
 
-        The way back from a storage ends at the first anchor, or at a storage in `own`.
+        Tracing back from a storage ends at the first anchor, or at a storage in `own`.
         """
         seen = set(own)
         waiting = list(kept)
@@ -258,10 +258,10 @@ def _on_meta(value: Any) -> Any:
 
 
 class _FusedAttention(TorchFunctionMode):
-    """While it is active, torch's attention keeps what its fused kernels keep.
+    """While it is active, torch's attention keeps only what its fused kernels keep.
 
-    On the meta device torch would pick the attention that keeps all weights; CPU and GPU pick one
-    that does not.
+    On the meta device torch would choose the attention that keeps all attention weights; on CPU and
+    GPU it chooses one that does not.
     """
 
     def __init__(self, origins: _Origins):
@@ -286,7 +286,7 @@ class _KeepsInputs(torch.autograd.Function):
     """Computes no attention, and keeps what fused kernels keep: inputs, output and sums."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913  a Function is given its tensors one by one
+    def forward(  # noqa: PLR0913  a Function takes its tensors one by one
         ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -294,13 +294,13 @@ class _KeepsInputs(torch.autograd.Function):
         mask: torch.Tensor | None,
         origins: _Origins,
     ) -> torch.Tensor:
-        """Returns an output [rows, heads, tokens, width] of no content."""
+        """Returns an output [rows, heads, tokens, width] without computed values."""
         rows, heads, tokens, _ = query.shape
-        # Fused kernels lay their output out by tokens.
+        # In the output of fused kernels, tokens come before heads.
         out = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
         log_sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         origins.keep(log_sums)
-        # A boolean mask is turned into numbers, and those are kept.
+        # A boolean mask is converted to numbers, which are kept.
         extra = [] if mask is None else [mask.to(query.dtype)]
         ctx.save_for_backward(query, key, value, out, log_sums, *extra)
         return out

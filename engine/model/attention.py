@@ -1,17 +1,18 @@
-"""Attention keeps the documents of a row apart here without a tokens x tokens mask.
+"""Attention keeps the documents of a row apart without a tokens x tokens mask.
 
 transformers lets a program register an attention function and the function that makes its masks
-(https://huggingface.co/docs/transformers/attention_interface). Ours go this way:
+(https://huggingface.co/docs/transformers/attention_interface). Ours work as follows:
 
-- Where a family's code would get a mask, it is given a `Pattern`: the documents of each row, and
-  how far a token looks back inside its document. See engine/model/attention_masks.py.
-- Rows that are not packed and see all that came before them get no pattern. They take transformers'
+- In place of a mask, a family's code receives a `Pattern`: the documents of each row, and how far a
+  token looks back inside its document. See engine/model/attention_masks.py.
+- Rows that are not packed and have plain causal attention get no pattern. They take transformers'
   own path.
 - On a GPU, torch's variable-length kernel attends to all documents in one call.
-- Elsewhere plain attention runs on each document's slice of the row, one call a document. Where
-  rows are so short that the calls would take longer, one call under a mask does it after all.
-- Soft caps and sinks, which torch's fused attention does not know, go to the family's own eager
-  function, document by document as well.
+- On other devices, plain attention runs on each document's slice of the row, with one call per
+  document. If rows are so short that these calls would take longer, a single call with a mask is
+  used instead.
+- Torch's fused attention does not support soft caps and sinks. For these, the family's own eager
+  function is called, also document by document.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-"""These are the kernels of torch's fused attention on a GPU, the one that is wanted most first."""
+"""These are the kernels of torch's fused attention on a GPU, in order of preference."""
 
 _HARMLESS_TENSORS = {"position_ids", "cache_position", "s_aux", "sinks"}
-"""Tensors besides query, key and value that mean the same for a document as for a whole row."""
+"""Tensor arguments, besides query, key and value, that are as valid for a single document as for a
+whole row.
+"""
 _MASKED_AT_ONCE = 2_000_000
-"""On a CPU, a mask is faster than calls while the elements of the queries, times the tokens of a
-row, are at most this many for each document.
+"""On a CPU, one call with a mask is faster than a call per document if the elements of the queries,
+times the tokens in a row, divided by the number of documents, are at most this many.
 """
 _FAMILY_OWN = ("softcap", "s_aux", "sinks")
 """Only a family's eager function honours these arguments."""
 
 
 class Heads(NamedTuple):
-    """One attention reads these three inputs, each [rows, heads, tokens, width].
+    """An attention call has these three inputs, each [rows, heads, tokens, width].
 
-    Where queries share keys and values, `key` and `value` have fewer heads.
+    If queries share keys and values, `key` and `value` have fewer heads.
     """
 
     query: torch.Tensor
@@ -65,18 +68,18 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a module says of one call of its attention, beside the heads and the mask."""
+    """The arguments of one attention call in a module, apart from the heads and the mask."""
 
     module: nn.Module
     dropout: float
     scaling: float | None
     others: dict[str, Any]
-    """These arguments differ from family to family."""
+    """Further arguments, which differ from family to family."""
 
 
 _Attend = Callable[[Heads, torch.Tensor | None], torch.Tensor]
-"""Attends under a mask [rows, 1, tokens, tokens], or causally under None, and returns
-[rows, tokens, heads, width].
+"""A function that attends with a mask [rows, 1, tokens, tokens], or causally if the mask is None,
+and returns [rows, tokens, heads, width].
 """
 
 
@@ -90,9 +93,10 @@ def register() -> None:
 
 @functools.cache
 def leave_uncompiled() -> None:
-    """Makes compiled blocks call the attention as it is.
+    """Makes compiled blocks call the attention without compiling it.
 
-    Its kernel is chosen as it runs, and the host knows the documents: neither can be compiled.
+    Its kernel is chosen at run time, and the documents are known only on the host. Neither can be
+    compiled.
     """
     register()
     transformers().AttentionInterface.register(DOCUMENTS, torch.compiler.disable(attention))
@@ -108,11 +112,11 @@ def attention(  # noqa: PLR0913  transformers calls it with these arguments
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attends as transformers' attention interface asks.
+    """Attends according to transformers' attention interface.
 
-    query, key, value: [rows, heads, tokens, width], with fewer key and value heads where they are
-    shared. The result is [rows, tokens, heads, width]. Raises ModelError for what would not be
-    honoured.
+    query, key, value: [rows, heads, tokens, width], with fewer key and value heads if they are
+    shared. The result is [rows, tokens, heads, width]. Raises ModelError for arguments that would
+    be ignored.
     """
     heads = Heads(query, key, value)
     call = _Call(module, dropout, scaling, given)
@@ -129,10 +133,10 @@ def attention(  # noqa: PLR0913  transformers calls it with these arguments
 
 
 def _fused_by_pattern(call: _Call, heads: Heads, pattern: Pattern) -> torch.Tensor:
-    """Attends as a pattern says, in the way that takes the least time."""
+    """Attends according to a pattern, in the fastest available way."""
     if not call.dropout and _varlen_runs(heads, pattern):
         return _varlen_attention(heads, pattern, call.scaling)
-    # A piece without a mask is attended to causally, whatever the module says of itself.
+    # A piece without a mask gets causal attention, whatever the module's own `is_causal` is.
     causal = replace(call, others=call.others | {"is_causal": True})
     attend = functools.partial(_fused_attention, causal)
     if _masked_at_once(heads.query, pattern.documents):
@@ -156,9 +160,9 @@ def _refuse_what_cannot_be_split(call: _Call, heads: Heads) -> None:
 
 
 def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
-    """Tells whether one call under a mask takes less time than a call for each document."""
+    """Returns whether one call with a mask takes less time than a call for each document."""
     rows, _, tokens, _ = query.shape
-    if query.is_cuda:  # a GPU waits for calls; the planner counts the mask
+    if query.is_cuda:  # calls are slow on a GPU; the planner counts the mask
         return query.dtype == torch.float32 and rows * tokens**2 <= MASK_ELEMENTS
     return query.numel() * tokens <= _MASKED_AT_ONCE * sum(map(len, documents.lengths))
 
@@ -167,11 +171,10 @@ def _masked_at_once(query: torch.Tensor, documents: Documents) -> bool:
 
 
 def _fused_attention(call: _Call, heads: Heads, dense: torch.Tensor | None) -> torch.Tensor:
-    """Calls torch's attention as transformers does.
+    """Calls torch's attention in the same way as transformers.
 
-    On a GPU, cuDNN's kernels come first: they are up to twice as fast as the flash kernels of
-    torch, but do not always sum in one order. So they stay out where algorithms must be
-    deterministic.
+    On a GPU, cuDNN's kernels come first: they are up to twice as fast as torch's flash kernels, but
+    do not always sum in the same order. So they are excluded when algorithms must be deterministic.
     """
     query, key, _ = heads
     keys_are_shared = (
@@ -206,10 +209,10 @@ def group_by_group(
 ) -> torch.Tensor:
     """Attends with shared keys and values, and returns [rows, tokens, heads, width].
 
-    In float32 no fused kernel of a GPU lets queries share keys and values. Torch would keep a
-    weight for each pair of tokens, and repeated keys and values would take memory. So the queries
-    that use a key take turns: one call has the first query of each group, the next call the second.
-    `dense` is a mask [rows, 1, tokens, tokens].
+    In float32 no fused GPU kernel lets queries share keys and values. Otherwise, torch would keep a
+    weight for each pair of tokens, or repeated keys and values would take memory. So the queries
+    that share a key are split over several calls: the first call has the first query of each group,
+    the next call the second, and so on. `dense` is a mask [rows, 1, tokens, tokens].
     """
     query, key, value = heads
     turns = query.shape[1] // key.shape[1]
@@ -229,7 +232,7 @@ def group_by_group(
 
 
 def _by_document(attend: _Attend, heads: Heads, pattern: Pattern) -> torch.Tensor:
-    """Attends to each document alone, and returns all of them side by side as the rows had them."""
+    """Attends to each document separately, and joins the results in the order of the rows."""
     rows: dict[int | None, list[torch.Tensor]] = {}
     windows: dict[int, torch.Tensor] = {}
     for row, start, end in pattern.documents.pieces(pattern.chunk):
@@ -245,7 +248,7 @@ def _by_document(attend: _Attend, heads: Heads, pattern: Pattern) -> torch.Tenso
 
 
 def _joined(parts: list[torch.Tensor], dimension: int) -> torch.Tensor:
-    # A single part is returned as it is: `cat` would copy it.
+    # A single part is returned unchanged, because `cat` would copy it.
     return parts[0] if len(parts) == 1 else torch.cat(parts, dimension)
 
 
@@ -260,7 +263,7 @@ def _window_mask(length: int, window: int, device: torch.device) -> torch.Tensor
 
 
 def _family_attention(call: _Call, heads: Heads, dense: torch.Tensor | None) -> torch.Tensor:
-    """Calls the eager function of the family's own file, which wants a mask of numbers."""
+    """Calls the eager function of the family's own file, which requires a mask of numbers."""
     query, key, _ = heads
     family = sys.modules[type(call.module).__module__]
     eager = getattr(family, "eager_attention_forward", None)
@@ -292,7 +295,7 @@ class _Kernel(NamedTuple):
 
 @functools.cache
 def _varlen_kernel() -> _Kernel | None:
-    """Returns the kernel, if torch has one. Its arguments moved between versions."""
+    """Returns the kernel if torch has one. Its arguments changed between versions."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -311,7 +314,7 @@ def _varlen_runs(heads: Heads, pattern: Pattern) -> bool:
         and width % 8 == 0
         and width <= 256
     )
-    # Older versions know no windows.
+    # Older versions do not support windows.
     is_causal_enough = "is_causal" in kernel.arguments and pattern.window is None
     knows = "scale" in kernel.arguments and ("window_size" in kernel.arguments or is_causal_enough)
     return fits and knows
@@ -323,12 +326,13 @@ def _varlen_attention(heads: Heads, pattern: Pattern, scaling: float | None) -> 
     rows, query_heads, tokens, width = heads.query.shape
     options: dict[str, Any] = {"scale": scaling}
     if "window_size" in kernel.arguments:
-        # The kernel counts the tokens before a query, without itself; -1 is all of them.
+        # The kernel counts the tokens before a query, without the query's own; -1 means all of
+        # them.
         back = -1 if pattern.window is None else pattern.window - 1
         options["window_size"] = (back, 0)
     else:
         options["is_causal"] = True
-    # Older versions take fewer keys and values without being asked.
+    # Older versions accept fewer key and value heads without a flag.
     if heads.key.shape[1] != query_heads and "enable_gqa" in kernel.arguments:
         options["enable_gqa"] = True
     joined = [

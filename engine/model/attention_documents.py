@@ -1,8 +1,8 @@
-"""Several documents may share a row, and attention must know where each of them lies.
+"""Several documents may share a row, and attention must know where each of them begins and ends.
 
-`Documents` tells which tokens of a micro-batch belong together. `Pattern` says in addition how far
-a token looks back inside its document. The host knows both, so that no step waits for the device
-to find out where a document ends.
+`Documents` says which tokens of a micro-batch belong together. `Pattern` also says how far a token
+looks back inside its document. Both are kept on the host, so that no step waits for the device to
+find out where a document ends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import torch
 class Documents:
     """An instance lists the documents of a micro-batch, row by row.
 
-    Tensors that are made from them are kept for the blocks that ask for the same again: every block
-    of a forward and of a backward pass does.
+    Tensors made from the documents are cached, because every block requests the same ones in its
+    forward pass and again in its backward pass.
     """
 
     lengths: tuple[tuple[int, ...], ...]
-    """Each row lists how many tokens its documents have. Padding counts as a document."""
+    """For each row, this lists the lengths of its documents in tokens. Padding counts as a
+    document.
+    """
     upload: Callable[[np.ndarray], torch.Tensor]
-    """This function copies a host array to the device and does not wait for the device."""
+    """It copies a host array to the device and does not wait for the device."""
     _starts: dict[int | None, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
     _masks: dict[tuple, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
 
@@ -49,7 +51,7 @@ class Documents:
 
     @property
     def whole(self) -> bool:
-        """Tells whether every row is one document."""
+        """Returns whether every row is one document."""
         return all(len(row) == 1 for row in self.lengths)
 
     @property
@@ -58,10 +60,11 @@ class Documents:
         return max(max(row) for row in self.lengths)
 
     def pieces(self, chunk: int | None) -> Iterator[tuple[slice, int, int]]:
-        """Yields every stretch that attends to itself alone, as (rows, first token, token after the
-        last). Such a stretch is a document or, where attention is chunked, `chunk` tokens of one.
+        """Yields every piece whose tokens attend only to each other, as (rows, first token, token
+        after the last). A piece is a document or, if attention is chunked, `chunk` tokens of a
+        document.
 
-        Rows that are all one document come together, in one slice of all rows.
+        If every row is a single document, one slice covers all rows.
         """
         if self.whole:
             rows = [(slice(None), self.lengths[0])]
@@ -76,8 +79,8 @@ class Documents:
                 start += length
 
     def starts(self, chunk: int | None) -> torch.Tensor:
-        """Returns int32[pieces + 1] on the device: where each piece starts when the rows lie one
-        after another, and where the last one ends.
+        """Returns int32[pieces + 1] on the device: where each piece starts when the rows are
+        concatenated, and where the last piece ends.
         """
         if chunk not in self._starts:
             sizes = [0]
@@ -89,7 +92,9 @@ class Documents:
         return self._starts[chunk]
 
     def mask(self, window: int | None, chunk: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """Returns a mask [rows, 1, tokens, tokens]: 0 where a token sees another one, else -inf."""
+        """Returns a mask [rows, 1, tokens, tokens]: 0 where a token sees another one, and -inf
+        elsewhere.
+        """
         key = window, chunk, dtype
         if key not in self._masks:
             self._masks[key] = self._make_mask(window, chunk, dtype)
@@ -100,7 +105,7 @@ class Documents:
         rows, tokens = len(self.lengths), sum(self.lengths[0])
         numbers = np.arange(len(lengths))
         starts = np.cumsum(lengths) - lengths
-        # Each token gets its document's number and start, in one upload. Starts are counted through
+        # Each token gets its document's number and start, in one upload. Starts are counted across
         # all rows.
         of_token = np.repeat(np.stack([numbers, starts]), lengths, axis=1)
         document, first = self.upload(of_token.astype(np.int32).reshape(2, rows, tokens))
@@ -118,14 +123,14 @@ class Documents:
 
 
 class Pattern:
-    """A pattern stands where a mask would be: attention is causal inside each document.
+    """A pattern takes the place of a mask: attention is causal inside each document.
 
-    With `window`, a token sees only the newest `window` tokens, itself among them. With `chunk`, it
+    With `window`, a token sees only the last `window` tokens, including itself. With `chunk`, it
     sees only tokens of its own chunk of `chunk` tokens. Both count within the document.
     """
 
-    # This is no dataclass: torch 2.11 compiles what receives a frozen dataclass anew for each value
-    # of each field, thus at every step.
+    # This is not a dataclass, because torch 2.11 recompiles code that receives a frozen dataclass
+    # for each new value of a field, which would mean at every step.
     __slots__ = ("chunk", "documents", "window")
 
     def __init__(self, documents: Documents, window: int | None = None, chunk: int | None = None):

@@ -1,9 +1,8 @@
-"""Models of transformers get patterns in place of attention masks.
+"""Models from transformers receive patterns in place of attention masks.
 
-`forward` runs a model and remembers, for its thread, which documents its rows hold. The model's own
-code then asks transformers for its masks, and transformers asks `mask`, which
-engine/model/attention.py registers. `mask` answers with a `Pattern` instead of a tokens x tokens
-tensor.
+`forward` runs a model and remembers, for its thread, which documents are in its rows. The model's
+own code then requests masks from transformers, which calls `mask`, the function that
+engine/model/attention.py registers. `mask` returns a `Pattern` instead of a tokens x tokens tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from engine.model.library import transformers
 
 
 class _Capture(threading.local):
-    """A thread keeps here what the masks of its running forward pass are made from."""
+    """For each thread, the data from which the masks of its current forward pass are made."""
 
     documents: Documents | None = None
     kinds: dict[int, str] | None = None
@@ -40,11 +39,11 @@ def forward(
 ) -> Any:
     """Runs `model`'s own forward pass on `input_ids` (int64 [rows, tokens]) and returns its output.
 
-    `model` is a causal language model of transformers, and `given` is handed to it as it is.
-    `documents` are those of `position_ids` in `given`; without them they are read from
-    `position_ids`, which waits for its device. `kinds` remembers from call to call what kind of
-    local attention each size belongs to, since finding that out waits for the device, too. With a
-    key-value cache nothing is packed, and the masks are the library's.
+    `model` is a causal language model from transformers, and `given` is passed to it unchanged.
+    `documents` are those of `position_ids` in `given`; if they are not given, they are read from
+    `position_ids`, which waits for the device. `kinds` caches, across calls, the kind of local
+    attention for each size, because finding it out also waits for the device. With a key-value
+    cache nothing is packed, and the library's masks are used.
     """
     has_cache = given.pop("use_cache", False) or given.get("past_key_values") is not None
     if has_cache or model.config.get_text_config()._attn_implementation != DOCUMENTS:
@@ -54,8 +53,8 @@ def forward(
     _capture.documents = documents
     _capture.kinds = {} if kinds is None else kinds
     try:
-        # Given a mask of its own, the library looks for no documents, for which it would wait for
-        # the device.
+        # If the library is given a mask, it does not search for documents, which would wait for the
+        # device.
         return model(
             input_ids=input_ids, use_cache=False, attention_mask=torch.ones_like(input_ids), **given
         )
@@ -73,17 +72,17 @@ def mask(
     device: torch.device | str = "cpu",
     **given: Any,
 ) -> Pattern | torch.Tensor | None:
-    """Answers transformers where it asks for a mask. The arguments are those of its mask interface.
+    """Returns a mask when transformers requests one. The arguments are those of its mask interface.
 
-    Returns a Pattern, or None for plain causal attention over whole rows. Outside `forward`, and
-    for whole rows of a kind that no pattern describes, it returns the library's dense mask
-    [rows, 1, tokens, tokens]. Raises ModelError for packed rows of such a kind.
+    The result is a Pattern, or None for plain causal attention over whole rows. Outside `forward`,
+    and for whole rows of a kind that no pattern describes, it is the library's dense mask [rows, 1,
+    tokens, tokens]. Raises ModelError for packed rows of such a kind.
     """
     masking = transformers().masking_utils
     mask_function = mask_function or masking.causal_mask_function
     documents, kinds = _capture.documents, _capture.kinds
     if documents is not None and kinds is not None:
-        given["attention_mask"] = None  # `forward` gave one that hides nothing
+        given["attention_mask"] = None  # `forward` passed one that hides nothing
         kind = "other"
         if allow_is_causal_skip and not use_vmap:
             if mask_function is masking.causal_mask_function:
@@ -110,7 +109,9 @@ def mask(
 
 
 def _documents_of(input_ids: torch.Tensor, positions: torch.Tensor | None) -> Documents:
-    """Returns the documents that `positions` tell, or one a row where there are none."""
+    """Returns the documents according to `positions`, or one document per row if there are no
+    positions.
+    """
 
     def upload(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(input_ids.device)
@@ -122,7 +123,7 @@ def _documents_of(input_ids: torch.Tensor, positions: torch.Tensor | None) -> Do
 
 
 def _pattern(documents: Documents, kind: str, local_size: int | None) -> Pattern | None:
-    """Returns the pattern of a `kind` of attention; None where it is plain causal attention."""
+    """Returns the pattern for a `kind` of attention, or None for plain causal attention."""
     is_local = kind != "causal" and local_size is not None and local_size < documents.longest
     if not is_local:
         return None if documents.whole else Pattern(documents)
@@ -132,7 +133,7 @@ def _pattern(documents: Documents, kind: str, local_size: int | None) -> Pattern
 
 
 def _local_kind(mask_function: Callable, size: int, device: torch.device | str) -> str:
-    """Returns `sliding`, `chunked` or `other`, told by what the tokens around the borders of a
+    """Returns `sliding`, `chunked` or `other`, according to what the tokens around the borders of a
     window and of a chunk see.
     """
     tried = torch.tensor([size - 1, size, size + 1, 2 * size + 1], device=device)

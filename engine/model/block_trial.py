@@ -1,8 +1,8 @@
 """A block of each kind is tried on two tokens, with weights that occupy no memory.
 
-The trial tells what the block returns, which of its parameters are trained, and whether it can be
-streamed at all. Blocks run alone and are run again in the backward pass, so a block that hands
-state to another block, or keeps some, is refused by name.
+The trial shows what the block returns, which of its parameters are trained, and whether it can be
+streamed at all. Blocks run separately and run again in the backward pass, so a block that passes
+state to another block or keeps state is refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HollowProducts(TorchFunctionMode):
     """While it is active, linear layers are not computed.
 
     Their weights are zeros in a trial, and reading those of a large head or block takes seconds.
-    The result is zeros, as it would be, and its gradient would go to the same tensors.
+    The result is zeros, as it would be anyway, and its gradient reaches the same tensors.
     """
 
     def __torch_function__(
@@ -51,10 +51,10 @@ class _Zeros(torch.autograd.Function):
 
 
 class Trial:
-    """A capture pass asks its trial about every block, in order.
+    """A capture pass calls its trial for every block, in order.
 
-    The answer is what the block returns beside its hidden state. The trial runs one block of each
-    kind to find out. Raises ModelError for a model that cannot be streamed.
+    The answer is what the block returns in addition to its hidden state. The trial runs one block
+    of each kind to find this out. Raises ModelError for a model that cannot be streamed.
     """
 
     def __init__(self, module: nn.Module, blocks: list[Unit], dtype: torch.dtype):
@@ -64,14 +64,15 @@ class Trial:
         self._extras: dict[int, tuple | None] = {}
         self._handed_on: list[torch.Tensor] = []
         self.untrained: dict[int, set[str]] = {}
-        """The output of a kind of block does not depend on these parameters by gradient. Plain
-        training leaves them as they are, and so weight decay must, too.
+        """For each kind of block, these parameters get no gradient from the output. Plain training
+        leaves them unchanged, so weight decay must do so, too.
         """
 
     def __call__(
         self, position: int, arguments: BlockArguments, hidden: torch.Tensor
     ) -> tuple | None:
-        """Returns what the block at `position` returns beside its hidden state, as placeholders.
+        """Returns placeholders for what the block at `position` returns in addition to its hidden
+        state.
 
         `hidden` is the block's input [batch, tokens, width].
         """
@@ -92,8 +93,8 @@ class Trial:
         return self._extras[unit.kind]
 
     def _run(self, unit: Unit, arguments: BlockArguments, hidden: torch.Tensor) -> tuple | None:
-        """Runs a copy of the block, checks what it did, and returns placeholders for what it
-        returns beside its hidden state; None where it returns that alone.
+        """Runs a copy of the block and checks its effects. Returns placeholders for what it returns
+        in addition to its hidden state, or None if it returns only that.
         """
         block = self._hollow_copy(unit)
         contents = _contents(arguments)
@@ -119,13 +120,13 @@ class Trial:
         """Returns a copy of the block whose weights are zeros that occupy no memory."""
         template: Any = unit.block
         block = copy.deepcopy(template)
-        block.__dict__.pop("forward", None)  # the recorder: the class's own forward is to run
+        block.__dict__.pop("forward", None)  # drops the recorder
         item = np.uint16 if self._dtype.itemsize == 2 else np.float32
         for name, parameter in list(block.named_parameters()):
             owner, _, attribute = name.rpartition(".")
-            # NumPy allocates zeros by calloc: pages that are only read are never backed by memory.
-            # Expanding one zero would take none either, but grouped matmuls refuse stride-0
-            # weights.
+            # NumPy allocates zeros with calloc: pages that are only read are never backed by
+            # memory. Expanding a single zero would take no memory either, but grouped matmuls
+            # refuse stride-0 weights.
             zeros = torch.from_numpy(np.zeros(parameter.shape, item)).view(self._dtype)
             block.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros)
         return block
@@ -133,7 +134,7 @@ class Trial:
     def _refuse_state(
         self, unit: Unit, changed_arguments: bool, before: dict[str, Any], after: dict[str, Any]
     ) -> None:
-        """Raises ModelError for a block that hands state on or keeps it."""
+        """Raises ModelError for a block that passes state on or keeps it."""
         if changed_arguments:
             raise ModelError(
                 f"{self._family} passes state from block to block ({unit.name} changes its own "
@@ -147,7 +148,9 @@ class Trial:
             )
 
     def _note_untrained(self, unit: Unit, block: nn.Module, state: torch.Tensor) -> None:
-        """Notes the parameters without a gradient; refuses those that are kept from having one."""
+        """Records the parameters without a gradient. Raises ModelError if the family itself
+        excludes other parameters from training.
+        """
         reached = parameters_reached(state)
         untrained = {
             name
@@ -169,8 +172,8 @@ class Trial:
 
 
 def _in_list(name: str) -> bool:
-    """Tells whether a parameter is in a list, as those of one expert of many are: some tokens leave
-    it out and others do not.
+    """Returns whether a parameter is in a list, as the parameters of a single expert are: some
+    tokens use them and others do not.
     """
     return any(part.isdigit() for part in name.split("."))
 
@@ -186,12 +189,12 @@ def _tensors(arguments: BlockArguments) -> list[tuple[str, torch.Tensor]]:
 
 
 def _contents(arguments: BlockArguments) -> list[tuple]:
-    """Returns which tensors the arguments hold, and how often each was written to."""
+    """Returns which tensors are in the arguments, and how often each was written to."""
     return [(path, id(tensor), tensor._version) for path, tensor in _tensors(arguments)]
 
 
 def _own_state(block: nn.Module) -> dict[str, Any]:
-    """Returns a block's plain attributes, and its buffers with how often each was written to."""
+    """Returns a block's plain attributes, and its buffers with the number of writes to each."""
     state: dict[str, Any] = {}
     for prefix, module in block.named_modules():
         for name, value in plain_attributes(module):
@@ -204,9 +207,10 @@ def _own_state(block: nn.Module) -> dict[str, Any]:
 
 
 def plain_attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Returns the values that a module's behaviour can depend on, without tensors and children.
+    """Returns the attributes that can affect a module's behaviour, without tensors and child
+    modules.
 
-    The values compare equal where the behaviour is the same.
+    The values compare equal if the behaviour is the same.
     """
     return [
         (name, _comparable(value))

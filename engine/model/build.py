@@ -1,8 +1,8 @@
 """A Hugging Face configuration becomes a streamed model: built on the meta device, and split into
 embed, blocks and head.
 
-Nothing here reads weights. What cannot be streamed correctly is refused by name before anything is
-allocated.
+Nothing here reads weights. A model that cannot be streamed correctly is refused by name before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from engine.plan.buffers import EMBED, HEAD
 def build_model(config: Any, model: ModelConfig) -> StreamedModel:
     """Builds the skeleton on the meta device and splits it into units.
 
-    `config` is a configuration of transformers. The probe runs the model once on two tokens with
+    `config` is a transformers configuration. The probe runs the model once on two tokens with
     weights that occupy no memory, so it takes well under a second for any size. Raises ModelError
-    for what cannot be streamed.
+    for a model that cannot be streamed.
     """
     refuse_family(config)
     try:
@@ -47,7 +47,9 @@ def build_model(config: Any, model: ModelConfig) -> StreamedModel:
 
 
 def refuse_family(config: Any) -> None:
-    """Raises ModelError for what a configuration alone shows to be impossible."""
+    """Raises ModelError for a model that, judging by its configuration alone, cannot be
+    streamed.
+    """
     mapping = transformers().models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
     family = config.model_type
     if getattr(config, "is_encoder_decoder", False):
@@ -92,7 +94,8 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
     config.use_cache = False
     packing = packing_of(config, model.attention)
     module = _empty_module(config, model, packing.attention or "sdpa")
-    # What is tried here draws no dropout: a run in another thread may be using torch's generator.
+    # The trials must not draw dropout, because a run in another thread may be using torch's
+    # generator.
     module.eval()
     layers = find_layers(module, config)
     _refuse_bidirectional(module, layers)
@@ -113,8 +116,8 @@ def _build(config: Any, model: ModelConfig) -> StreamedModel:
 
 
 def _empty_module(config: Any, model: ModelConfig, best_attention: str) -> nn.Module:
-    """Returns the model on the meta device, with the attention that was asked for, or with the best
-    one under `auto`; with the eager one where the family lacks that.
+    """Returns the model on the meta device. It has the requested attention, or the best one for
+    `auto`; if the family lacks that, it has the eager attention.
     """
     dtype = TORCH_DTYPES[model.dtype]
     attention = best_attention if model.attention == "auto" else model.attention
@@ -139,8 +142,8 @@ def _refuse_bidirectional(module: nn.Module, layers: nn.ModuleList) -> None:
 
 
 def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
-    """Returns the list of decoder blocks: the one with most parameters, among those as long as the
-    configuration says. Raises ModelError where there is no list.
+    """Returns the list of decoder blocks: the one with the most parameters among all lists of the
+    length given in the configuration. Raises ModelError if there is no such list.
     """
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
@@ -157,20 +160,23 @@ def find_layers(module: nn.Module, config: Any) -> nn.ModuleList:
 
 
 class _Names:
-    """An instance knows the names of a module's parameters, and which of them AdamW decays."""
+    """The names of a module's parameters, and which of the parameters AdamW decays."""
 
     def __init__(self, module: nn.Module):
         self.of: dict[int, list[str]] = {}
-        """The id of a parameter leads to all of its names, the owning one first."""
+        """All names of each parameter, by the parameter's id, the owning name first."""
         for name, parameter in module.named_parameters(remove_duplicate=False):
             self.of.setdefault(id(parameter), []).append(name)
-        # Transformers' rule: no decay in a LayerNorm, nor of what is named as a bias or a norm.
+        # Transformers' rule: no weight decay for a LayerNorm, nor for parameters with the name of a
+        # bias or a norm.
         spared = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
         find = transformers().trainer_pt_utils.get_parameter_names
         self._decayed = set(find(module, [nn.LayerNorm], spared))
 
     def spec(self, name: str, full_name: str, parameter: torch.Tensor) -> ParameterSpec:
-        """Describes a parameter, of any shape, that its unit calls `name`."""
+        """Returns the specification of a parameter, of any shape, with the name `name` in its
+        unit.
+        """
         return ParameterSpec(name, full_name, tuple(parameter.shape), full_name in self._decayed)
 
 
@@ -206,8 +212,8 @@ def _block_units(module: nn.Module, layers: nn.ModuleList, names: _Names) -> lis
 def _block_specs(
     module: nn.Module, block: nn.Module, prefix: str, names: _Names
 ) -> list[ParameterSpec]:
-    """Describes a block's parameters. Raises ModelError for one that another part of the model has
-    as well.
+    """Returns the specifications of a block's parameters. Raises ModelError for a parameter that
+    another part of the model shares.
     """
     specs = []
     for name, parameter in block.named_parameters():
@@ -223,11 +229,11 @@ def _block_specs(
 
 
 def _kind_of(block: nn.Module) -> tuple:
-    """Returns what two blocks must share to use one template: class tree, parameter and buffer
-    shapes, plain attributes.
+    """Returns what must be equal for two blocks to use one template: class tree, parameter and
+    buffer shapes, plain attributes.
 
-    Shapes alone are not enough: sliding or full attention and rotary or none live in attributes.
-    `layer_idx` is set for each unit, as its buffers are.
+    Shapes alone are not enough: whether attention is sliding or full, and whether embeddings are
+    rotary, is stored in attributes. `layer_idx` is set for each unit, like its buffers.
     """
     parts = tuple(
         (name, type(part), tuple(plain_attributes(part))) for name, part in block.named_modules()
@@ -242,13 +248,13 @@ def _kind_of(block: nn.Module) -> tuple:
 
 @dataclass
 class _Outer:
-    """The parameters outside the blocks are here bound to weights that occupy no memory."""
+    """The parameters outside the blocks, bound to weights that occupy no memory."""
 
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
-    """A parameter is bound to these attributes of these modules."""
+    """The modules and attributes to which each parameter is bound."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """A second name of a tied parameter leads to its first."""
+    """The first name of each tied parameter, by its second name."""
 
     def add(self, group: list[str], hollow: nn.Parameter, modules: dict[str, nn.Module]) -> None:
         """Binds `hollow` to all names of a parameter, the owning one first."""
@@ -270,7 +276,7 @@ class _Outer:
 
 @dataclass(frozen=True)
 class _Probed:
-    """The probe finds the units outside the blocks."""
+    """The result of the probe: the units outside the blocks."""
 
     skeleton: Skeleton
     embed: Unit
@@ -289,8 +295,8 @@ def _probe(
     """Runs the capture pass, one block of each kind and the tail on two tokens, with weights that
     occupy no memory.
 
-    Finds which parameters the embed unit and the head unit own, and what each block returns;
-    refuses block arguments that carry gradients or state from one block to another.
+    Finds which parameters the embed unit and the head unit own, and what each block returns.
+    Refuses block arguments that carry gradients or state from one block to another.
     """
     outer = _bind_hollow(module, blocks, names, dtype)
     with torch.enable_grad(), HollowProducts():
@@ -322,7 +328,7 @@ def _probe(
 def _bind_hollow(
     module: nn.Module, blocks: list[Unit], names: _Names, dtype: torch.dtype
 ) -> _Outer:
-    """Binds every parameter outside the blocks to a zero that is expanded to its shape."""
+    """Binds every parameter outside the blocks to a zero expanded to the parameter's shape."""
     in_blocks = {spec.full_name for unit in blocks for spec in unit.layout.parameters}
     modules = dict(module.named_modules())
     outer = _Outer()
@@ -354,9 +360,10 @@ def _first_hidden(module: nn.Module, skeleton: Skeleton, trial: Trial) -> torch.
 
 
 def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
-    """Lays the unit out anew, without decay of parameters that are not trained.
+    """Replaces the unit's layout by one without weight decay for parameters that are not trained.
 
-    Plain training gives them no gradient and so leaves them as they are; decay must, too.
+    Plain training gives them no gradient and so leaves them unchanged; weight decay must do so,
+    too.
     """
     specs = [
         replace(spec, decay=spec.decay and spec.name not in untrained)
@@ -368,8 +375,8 @@ def _spare_from_decay(unit: Unit, untrained: set[str]) -> None:
 def _active_parameters(config: Any, units: list[Unit]) -> int:
     """Counts the parameters that one token passes through.
 
-    Stacks of experts (as many rows as experts, and three dimensions or biases of such) count by the
-    experts that a token uses; all other parameters count as a whole.
+    Expert stacks (one row per expert, with three dimensions, or biases of such stacks) count only
+    for the experts that a token uses; all other parameters count fully.
     """
     experts, chosen = routed_experts(config.get_text_config())
     total = 0
@@ -384,7 +391,7 @@ def _active_parameters(config: Any, units: list[Unit]) -> int:
 
 
 def routed_experts(text_config: Any) -> tuple[int, int]:
-    """Returns the number of experts in a block, and of those that a token is routed to.
+    """Returns the number of experts in a block, and the number to which a token is routed.
 
     Both are 0 for a dense model.
     """

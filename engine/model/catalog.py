@@ -1,9 +1,9 @@
-"""Shapes of some models are bundled, so that what these models take is known without a network, and
-without torch or transformers. They are published models (`assets/models.json`) and the starter
+"""Shapes of some models are bundled, so that the memory needs of these models are known without a
+network, torch or transformers. They are published models (`assets/models.json`) and the starter
 (`assets/starter-shape.json`).
 
-The facts are those of the models' own configurations; the counts are what `engine.model.shape`
-gives for them on the meta device, written by `assets/make/models.py`.
+The facts come from the models' own configurations. The counts are computed by `engine.model.shape`
+on the meta device, and written by `assets/make/models.py`.
 """
 
 from __future__ import annotations
@@ -25,31 +25,36 @@ STARTER_FILE = PROGRAM_ROOT / "assets" / "starter-shape.json"
 
 @dataclass(frozen=True, eq=False)
 class CatalogEntry:
-    """An entry describes a published model, and others of exactly its shape."""
+    """An entry describes a published model, and others with exactly the same shape."""
 
     id: str
-    """The model whose configuration `config` is has this id on the Hugging Face hub."""
+    """This is the Hugging Face hub id of the model whose configuration is `config`."""
     also: tuple[str, ...]
-    """Models of these ids have the same shape."""
+    """Models with these ids have the same shape."""
     contexts: Mapping[str, int]
-    """Some of `also` differ in the longest row: these have their own max_position_embeddings."""
+    """Some of the models in `also` differ in the longest row. Their own max_position_embeddings are
+    listed here.
+    """
     title: str
     family: str
     published: str
-    """The publisher gives this many parameters, such as 7.61B. It is the hub's count where the
-    publisher rounds to 7B.
+    """This is the number of parameters stated by the publisher, such as 7.61B, or the hub's count
+    if the publisher rounds to 7B.
     """
     published_active: str | None
-    """A token passes through this many parameters of a mixture of experts; None for dense models.
+    """In a mixture of experts, a token passes through this many parameters; None for dense
+    models.
     """
     source: str
     """The configuration is published at this address."""
     config: Mapping[str, Any]
-    """The shape depends on these values, which `transformers.AutoConfig.for_model` takes."""
+    """The shape depends on these values, which are arguments of
+    `transformers.AutoConfig.for_model`.
+    """
     _shape: Mapping[str, Any] = field(repr=False)
 
     def config_of(self, model_id: str) -> dict[str, Any]:
-        """Returns `config` as it is for `model_id`, which is this model or one of `also`."""
+        """Returns the values of `config` for `model_id`, which is this model or one of `also`."""
         config = dict(self.config)
         for known, positions in self.contexts.items():
             if known.lower() == model_id.lower():
@@ -61,7 +66,7 @@ class CatalogEntry:
     ) -> ModelShape | None:
         """Returns the shape of this model, or of `source` if that is one of `also`.
 
-        Returns None where no counts are bundled: for another attention than `auto`, or for a model
+        Returns None if no counts are bundled: for an attention other than `auto`, or for a model
         that is too large to be counted in float32.
         """
         if attention != "auto":
@@ -75,7 +80,7 @@ class CatalogEntry:
 
 @functools.cache
 def catalog() -> tuple[CatalogEntry, ...]:
-    """Reads all bundled models, family by family, in the order of the file."""
+    """Returns all bundled models, family by family, in file order."""
     with FILE.open(encoding="utf-8") as file:
         return tuple(
             CatalogEntry(
@@ -96,31 +101,31 @@ def catalog() -> tuple[CatalogEntry, ...]:
 
 @functools.cache
 def _by_id() -> dict[str, CatalogEntry]:
-    """Returns the entries by all of their ids, in lower case."""
+    """Returns a map from every id, in lower case, to its entry."""
     return {known.lower(): entry for entry in catalog() for known in (entry.id, *entry.also)}
 
 
 def entry_of(source: str) -> CatalogEntry | None:
-    """Returns the entry of a hub id, in whatever case it is written; None if there is none."""
+    """Returns the entry of a hub id, ignoring case; None if there is none."""
     return _by_id().get(source.strip().lower())
 
 
 def catalog_shape(
     source: str, dtype: str = "bfloat16", attention: str = "auto"
 ) -> ModelShape | None:
-    """Returns the bundled shape of the hub id `source`, which becomes its name.
+    """Returns the bundled shape of the hub id `source`, with `source` as its name.
 
-    Returns None for what the catalog does not answer.
+    Returns None if the catalog has no such shape.
     """
     entry = entry_of(source)
     return None if entry is None else entry.shape(dtype, attention, source.strip())
 
 
 def starter_shape(config: bytes, dtype: str, attention: str, source: str) -> ModelShape | None:
-    """Returns the bundled shape of the starter, named `source`, if `config` is what the starter's
-    config.json holds. So a copy of its folder is answered as well.
+    """Returns the bundled shape of the starter, with `source` as its name, if `config` equals the
+    content of the starter's config.json. So this works for a copy of its folder as well.
 
-    Returns None for any other content, and for another attention than `auto`.
+    Returns None for any other content, and for an attention other than `auto`.
     """
     if attention != "auto" or hashlib.sha256(config).hexdigest() != _starter()["config_sha256"]:
         return None

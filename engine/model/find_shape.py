@@ -1,13 +1,13 @@
 """`shape_from_source` returns the shape of a model, which follows from its configuration alone.
 
-The first of these that answers is taken:
+It comes from the first of these sources that knows it:
 
-- what this process found before, while the configuration file is the same;
-- the catalog, for a published model of which there is no copy here;
+- the shapes that this process has found before, as long as the configuration file is the same;
+- the catalog, for a published model without a copy on this machine;
 - the bundled shape of the starter;
-- what this machine kept of a model that it built before (engine/model/kept_shapes.py);
-- the model itself, built on the meta device and measured. Only this takes torch, which is imported
-  then.
+- the file kept when this machine built the model before (engine/model/kept_shapes.py);
+- the model itself, built on the meta device and measured. Only this needs torch, which is imported
+  at that point.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ from engine.model.shape import ModelShape
 from engine.paths import resolve_source
 
 FAILURE_SECONDS = 20.0
-"""A source that failed is not asked for again sooner: a form asks on every keystroke."""
+"""A source that failed is not tried again within this many seconds, because a form makes a request
+on every keystroke.
+"""
 
 _KNOWN_SHAPES = 64
 """A process remembers this many shapes."""
 _known: dict[_Key, ModelShape] = {}
 _failures: dict[_Key, tuple[float, str]] = {}
-"""The last failure: when it was, and its sentence."""
+"""The time and the sentence of the last failure for each key."""
 _remembering = threading.Lock()
 _building = threading.Lock()
 """One thread builds at a time."""
@@ -41,31 +43,31 @@ _building = threading.Lock()
 
 @dataclass(frozen=True)
 class _Key:
-    """A shape is remembered by all that decides it."""
+    """A remembered shape is identified by everything that decides it."""
 
     source: str
     path: Path | None
     digest: bytes | None
-    """SHA-256 is taken of the configuration; None: it cannot be read here."""
+    """SHA-256 of the configuration; None if it cannot be read on this machine."""
     dtype: str
     attention: str
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A source names a local path, a configuration that is here, both or neither."""
+    """Where a source is on this machine: a local path, a configuration file, both or neither."""
 
     path: Path | None
     file: Path | None
-    """The configuration is read from this file."""
+    """The file from which the configuration is read."""
 
 
 def shape_from_source(model: ModelConfig) -> ModelShape:
     """Returns the shape of `model.source`, and remembers it until the configuration file changes.
 
-    A published model is answered by the catalog, unless there is a copy of it here: a folder of
-    that name, or a configuration in the Hugging Face cache. Raises ModelError in one sentence for a
-    source that cannot be read or a model that cannot be streamed.
+    The shape of a published model comes from the catalog, unless there is a copy on this machine: a
+    folder with that name, or a configuration in the Hugging Face cache. Raises ModelError, in one
+    sentence, for a source that cannot be read or a model that cannot be streamed.
     """
     source = model.source.strip()
     place = _place_of(source)
@@ -94,7 +96,9 @@ def _place_of(source: str) -> _Place:
 
 
 def _content(file: Path | None) -> bytes | None:
-    """Returns None for what cannot be read: whoever loads the configuration says why."""
+    """Returns the bytes of a file, or None if it cannot be read. Loading the configuration then
+    reports why.
+    """
     try:
         return file.read_bytes() if file is not None and file.is_file() else None
     except OSError:
@@ -102,7 +106,7 @@ def _content(file: Path | None) -> bytes | None:
 
 
 def _without_torch(content: bytes | None, source: str, model: ModelConfig) -> ModelShape | None:
-    """Returns the shape that is bundled or kept for a configuration of these bytes."""
+    """Returns the shape that is bundled or kept for a configuration with these bytes."""
     if content is None:
         return None
     bundled = starter_shape(content, model.dtype, model.attention, source)
@@ -131,7 +135,9 @@ def _build_once(key: _Key, model: ModelConfig) -> ModelShape:
 
 
 def _remember(key: _Key, shape: ModelShape) -> ModelShape:
-    """Returns the shape that is remembered by `key`: a thread may have been faster."""
+    """Remembers a shape, and returns the one remembered under `key`: another thread may have been
+    faster.
+    """
     with _remembering:
         while len(_known) >= _KNOWN_SHAPES:
             oldest = next(iter(_known))
@@ -142,7 +148,7 @@ def _remember(key: _Key, shape: ModelShape) -> ModelShape:
 def _build(model: ModelConfig) -> ModelShape:
     """Builds the model on the meta device and measures it.
 
-    The shape is kept for later processes if what was read is still what is there.
+    The shape is kept for later processes if the configuration has not changed since it was read.
     """
     from engine.model.build import build_model
     from engine.model.measure_shape import shape_of
@@ -153,12 +159,12 @@ def _build(model: ModelConfig) -> ModelShape:
     file = place.file
     content = _content(file)
     if place.path is None and file is not None:
-        # A configuration in the Hugging Face cache is read from its folder there: the hub's own may
-        # be another one by now.
+        # A configuration in the Hugging Face cache is read from its folder there: the configuration
+        # on the hub may have changed.
         config = load_config(str(file.parent))
     else:
         config = load_config(source)
-    if place.path is None and file is None:  # the hub gave it, and it is in the cache now
+    if place.path is None and file is None:  # it came from the hub, and is in the cache now
         file = _place_of(source).file
         content = _content(file)
     shape = shape_of(build_model(config, replace(model, source=source)), source)

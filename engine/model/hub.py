@@ -1,8 +1,8 @@
-"""Models of the Hugging Face hub are brought into the hub's own cache before they are read.
+"""Models from the Hugging Face hub are downloaded into the hub's own cache before they are read.
 
-The transfer tells its progress, and is given up at once when that is asked for. So a process of its
-own does it (engine/model/hub_download.py): a program that looks up a name, opens a connection or
-waits for a silent server can only be stopped by ending its process.
+The transfer reports its progress, and can be cancelled at any moment. So a separate process does it
+(engine/model/hub_download.py): code that looks up a name, opens a connection or waits for a silent
+server can be stopped only by ending its process.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ _VARIABLES = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 _ERRORS = {"ModelError": ModelError, "FitError": FitError}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 LOOK_SECONDS = 0.2
-"""The caller is asked this often whether to give up."""
+"""Every this many seconds, the caller can cancel the transfer."""
 RATE_SECONDS = 30.0
-"""The rate of a download is that of its last seconds, this many."""
+"""The rate of a download is its average over this many seconds before now."""
 KNOWN_SECONDS = 3.0
-"""The rate is unknown before this time has passed."""
+"""The rate is unknown until this many seconds have passed."""
 SILENT_SECONDS = 10.0
-"""A hub that sends nothing for this long is mentioned."""
+"""If the hub sends nothing for this many seconds, the progress mentions it."""
 _fetched: dict[str, dict[str, Path]] = {}
-"""After a source was fetched, the cache had these files of it."""
+"""For each source that was fetched, these files were in the cache afterwards."""
 
 
 def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], None]) -> None:
-    """Brings the missing files of a hub model into the hub's cache.
+    """Copies the missing files of a model from the hub into the hub's cache.
 
-    These are configuration and tokenizer and, with `weights`, the safetensors. A source that is no
-    hub id is left alone. A hub that does not answer is no error where the cache has what is needed.
+    These are the configuration, the tokenizer and, with `weights`, the safetensors. Nothing is done
+    for a source that is not a hub id. It is not an error if the hub does not answer but the cache
+    has all that is needed.
 
-    `check` is called until it is known whether anything is to be downloaded, and then `progress`,
-    both several times a second. What they raise gives up at once, and what has come is kept. Raises
-    ModelError for what the hub does not give and for a lost connection, FitError where the disk has
-    too little space.
+    `check` is called several times a second until it is known whether anything must be downloaded,
+    and after that `progress`. An exception from either cancels the transfer at once; downloaded
+    bytes are kept. Raises ModelError for files that the hub does not provide and for a lost
+    connection, and FitError if the disk has too little space.
     """
     if resolve_source(source) is not None or not _HUB_ID.fullmatch(source):
         return
@@ -61,7 +62,7 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
         return
     if cached_config(source) is None:
         if is_offline():
-            return  # whoever reads the configuration says what is missing
+            return  # reading the configuration will report what is missing
         raise ModelError(
             f"model.source: {source!r} is neither a local folder nor a model that the hub gave "
             f"({reason}); check the name or your connection."
@@ -74,10 +75,10 @@ def fetch(source: str, weights: bool, progress: Progress, check: Callable[[], No
 
 
 def is_fetched(source: str) -> bool:
-    """Tells whether nobody needs to be asked for a hub model again.
+    """Returns whether a hub model can be read without another network request.
 
-    So it is when this process has fetched it, or found that the cache has to do, and what it found
-    is still there.
+    This is so if this process has fetched the model, or has found that only the cache is available,
+    and the files found then still exist.
     """
     files = _fetched.get(source)
     if not files:
@@ -88,10 +89,12 @@ def is_fetched(source: str) -> bool:
 def _transfer(
     source: str, weights: bool, progress: Progress, check: Callable[[], None]
 ) -> str | None:
-    """Returns None when all is in the cache, else why the hub could not be asked."""
+    """Returns None when all files are in the cache, or else the reason why the hub could not be
+    reached.
+    """
     pace: _Pace | None = None
     with contextlib.closing(HelperProcess(_PROGRAM, _VARIABLES, quiet=True)) as process:
-        # A process that has ended already is told from its answer below.
+        # If the process has already ended, the code that reads its answer below notices it.
         with contextlib.suppress(BrokenPipeError):
             process.send(json.dumps({"source": source, "weights": weights}).encode() + b"\n")
         while True:
@@ -112,7 +115,9 @@ def _transfer(
 
 
 def _reason(answer: dict[str, Any], process: HelperProcess, source: str) -> str | None:
-    """Returns what the last answer gives as a reason, None where all has come; raises its error."""
+    """Returns the reason in the last answer, or None if all files have arrived. If the answer is an
+    error, raises it.
+    """
     if "error" in answer:
         raise _ERRORS[answer["error"]](answer["text"])
     if "finished" in answer:
@@ -126,9 +131,9 @@ def _reason(answer: dict[str, Any], process: HelperProcess, source: str) -> str 
 
 
 class _Pace:
-    """A pace tells how far a download is and how fast, from what its process says.
+    """A pace computes the progress and the rate of a download from its process's reports.
 
-    `done` stays below `total` until all is in its place. Both are bytes.
+    `done` stays below `total` until all files are in place. Both are in bytes.
     """
 
     def __init__(self) -> None:
@@ -136,10 +141,10 @@ class _Pace:
         self.total = 0
         self.files = 0
         self.of = 0
-        """There are this many files in all."""
+        """The total number of files."""
         self._began = time.monotonic()
         self._grew = self._began
-        """Something came at this time for the last time."""
+        """The time when bytes last arrived."""
         self._seen: deque[tuple[float, int]] = deque()
 
     def take(self, answer: dict[str, int]) -> None:

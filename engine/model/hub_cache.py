@@ -1,6 +1,6 @@
-"""These functions look up what the Hugging Face cache of this machine holds of a model.
+"""These functions find the files of a model in this machine's Hugging Face cache.
 
-They ask no hub, and need no torch.
+They make no network request, and need no torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 def cached_config(source: str) -> Path | None:
     """Returns the configuration of this model in the Hugging Face cache, or None.
 
-    It is the truth where it differs from the catalog, and reading it needs no network.
+    It takes precedence over the catalog, and reading it needs no network.
     """
     model = _cache_folder() / f"models--{source.strip().replace('/', '--')}"
     try:
         revision = (model / "refs" / "main").read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):  # unreadable, no text, or no name that a file can have
+    except (OSError, ValueError):  # unreadable, not text, or not a valid file name
         return None
     file = model / "snapshots" / revision / "config.json"
     return file if file.is_file() else None
@@ -40,22 +40,22 @@ def _cache_folder() -> Path:
 
 
 def is_offline() -> bool:
-    """Tells whether huggingface_hub was told to ask nobody."""
+    """Returns whether huggingface_hub is set to offline mode."""
     said = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def cached_weights(source: str) -> Path | None:
-    """Returns the folder of the hub's cache that has the whole of a model's weights, or None."""
+    """Returns the folder in the hub's cache that has all weights of a model, or None."""
     files = cached_files(source)
     found = weight_files(files, lambda name: files[name].read_text(encoding="utf-8"))
     return files["config.json"].parent if found and files.keys() >= set(found) else None
 
 
 def cached_files(source: str) -> dict[str, Path]:
-    """Returns the files that the cache has of a model, by name in the model's folder.
+    """Returns the cached files of a model, by their names in the model's folder.
 
-    There are none of a model that has no configuration in the cache.
+    The result is empty if the model's configuration is not in the cache.
     """
     config = cached_config(source)
     if config is None:
@@ -70,14 +70,14 @@ def cached_files(source: str) -> dict[str, Path]:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-"""The index lists the files of weights that are split into several."""
+"""The index lists the weight files when the weights are split into several files."""
 
 
 def weight_files(names: Collection[str], read: Callable[[str], str]) -> list[str]:
-    """Returns the files that a model's weights are read from, as transformers chooses them.
+    """Returns the files from which transformers reads a model's weights.
 
-    `names` are those in the model's folder, and `read` returns the text of one. An index comes
-    first, and is followed by the files that it lists. There are none where the folder has no
+    `names` are the names of the files in the model's folder, and `read` returns the text of one. An
+    index comes first, followed by the files that it lists. The result is empty if the folder has no
     safetensors.
     """
     try:

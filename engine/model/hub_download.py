@@ -1,12 +1,13 @@
-"""A separate process fetches a model of the Hugging Face hub into the hub's own cache.
+"""A separate process downloads a model from the Hugging Face hub into the hub's own cache.
 
-engine/model/hub.py starts and ends the process. Everything goes through huggingface_hub. Its
-`hf_hub_download` throws away what it has of a file when it is interrupted. So weights are written
-here by its `http_get`, into a file beside the cache's own that the next attempt goes on with; the
-library then finds the whole file in its cache. Nothing here imports torch.
+engine/model/hub.py starts and ends the process. All requests go through huggingface_hub. When its
+`hf_hub_download` is interrupted, it discards the downloaded part of a file. So its `http_get` is
+called here to write weights into a separate file in the cache's folder, and the next attempt
+resumes that file. The library then finds the complete file in its cache. Nothing here imports
+torch.
 
-- One line of JSON on the standard input asks: `{source, weights}`.
-- The process answers in lines of JSON: `{done, total, files, of}` as bytes come.
+- The request is one line of JSON on standard input: `{source, weights}`.
+- The process reports progress in lines of JSON as bytes arrive: `{done, total, files, of}`.
 - The last line is one of `{finished}`, `{unreachable: reason}` and `{error, text}`, where `error`
   names a class of engine.errors.
 - When its input ends, the process ends as well.
@@ -34,26 +35,26 @@ from engine.model.hub_cache import INDEX, WEIGHTS, weight_files
 from engine.words import in_gib
 
 ANSWER_SECONDS = 10
-"""The hub may take this long to say what it has."""
+"""The hub must list the files of a model within this many seconds."""
 CHUNK_BYTES = 1 << 18
 """At most this much of each file is lost when a download is ended."""
 FILES_AT_ONCE = 8
 TOLD_EVERY = 0.2
-"""Progress is told once in this many seconds."""
+"""Progress is reported once in this many seconds."""
 RETRY_SECONDS = 1.0
-"""A broken connection is opened again after this time."""
+"""A broken connection is reopened after this many seconds."""
 _SMALL = re.compile(
     r"[^/]+\.(json|txt|model|jinja|tiktoken|spm|codes)|additional_chat_templates/[^/]+\.jinja"
 )
-"""Files of these names are the configuration and whatever a tokenizer may be made of."""
+"""Files with these names hold the configuration, or may belong to a tokenizer."""
 _NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""The cache gives contents such names."""
+"""The cache names contents by hashes of this form."""
 
 
 class Refused(Exception):
-    """A person must mend something before a model can be downloaded.
+    """A person must fix something before a model can be downloaded.
 
-    `kind` names the class of engine.errors that tells it.
+    `kind` names the class in engine.errors that reports the problem.
     """
 
     def __init__(self, kind: str, text: str):
@@ -62,7 +63,9 @@ class Refused(Exception):
 
 
 class _Transfer:
-    """A transfer brings files of one model into the cache, and says how many bytes are there."""
+    """A transfer downloads the files of one model into the cache, and reports how many bytes are
+    there.
+    """
 
     def __init__(self, source: str, say: Callable[[dict[str, Any]], None]):
         from huggingface_hub import HfApi, constants
@@ -78,11 +81,15 @@ class _Transfer:
         self._folder = self._cache / model / "snapshots" / str(self._commit)
         self._locks = self._cache / ".locks" / model
         self._come: dict[str, int] = {}
-        """So many bytes of each wanted file are there. The threads of all files write here."""
+        """This is the number of bytes present for each wanted file. The threads of all files update
+        it.
+        """
         self._counting = threading.Lock()
 
     def run(self, weights: bool) -> None:
-        """Brings what is missing: configuration and tokenizer and, with `weights`, the weights."""
+        """Runs the download of missing files: configuration, tokenizer and, with `weights`, the
+        weights.
+        """
         wanted = [name for name in self._files if _SMALL.fullmatch(name)]
         if weights:
             wanted = list(dict.fromkeys([*wanted, *self._weights()]))
@@ -93,11 +100,11 @@ class _Transfer:
             self._check_disk_space(sum(self._size(name) - self._come[name] for name in missing))
             self._tell()
             self._bring_all(missing)
-        if wanted:  # from here on this is what the cache gives without a network
+        if wanted:  # from now on the cache serves this commit without a network
             self._library_download(wanted[0], None)
 
     def _bring_all(self, missing: list[str]) -> None:
-        # After an error nobody waits for the other threads: the process ends with `os._exit`.
+        # After an error, the other threads are not waited for: the process ends with `os._exit`.
         threads = ThreadPoolExecutor(FILES_AT_ONCE)
         coming = {threads.submit(self._bring, name) for name in missing}
         while coming:
@@ -107,8 +114,9 @@ class _Transfer:
             self._tell()
 
     def _weights(self) -> list[str]:
-        """Returns the names of the files of weights. Raises Refused where the hub lacks one."""
-        # These say which weights there are. An index means nothing beside a whole file of weights.
+        """Returns the names of the weight files. Raises Refused if the hub lacks one."""
+        # These files list the weights. An index is ignored if there is also a single file with all
+        # weights.
         for name in ("config.json", INDEX):
             if name in self._files and not (name == INDEX and WEIGHTS in self._files):
                 self._library_download(name, self._commit)
@@ -128,9 +136,10 @@ class _Transfer:
         return self._files[name].size or 0
 
     def _content_name(self, name: str) -> str:
-        """Returns what the cache calls the content of a file, empty where the hub does not say it.
+        """Returns the cache's name for the content of a file, or an empty name if the hub does not
+        report it.
 
-        That is its SHA-256, or git's SHA-1 for a file that git itself holds.
+        The name is the content's SHA-256, or git's SHA-1 for a file that git itself stores.
         """
         file = self._files[name]
         found = file.lfs.sha256 if file.lfs is not None else file.blob_id
@@ -140,7 +149,7 @@ class _Transfer:
         return self._blobs / f"{content}.incomplete"
 
     def _there(self, name: str) -> int:
-        """Returns how many bytes of a file need not come again."""
+        """Returns the number of bytes of a file that need not be downloaded again."""
         content = self._content_name(name)
         if not content:
             return 0
@@ -158,13 +167,14 @@ class _Transfer:
     def _bring(self, name: str) -> None:
         if name.endswith(".safetensors"):
             self._bring_content(name)
-        # The library finds the content in its cache, or brings it itself, and names it.
+        # The library finds the content in its cache, or downloads it, and links the file's name to
+        # it.
         self._library_download(name, self._commit)
         self._count(name, self._size(name) - self._come[name])
 
     def _library_download(self, name: str, revision: str | None) -> None:
-        """Makes the library download a file. Under the revision None it is the newest one, and the
-        cache then knows that commit by the name of the branch.
+        """Makes the library download a file. The revision None means the newest commit, which the
+        cache then records under the branch's name.
         """
         from huggingface_hub import hf_hub_download
 
@@ -173,7 +183,7 @@ class _Transfer:
     def _bring_content(self, name: str) -> None:
         """Puts the content of a file into the cache, under the content's name.
 
-        A file that cannot be resumed is left to the library.
+        A file whose download cannot be resumed is left to the library.
         """
         from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.file_download import get_hf_file_metadata
@@ -182,27 +192,27 @@ class _Transfer:
         url = hf_hub_url(self._source, name, revision=self._commit)
         content = self._content_name(name)
         if self._size(name) > constants.MAX_HTTP_DOWNLOAD_SIZE:
-            # The hub gives such a file by the library's other protocol alone, which does not go on
-            # in the middle.
+            # The hub serves such a file only over the library's other protocol, which cannot resume
+            # a file.
             return
         if not content or get_hf_file_metadata(url, timeout=ANSWER_SECONDS).etag != content:
-            return  # this server names contents in its own way
+            return  # this server names contents differently
         for folder in (self._blobs, self._locks):
             folder.mkdir(parents=True, exist_ok=True)
-        # The library takes the same lock, so that two processes do not write one file.
+        # The library takes the same lock, so that two processes never write the same file.
         with WeakFileLock(self._locks / f"{content}.lock"):
             if not (self._blobs / content).exists():
                 self._stream(name, url, content)
 
     def _stream(self, name: str, url: str, content: str) -> None:
-        """Downloads what is missing of a content, checks the whole and moves it into its place."""
+        """Downloads the missing part of a content, verifies all of it and moves it into place."""
         partial = self._partial(content)
         size = self._size(name)
         with partial.open("a+b") as file:
             if file.tell() > size:
                 file.truncate(0)
             hashed = _Hashed(file, content, size, lambda count: self._count(name, count))
-            # Another process may have written since the bytes were counted.
+            # Another process may have written to the file since the bytes were counted.
             self._count(name, file.tell() - self._come[name])
             _receive(url, hashed, size)
         if hashed.digest() != content:
@@ -215,7 +225,7 @@ class _Transfer:
         partial.replace(self._blobs / content)
 
     def _count(self, name: str, more: int) -> None:
-        """Adds bytes to those of a file that are there."""
+        """Adds `more` to the number of bytes present of a file."""
         with self._counting:
             self._come[name] += more
 
@@ -233,15 +243,15 @@ class _Transfer:
 
 
 def _receive(url: str, hashed: _Hashed, size: int) -> None:
-    """Writes the rest of a content of `size` bytes to `hashed`.
+    """Downloads the rest of a content of `size` bytes into `hashed`.
 
-    A connection that breaks is opened again as long as bytes come.
+    A broken connection is reopened as long as bytes keep arriving.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    file: Any = hashed  # it has as much of a file as `http_get` uses
+    file: Any = hashed  # it has all file methods that `http_get` uses
     while True:
         before = hashed.tell()
         try:
@@ -254,11 +264,12 @@ def _receive(url: str, hashed: _Hashed, size: int) -> None:
 
 
 class _Hashed:
-    """A file that is open for appending has its content hashed as `http_get` writes to it.
+    """An instance wraps a file that is open for appending, and hashes the content as `http_get`
+    writes to it.
 
-    The hash is SHA-256, or the SHA-1 of a git blob of `size` bytes, whichever `content` is. What
-    the file holds already is read first. `written` is told the bytes that came, or went if they are
-    negative.
+    The hash is SHA-256, or the SHA-1 of a git blob of `size` bytes, depending on `content`. The
+    existing content of the file is read first. `written` is called with the number of bytes added,
+    which is negative when bytes were removed.
     """
 
     def __init__(self, file: BinaryIO, content: str, size: int, written: Callable[[int], None]):
@@ -290,8 +301,8 @@ class _Hashed:
         return self._file.seek(offset, whence)
 
     def truncate(self, size: int | None = None) -> int:
-        """Cuts the file, as is done where a server begins anew in spite of being asked for the
-        rest.
+        """Truncates the file. This is needed when a server sends a file from the start although
+        only the rest was requested.
         """
         size = self._file.tell() if size is None else size
         before = self._file.seek(0, os.SEEK_END)
@@ -305,9 +316,9 @@ class _Hashed:
 
 
 def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
-    """Returns the last line of the process after an error.
+    """Returns the final line of output for an error.
 
-    `has_begun`: the hub has said which files it has.
+    `has_begun` says whether the hub has already listed its files.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError
 
@@ -328,7 +339,9 @@ def answer_of(error: Exception, source: str, has_begun: bool) -> dict[str, Any]:
 
 
 def _refusal(error: Exception, source: str) -> Refused | None:
-    """Returns what a person has to mend, if it is such an error: of name, rights or disk."""
+    """Returns what a person has to fix, if the error is about a name, permissions or the disk; None
+    for other errors.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -376,7 +389,7 @@ def _too_little_disk_space(what: str, cache: Path) -> Refused:
 
 
 def serve() -> None:
-    """Does what the standard input asks, and ends the process."""
+    """Serves the request on standard input, and ends the process."""
     answers = take_output()
 
     def say(answer: dict[str, Any]) -> None:
@@ -386,7 +399,7 @@ def serve() -> None:
     asked = json.loads(sys.stdin.buffer.readline())
 
     def end_with_caller() -> None:
-        # The input ends when the caller closes it, or ends in whatever way.
+        # The input ends when the caller closes it or exits, even if it crashes.
         sys.stdin.buffer.read()
         os._exit(1)
 
@@ -400,6 +413,6 @@ def serve() -> None:
         transfer = _Transfer(asked["source"], say)
         transfer.run(asked["weights"])
         say({"finished": True})
-    except Exception as error:  # noqa: BLE001  whatever went wrong is told in one sentence
+    except Exception as error:  # noqa: BLE001  every failure is reported in one sentence
         say(answer_of(error, asked["source"], transfer is not None))
-    os._exit(0)  # threads of other files may still be at work, and must not be waited for
+    os._exit(0)  # do not wait for threads that are still downloading other files

@@ -1,10 +1,10 @@
-"""Shapes that were built on this machine are kept in files, so that a model seen before is answered
-without torch.
+"""Shapes of models built on this machine are kept in files, so that the shape of a known model is
+found without torch.
 
-Each shape is one small JSON file in the folder `shapes` of the cache folder. Its name stands for
-all that decides the shape: the bytes of the model's config.json, dtype and attention, the versions
-of the libraries and the engine's own source files. A file that is damaged, of another form or not
-readable counts as missing. A folder that cannot be written to keeps nothing.
+Each shape is one small JSON file in the folder `shapes` of the cache folder. Its name is a digest
+of everything that decides the shape: the bytes of the model's config.json, dtype and attention, the
+versions of the libraries and the engine's own source files. A file that is damaged, unreadable or
+of another form counts as missing. If the folder cannot be written to, nothing is kept.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORM = 1
 """The files have this form. A file of another form counts as missing."""
 MOST_FILES = 200
 LIBRARIES = ("torch", "transformers", "accelerate", "kernels")
-"""The versions of these libraries decide a shape; `kernels` because some families compute otherwise
-where it is installed.
+"""The versions of these libraries affect a shape; `kernels` because some families compute
+differently when it is installed.
 """
 
 _ELSEWHERE = "configuration_files"
-"""By this key a config.json names other files for some versions of transformers."""
+"""With this key a config.json names other files for some versions of transformers."""
 _MOST_BYTES = 1 << 20
 _MOST_UNITS = 100_000
 _LARGEST = 1 << 62
@@ -53,8 +53,8 @@ _NUMBERS = {
 def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
     """Returns the name under which a shape is kept, for a model whose config.json is `content`.
 
-    Returns None where the bytes do not decide the shape: they are no JSON object, or they name
-    other files.
+    Returns None if the bytes do not decide the shape, because they are not a JSON object or they
+    name other files.
     """
     try:
         config = json.loads(content)
@@ -67,9 +67,9 @@ def shape_key(content: bytes, dtype: str, attention: str) -> str | None:
 
 
 def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
-    """Returns the shape that is kept under `key`, named `source`.
+    """Returns the shape kept under `key`, with `source` as its name.
 
-    Returns None where there is none that can be trusted.
+    Returns None if there is no valid file.
     """
     try:
         file = _file(key)
@@ -80,15 +80,15 @@ def kept_shape(key: str, dtype: str, source: str) -> ModelShape | None:
         return None
     if shape is not None:
         with contextlib.suppress(OSError):
-            os.utime(file)  # the files that were used last are the last to be removed
+            os.utime(file)  # the least recently used files are removed first
     return shape
 
 
 def keep_shape(key: str, shape: ModelShape) -> None:
-    """Keeps `shape` under `key`, whole or not at all.
+    """Writes the file for `shape` under `key` atomically.
 
-    Nothing is kept where the folder cannot be written to, where the engine's files were edited
-    since this process read them, or where the shape would not be read again as it is.
+    Nothing is kept if the folder cannot be written to, if the engine's files were edited since this
+    process read them, or if reading the file would not give an equal shape.
     """
     try:
         content = _written(key, shape)
@@ -103,18 +103,18 @@ def keep_shape(key: str, shape: ModelShape) -> None:
 
 
 def _file(key: str) -> Path:
-    """Returns the file of a key. Raises RuntimeError where the user has no home."""
+    """Returns the file for a key. Raises RuntimeError if the user has no home folder."""
     return cache_folder() / "shapes" / f"{key}.json"
 
 
 def _remove_oldest(folder: Path) -> None:
     """Removes the oldest files beyond MOST_FILES.
 
-    Files that a process left behind when it ended as it wrote count as well.
+    Files left behind by a process that ended while writing count as well.
     """
     found = []
     for file in folder.iterdir():
-        with contextlib.suppress(OSError):  # another process removes as well
+        with contextlib.suppress(OSError):  # another process is removing files too
             found.append((file.stat().st_mtime_ns, file))
     for _, file in sorted(found)[:-MOST_FILES]:
         with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ def _remove_oldest(folder: Path) -> None:
 
 @functools.cache
 def _versions() -> list[str | None]:
-    """Returns the versions of LIBRARIES; None for one that is not installed."""
+    """Returns the versions of LIBRARIES, with None for a library that is not installed."""
     found: list[str | None] = []
     for name in LIBRARIES:
         try:
@@ -137,10 +137,10 @@ def _versions() -> list[str | None]:
 
 
 def _sources() -> str | None:
-    """Returns a digest of the files that decide a shape, by their names, sizes and times.
+    """Returns a digest over the names, sizes and times of the files that decide a shape.
 
-    These are the files of this room, and the one with the names of units. Returns None where they
-    cannot be looked at.
+    These are the files of this package, and the file with the names of units. Returns None if their
+    sizes and times cannot be read.
     """
     try:
         with os.scandir(Path(__file__).parent) as entries:
@@ -153,14 +153,16 @@ def _sources() -> str | None:
 
 
 _SOURCES = _sources()
-"""This is the digest of the files as this process runs them."""
+"""This is the digest for the files that this process runs."""
 
 
 # ---------------------------------------------------------------------- files
 
 
 def _written(key: str, shape: ModelShape) -> bytes:
-    """Returns the content of a file. Raises ValueError or TypeError for what JSON does not have."""
+    """Returns the content of a file. Raises ValueError or TypeError for values that JSON cannot
+    represent.
+    """
     row = pack({shape.dtype: shape})
     content = {"key": key, "sha256": _checksum(row), "shape": row}
     return json.dumps(content, allow_nan=False).encode()
@@ -171,7 +173,7 @@ def _checksum(row: Any) -> str:
 
 
 def _read(content: bytes, key: str, dtype: str, source: str) -> ModelShape | None:
-    """Returns the shape in a file's content, or None for what `_written` does not write."""
+    """Returns the shape in a file's content, or None if `_written` cannot have written it."""
     try:
         found = json.loads(content)
     except (ValueError, RecursionError):
@@ -185,9 +187,9 @@ def _read(content: bytes, key: str, dtype: str, source: str) -> ModelShape | Non
 
 
 def _is_row(row: Any, dtype: str) -> bool:
-    """Tells whether `row` is what `pack` makes of a shape in `dtype` alone.
+    """Returns whether `row` is a valid result of `pack` for a shape in `dtype` alone.
 
-    Every value must be there, of its type and in its range.
+    Every value must be present, of the right type and in its range.
     """
     if not isinstance(row, dict) or not _has_units(row, dtype):
         return False
@@ -205,7 +207,7 @@ def _is_row(row: Any, dtype: str) -> bool:
 
 
 def _has_units(row: dict[str, Any], dtype: str) -> bool:
-    """Tells whether the kinds of units and their sequence are as `pack` makes them."""
+    """Returns whether the kinds of units and their sequence have the form that `pack` makes."""
     kinds, units = row.get("kinds"), row.get("units")
     if not isinstance(kinds, list) or not isinstance(units, list):
         return False
@@ -217,7 +219,7 @@ def _has_units(row: dict[str, Any], dtype: str) -> bool:
 
 
 def _is_run(run: Any, kinds: int) -> bool:
-    """Tells whether `run` is a pair of a kind, of which there are `kinds`, and a count."""
+    """Returns whether `run` is a pair of the index of a kind, below `kinds`, and a count."""
     return (
         isinstance(run, list)
         and len(run) == 2
@@ -246,7 +248,9 @@ def _is_count(value: Any, least: int = 0, most: int = _LARGEST) -> bool:
 
 
 def _is_size(value: Any) -> bool:
-    """Tells whether `value` is a number of bytes, which may have a fraction in the mean."""
+    """Returns whether `value` is a number of bytes, which may be fractional because it may be a
+    mean.
+    """
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)

@@ -1,17 +1,17 @@
-"""A layout tells where each parameter lies in its unit's planes, and how many bytes planes and
+"""A layout says where each parameter is in its unit's planes, and how many bytes planes and
 activations take.
 
 A unit (the embedding, one block, the head) has one plane for each kind of state: high and low
-halves of the weights, both moments, gradients. A plane is one flat stretch of host memory. All
-planes of a unit are laid out alike:
+halves of the weights, both moments, gradients. A plane is one contiguous range of host memory. All
+planes of a unit have the same layout:
 
-- Parameters that weight decay applies to come first, the others after them, each group in the
-  model's order. So decay covers one range of every plane and spares the rest.
-- Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps belong to nobody.
+- Parameters with weight decay come first, then the others, each group in the model's order. So
+  weight decay applies to one contiguous range of every plane.
+- Each parameter starts at a multiple of `ALIGN_ELEMENTS` elements; the gaps are unused.
 - A parameter has the same offset, counted in elements, in every plane of its unit. So one transfer
   moves a whole plane, and the optimizer reads all planes by the same index.
 
-The host store allocates exactly what this file says, and the fit report itemises exactly this
+The host store allocates exactly the bytes computed here, and the fit report lists exactly these
 (law 5). The file is pure arithmetic, without torch.
 """
 
@@ -24,8 +24,8 @@ from typing import Literal
 Dtype = Literal["bfloat16", "float32"]
 
 ALIGN_ELEMENTS = 64
-"""Every parameter starts at a multiple of this many elements: 128 bytes in bf16, as matrix kernels
-on GPUs like.
+"""Every parameter starts at a multiple of this many elements: 128 bytes in bf16, an alignment that
+is fast for matrix kernels on GPUs.
 """
 
 PLANE_ITEM_BYTES = {
@@ -34,20 +34,20 @@ PLANE_ITEM_BYTES = {
 }
 """An element takes this many bytes in each plane. In `bfloat16`, weight_high (what the GPU sees)
 and weight_low together are the fp32 master; in `float32`, weight_high is the fp32 weight itself.
-DMA touches weight_high and grad only.
+DMA transfers only weight_high and grad.
 """
 PLANES = frozenset().union(*PLANE_ITEM_BYTES.values())
 WEIGHT_PLANES = ("weight_high", "weight_low")
 """These planes hold the weights."""
 
 DOCUMENTS = "documents"
-"""The attention that makes no masks (engine.model.attention) has this name. Its activations are
-counted apart.
+"""This is the name of the attention that makes no masks (engine.model.attention). Its activations
+are counted separately.
 """
 
 MASK_ELEMENTS = 2**20
-"""Up to this many pairs of tokens in a micro-batch, a GPU attends in float32 under one mask after
-all: a call for each document takes longer (measured for the starter, docs/performance.md).
+"""For up to this many pairs of tokens in a micro-batch, attention in float32 on a GPU does use one
+mask, because a call for each document takes longer (measured for the starter, docs/performance.md).
 """
 
 
@@ -61,7 +61,7 @@ class ParameterSpec:
     """The parameter has this name in the whole model."""
     shape: tuple[int, ...]
     decay: bool
-    """AdamW's weight decay applies, as it does not for norms and biases."""
+    """It is true when AdamW's weight decay applies, which is not so for norms and biases."""
 
     @property
     def numel(self) -> int:
@@ -70,9 +70,9 @@ class ParameterSpec:
 
 @dataclass(frozen=True)
 class UnitLayout:
-    """A layout tells where the parameters of one unit lie in each of its planes.
+    """A layout says where the parameters of one unit are in each of its planes.
 
-    Decayed parameters come first, so that weight decay is two contiguous ranges: one with decay,
+    Decayed parameters come first, so that a plane has two contiguous ranges: one with weight decay,
     one without.
     """
 
@@ -100,7 +100,7 @@ class UnitLayout:
 
 
 def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
-    """Returns the layout of a unit, which keeps the order of its parameters in both groups."""
+    """Returns the layout of a unit. Within both groups, the parameters keep their order."""
     decayed = [spec for spec in parameters if spec.decay]
     spared = [spec for spec in parameters if not spec.decay]
     ordered = decayed + spared
@@ -118,14 +118,14 @@ def lay_out(unit: str, parameters: list[ParameterSpec]) -> UnitLayout:
 
 @dataclass(frozen=True)
 class Activations:
-    """Autograd keeps ``per_token * T + per_pair * T**2`` bytes of one block for a row of T tokens.
+    """Autograd keeps ``per_token * T + per_pair * T**2`` bytes for one block and a row of T tokens.
 
-    What blocks share, such as masks and rotary tables, is not included.
+    Tensors that blocks share, such as masks and rotary tables, are not included.
     """
 
     per_token: float = 0.0
     per_pair: float = 0.0
 
     def of(self, rows: int, length: int) -> int:
-        """Returns the bytes that are kept for `rows` rows of `length` tokens."""
+        """Returns the bytes kept for `rows` rows of `length` tokens."""
         return round(rows * (self.per_token * length + self.per_pair * length * length))

@@ -1,13 +1,15 @@
-"""Whoever needs transformers asks here, since several threads use it: the page builds models to
-estimate them while a run trains.
+"""All use of transformers goes through this module, because several threads need it: the page
+builds models for estimates while a run trains.
 
-The library is not made for that:
+The library is not thread-safe:
 
 - Its names are imported lazily from modules that import each other in circles. Two threads that
-  enter a circle at different places get half-made modules. So one thread imports all at once.
-- Building a model without weights swaps a method of `nn.Module`. So one thread builds at a time.
-- Building a model in bf16 changes torch's default dtype for the whole process, also under the feet
-  of a run. So we build in fp32 as far as the library knows, and give the dtype to each tensor.
+  enter a circle at different places get incomplete modules. So a single thread imports everything
+  at once.
+- Building a model without weights swaps a method of `nn.Module`. So only one thread builds at a
+  time.
+- Building a model in bf16 changes torch's default dtype for the whole process, including a run in
+  progress. So the library is told to build in fp32, and each tensor is given the real dtype.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _BUILDING = threading.Lock()
 
 
 def transformers() -> ModuleType:
-    """Returns the library, with every module that we use of it loaded."""
+    """Returns the library, with all of its modules that we use loaded."""
     with _IMPORTING:
         return _imported()
 
@@ -53,16 +55,17 @@ def _imported() -> ModuleType:
         getattr(module, name)
     importlib.import_module("transformers.trainer_pt_utils")
     importlib.import_module("transformers.models.auto.modeling_auto")
-    # A hub that cannot be reached ends in one sentence of ours, not in one warning for every try.
+    # We report an unreachable hub in one sentence, so the library's warning for every attempt is
+    # off.
     importlib.import_module("huggingface_hub").utils.logging.set_verbosity_error()
     return module
 
 
 def hub_is_cut_off() -> bool:
-    """Tells whether the name of the hub does not resolve on this machine.
+    """Returns whether the hub's host name fails to resolve on this machine.
 
-    If so, only what is cached can be had, and asking the hub would be tried for half a minute. With
-    a proxy, names are the proxy's affair.
+    If so, only cached files are available, and the library would retry requests to the hub for half
+    a minute. With a proxy, names are not checked, because the proxy resolves them.
     """
     if "https" in getproxies():
         return False
@@ -78,14 +81,14 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
     """Returns `AutoModelForCausalLM.from_config(config, dtype=dtype)` with its parameters on the
     meta device and real buffers.
 
-    `config` is told the dtype, and the attention implementation if one is given. Raises ValueError
-    for an implementation that the family does not have.
+    The dtype is set in `config`, and so is the attention implementation if one is given. Raises
+    ValueError for an implementation that the family does not have.
     """
     from accelerate import init_empty_weights
 
     chosen = {} if attention is None else {"attn_implementation": attention}
     with _BUILDING, init_empty_weights(include_buffers=False), _DefaultDtype(dtype):
-        # The library would set torch's default dtype to the one that it is given.
+        # The library would set torch's default dtype to the dtype that it receives.
         model = transformers().AutoModelForCausalLM.from_config(
             config, dtype=torch.get_default_dtype(), **chosen
         )
@@ -98,7 +101,7 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None = None) -
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Switches transformers' own progress bars off: our record tells progress."""
+    """Switches transformers' own progress bars off, because our record reports progress."""
     logging = transformers().utils.logging
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -111,8 +114,8 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Makes transformers log no warnings: what its report on loaded weights says, we say in one
-    sentence.
+    """Stops transformers from logging warnings, because we report problems with loaded weights in
+    one sentence.
     """
     logging = transformers().utils.logging
     before = logging.get_verbosity()
@@ -125,7 +128,9 @@ def errors_only() -> Iterator[None]:
 
 @contextmanager
 def told_progress(report: Callable[[float], None]) -> Iterator[None]:
-    """Calls `report(share)` as the library loads weights in this thread, in place of its bar."""
+    """Calls `report(share)` while the library loads or writes weights in this thread, instead of
+    its progress bar.
+    """
     logging = transformers().utils.logging
     thread = threading.get_ident()
 
@@ -143,16 +148,16 @@ def told_progress(report: Callable[[float], None]) -> Iterator[None]:
 
 
 def _told(items: Collection[Any], report: Callable[[float], None]) -> Iterator[Any]:
-    """Yields the items, and reports before each what share of them is done."""
+    """Yields the items, and before each one reports the share done so far."""
     for done, item in enumerate(items):
         report(done / len(items))
         yield item
 
 
 class _DefaultDtype(TorchFunctionMode):
-    """While it is active, tensors that are made without naming a dtype have this one.
+    """While it is active, tensors that are made without an explicit dtype get this one.
 
-    It does for one thread what `torch.set_default_dtype` does for all of them.
+    It has the effect of `torch.set_default_dtype`, but in one thread only.
     """
 
     _ALWAYS_DEFAULT: ClassVar = {
@@ -167,7 +172,7 @@ class _DefaultDtype(TorchFunctionMode):
     }
     """These functions make tensors of the default dtype."""
     _DEFAULT_FOR_FLOATS: ClassVar = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
-    """These functions do so where they are given numbers of Python with a fraction."""
+    """These functions do so if they are given Python floats."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__()
@@ -183,7 +188,7 @@ class _DefaultDtype(TorchFunctionMode):
             return func(*args, **kwargs | {"dtype": self._dtype})
         made = func(*args, **kwargs)
         if func in self._DEFAULT_FOR_FLOATS and made.is_floating_point():
-            # A tensor or an array that is given keeps its own dtype.
+            # A tensor or an array passed as an argument keeps its own dtype.
             has_own_dtype = any(hasattr(argument, "dtype") for argument in args)
             return made if has_own_dtype else made.to(self._dtype)
         return made

@@ -1,4 +1,4 @@
-"""`shape_of` measures a built model and returns its shape, which the planner sees."""
+"""`shape_of` measures a built model and returns its shape for the planner."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from engine.model.shape import FP32_LOGIT_BYTES, ModelShape, UnitShape
 from engine.model.units import StreamedModel
 
 ACTIVATION_FACTOR = 1.3
-"""Autograd is taken to keep this many times the bytes of a block's matrices' inputs and outputs,
-where its activations cannot be counted (within 6 % for Llama, Qwen and Mixtral; up to 35 % too
-few for blocks with many norms).
+"""Autograd is assumed to keep this many times the bytes of the inputs and outputs of a block's
+matrices if the block's activations cannot be counted. The estimate is within 6 % for Llama, Qwen
+and Mixtral, and up to 35 % too low for blocks with many norms.
 """
 
 
@@ -26,13 +26,13 @@ class _Attention:
     heads: int
     """Queries have this many heads."""
     width: int
-    """All heads together have this many features, in the mean of what a query has and what is
-    summed for it.
+    """This is the number of features in all heads together: the mean of the query's width and of
+    the value's width.
     """
 
 
 def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
-    """Returns the shape of a built model; `source` is only carried along."""
+    """Returns the shape of a built model; `source` is only copied into it."""
     text = model.config.get_text_config()
     embed, *blocks, head = model.layouts
     attention = _attention_of(model, text)
@@ -60,8 +60,8 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
         learned_positions=_has_position_table(embed, positions, text.vocab_size),
         sliding_window=getattr(text, "sliding_window", None),
         mask_kinds=len(set(kinds)) if kinds else 1,
-        # The logits, their softmax and its gradient in fp32, and another fp32 gradient on the way;
-        # a soft cap keeps one more.
+        # The peak holds the logits, their softmax and its gradient in fp32, and another fp32
+        # gradient on the way. A soft cap keeps one more copy of the logits.
         logit_bytes=FP32_LOGIT_BYTES + item * (2 if softcap else 1),
         argument_numel=argument_numel(model),
         attention_heads=attention.heads,
@@ -88,25 +88,25 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
 
 
 def _has_position_table(embed: UnitLayout, positions: int | None, vocabulary: int) -> bool:
-    """Tells whether a table of the embed unit is one of positions: it has a row for each."""
+    """Returns whether a table in the embed unit holds positions, with one row for each position."""
     if positions is None:
         return False
     tables = [spec.shape[0] for spec in embed.parameters if len(spec.shape) == 2]
-    # OPT's table has two rows more than positions.
+    # OPT's table has two more rows than positions.
     return any(positions <= rows <= positions + 2 and rows < vocabulary for rows in tables)
 
 
 def _attention_of(model: StreamedModel, text: Any) -> _Attention:
-    """Returns what the configuration says of the first layer's attention."""
+    """Returns the attention of the first layer according to the configuration."""
     chosen = getattr(model.skeleton.model.config, "_attn_implementation", None)
-    # A heterogeneous configuration does not say what may differ from layer to layer.
+    # A heterogeneous configuration lacks the values that may differ from layer to layer.
     if getattr(text, "is_heterogeneous", False):
         text = text.per_layer_config[0]
     heads = getattr(text, "num_attention_heads", None) or 1
     width = getattr(text, "head_dim", None) or text.hidden_size // heads
     values = getattr(text, "v_head_dim", None)
     if values:
-        # In latent attention `head_dim` is but the part that turns with the position.
+        # In latent attention `head_dim` is only the rotary part.
         fixed = getattr(text, "qk_nope_head_dim", 0)
         turned = getattr(text, "qk_rope_head_dim", 0)
         width = (fixed + turned + values) // 2
@@ -114,9 +114,10 @@ def _attention_of(model: StreamedModel, text: Any) -> _Attention:
 
 
 def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Returns (how often a token passes through it, its two widths) of every matrix of a block.
+    """Returns (number of times that a token passes through it, its two widths) for every matrix in
+    a block.
 
-    `experts` is what `routed_experts` returns.
+    `experts` is the result of `routed_experts`.
     """
     stacked, chosen = experts
     found: list[tuple[int, tuple[int, ...]]] = []
@@ -131,11 +132,12 @@ def _matrices(layout: UnitLayout, experts: tuple[int, int]) -> list[tuple[int, t
 def _estimated(
     layout: UnitLayout, experts: tuple[int, int], item: int, attention: _Attention
 ) -> Counted:
-    """Estimates what autograd keeps of a block; `item` is the bytes of an element."""
+    """Estimates what autograd keeps for a block; `item` is the size of an element in bytes."""
     features = sum(passes * sum(shape) for passes, shape in _matrices(layout, experts))
     per_token = item * ACTIVATION_FACTOR * features
     if attention.implementation == "eager":
-        # It keeps weights for each pair of tokens: once in fp32, and twice in the model's dtype.
+        # Autograd keeps attention weights for each pair of tokens: once in fp32, and twice in the
+        # model's dtype.
         kept = Activations(per_token, attention.heads * (4 + 2 * item))
         return Counted(plain=kept, masked=kept, compiled=kept)
     plain = Activations(per_token)

@@ -1,14 +1,15 @@
 """A trial finds out which attention a model can use, and whether documents that share a row stay
-apart. Neither is believed.
+apart. Both are tested rather than assumed.
 
-- A tiny random model of the same configuration is built, with the same kinds of layers, and with
-  widths and windows made small (engine/model/tiny_config.py).
-- Single documents give the same loss and gradients under an attention as under the eager one, or
-  that attention is not the family's.
-- Documents packed into one row give the same as each of them alone, or packing is not safe.
+- A tiny random model is built from the same configuration, with the same kinds of layers but with
+  small widths and windows (engine/model/tiny_config.py).
+- Single documents must give the same loss and gradients with an attention as with the eager one.
+  Otherwise the attention does not fit the family.
+- Documents packed into one row must give the same results as each of them alone. Otherwise packing
+  is not safe.
 
-Recurrent and convolutional layers carry something from document to document. They are found here,
-whatever the family is called.
+Recurrent and convolutional layers carry state from document to document. The trial detects them in
+any family.
 """
 
 from __future__ import annotations
@@ -33,33 +34,39 @@ from engine.model.library import empty_model
 from engine.model.tiny_config import VOCABULARY, shrunk
 
 ROWS = ((19, 2, 25), (3, 30, 8))
-"""The documents of each row of the test have these many tokens. Under attention that picks its
-tokens by their scores, documents see each other in some rows alone: two rows are tried.
+"""These are the lengths of the documents in each row of the test, in tokens. With attention that
+selects tokens by score, documents see each other only in some rows, so two rows are tested.
 """
 TOLERANCE = 1e-4
-"""Gradients differ by this share, at most, from rounding. Where documents see each other, the
+"""Rounding makes gradients differ by at most this share. If documents see each other, the
 difference is hundreds of times larger.
 """
 _LARGEST = 80_000_000
-"""A tiny model has at most this many parameters: a family whose sizes go by unknown names could
-fill the memory.
+"""A tiny model has at most this many parameters. A family with unknown names for its sizes could
+otherwise fill the memory.
 """
 _SEEN = "documents that share a row see each other"
 
 
 @dataclass(frozen=True)
 class Packing:
-    """An outcome says which attention is right and whether packing is safe."""
+    """A `Packing` is the outcome of a trial: which attention is right and whether packing is
+    safe.
+    """
 
     attention: str | None
-    """This implementation gives the right results; None where the tiny model could not tell."""
+    """This implementation gives the right results. It is None if the tiny model could not be
+    tested.
+    """
     problem: str
-    """Documents may not share a row for this reason, the end of a sentence; empty when they may."""
+    """This is the reason why documents may not share a row, worded as the end of a sentence. It is
+    empty when they may.
+    """
     parts: frozenset[str] = frozenset()
-    """Modules of these classes took part."""
+    """Modules of these classes took part in the trial."""
     longest: int | None = None
-    """Rows may be no longer: beyond, the rotary embedding of a row's documents depends on the
-    longest of them.
+    """Rows may have at most this many tokens. In longer rows, the rotary embedding of all documents
+    depends on the longest document.
     """
 
     @property
@@ -67,7 +74,7 @@ class Packing:
         return not self.problem
 
     def problem_of(self, row_length: int) -> str:
-        """Gives the reason why documents may not share rows of at most `row_length` tokens.
+        """Returns the reason why documents may not share rows of at most `row_length` tokens.
 
         It is empty when they may.
         """
@@ -76,8 +83,8 @@ class Packing:
         return f"its rotary embedding depends on the length of a row beyond {self.longest:,} tokens"
 
     def of(self, model: nn.Module) -> Packing:
-        """Returns the outcome for `model` itself: a part that the tiny model lacked was not
-        tested.
+        """Returns the outcome for `model` itself. Packing is not safe if it has a part that the
+        tiny model lacked.
         """
         missing = sorted(_parts(model) - self.parts)
         if missing and self.safe:
@@ -87,19 +94,21 @@ class Packing:
 
 @dataclass(frozen=True)
 class _Result:
-    """One pass over some rows ends with the summed loss and the flat gradient [parameters]."""
+    """The summed loss and the flat gradient [parameters] after one pass over some rows."""
 
     loss: float
     gradient: torch.Tensor
 
     def equals(self, other: _Result) -> bool:
-        """Tells whether only rounding makes a difference."""
+        """Returns whether two results differ only by rounding."""
         difference = float((self.gradient - other.gradient).norm() / other.gradient.norm())
         return difference < TOLERANCE and abs(self.loss - other.loss) < TOLERANCE * abs(other.loss)
 
 
 class _Holder:
-    """Carries a configuration past a cache whose key is its text: all holders are equal."""
+    """Passes a configuration through a cache whose key is the configuration's text: all holders are
+    equal.
+    """
 
     def __init__(self, config: Any):
         self.config = config
@@ -112,14 +121,15 @@ class _Holder:
 
 
 _testing = threading.Lock()
-"""One thread tests at a time, so that no configuration is tested twice."""
+"""Only one thread tests at a time, so that no configuration is tested twice."""
 
 
 def packing_of(config: Any, attention: str = "auto") -> Packing:
     """Finds out which attention and packing fit `config`, a configuration of transformers.
 
-    The attention `auto` looks for the best one that is exact. Never raises for a model that cannot
-    be tested. Takes about a second, once for all configurations that come to the same tiny model.
+    For the attention `auto`, it finds the best one that is exact. A model that cannot be tested
+    raises no error. The test takes about a second, once for all configurations that have the same
+    tiny model.
     """
     with _testing:
         try:
@@ -133,7 +143,7 @@ def packing_of(config: Any, attention: str = "auto") -> Packing:
 
 
 def _longest_of_one_rope(config: Any) -> int | None:
-    """Returns the tokens up to which rotary embeddings that are made anew for longer rows
+    """Returns the number of tokens up to which rotary embeddings that change for longer rows
     (`dynamic`, `longrope`) stay the same.
     """
     given = getattr(config, "rope_parameters", None) or {}
@@ -156,7 +166,7 @@ def _longest_of_one_rope(config: Any) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def _packing_of(_text: str, attention: str, holder: _Holder) -> Packing:
-    """Tests a tiny configuration, which `_text` stands for in the cache."""
+    """Tests a tiny configuration. `_text` is its key in the cache."""
     register()
     if attention == "auto":
         return _best(holder.config)
@@ -180,13 +190,13 @@ def _best(tiny: Any) -> Packing:
             model = _model(tiny, candidate)
             alone = _alone(model)
             if not alone.equals(truth):
-                continue  # this attention is not the family's
+                continue  # this attention does not fit the family
             found = _judged(candidate, model, alone)
         except Exception as error:  # noqa: BLE001  the family does not have this attention
             failure = error
             continue
-        # Where documents see each other under DOCUMENTS, no other attention can help: something
-        # else carries over.
+        # If documents see each other even with DOCUMENTS, no other attention can help: other layers
+        # carry state over.
         if found.safe or candidate == DOCUMENTS:
             return found
         if best is None:
@@ -229,9 +239,9 @@ def _result(
 ) -> _Result:
     """Runs rows one after another.
 
-    The documents of a row have the given lengths, which positions tell the model; a row without
-    lengths is one document, and the model is told no positions. The last token of each document has
-    no target.
+    The documents of a row have the given lengths, which the model receives as positions. A row
+    without lengths is one document, and the model receives no positions for it. The last token of
+    each document has no target.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     total = torch.zeros(())
@@ -251,7 +261,7 @@ def _result(
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     flat = []
     for parameter, gradient in zip(parameters, gradients):
-        if gradient is None:  # a parameter that takes no part
+        if gradient is None:  # the parameter was not used
             flat.append(torch.zeros(parameter.numel()))
         else:
             flat.append(gradient.reshape(-1))
@@ -259,9 +269,9 @@ def _result(
 
 
 def _model(tiny: Any, attention: str) -> nn.Module:
-    """Returns a model of random weights. Raises ValueError where it would be large.
+    """Returns a model with random weights. Raises ValueError if it would be too large.
 
-    The weights come from a generator of their own: a run may be drawing from torch's.
+    The weights come from a separate generator, because a run may be drawing from torch's own.
     """
     model = empty_model(copy.deepcopy(tiny), torch.float32, attention)
     if sum(parameter.numel() for parameter in model.parameters()) > _LARGEST:
@@ -277,8 +287,8 @@ def _model(tiny: Any, attention: str) -> nn.Module:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Returns noise [*shape]: matrices keep the size of what they multiply, norms are near 1, and
-    all else is near 0.
+    """Returns noise [*shape]: matrices preserve the scale of their input, norms are near 1, and all
+    other values are near 0.
     """
     noise = torch.randn(shape, generator=generator)
     if len(shape) > 1:

@@ -1,5 +1,5 @@
-"""Configuration, tokenizer and generation settings of a model are read here: from a folder, from
-the hub's cache or from the hub.
+"""These functions read a model's configuration, tokenizer and generation settings from a folder,
+from the hub's cache or from the hub.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def load_tokenizer(source: str) -> Any:
 
 
 def load_generation_config(source: str) -> Any | None:
-    """Returns the model's generation settings, which are optional.
+    """Returns the model's optional generation settings.
 
-    Returns None where the model has none, or where the hub does not answer.
+    Returns None if the model has no such settings, or if the hub does not answer.
     """
     path = resolve_source(source)
     try:
@@ -79,5 +79,7 @@ def load_generation_config(source: str) -> Any | None:
 
 
 def _asks_nobody(source: str) -> bool:
-    """Tells whether only the cache is to be read: the hub gave all before, or cannot be reached."""
+    """Returns whether to read only the cache, because the files were fetched before or the hub
+    cannot be reached.
+    """
     return is_fetched(source) or hub_is_cut_off()

@@ -1,4 +1,4 @@
-"""A `ModelShape` tells the planner and the fit report what they need to know of a model.
+"""A `ModelShape` holds everything that the planner and the fit report need to know about a model.
 
 It is plain data, exact to the byte, and needs no torch.
 """
@@ -17,20 +17,24 @@ _NONE = Activations()
 
 @dataclass(frozen=True)
 class UnitShape:
-    """A unit's shape says how large it is. What follows `parameter_count` is 0 outside blocks."""
+    """A unit's shape describes its size. The fields after `parameter_count` are 0 for units that
+    are not blocks.
+    """
 
     name: str
     numel: int
     """Each plane has this many elements, alignment included."""
     parameter_count: int
     widest: int = 0
-    """One matrix takes in or gives out at most this many features for a token."""
+    """No matrix has more input or output features per token than this."""
     activations: Activations = _NONE
-    """A block keeps these without an attention mask."""
+    """Autograd keeps these for a block without an attention mask."""
     masked_activations: Activations = _NONE
-    """A block keeps these with a dense attention mask for every row."""
+    """Autograd keeps these for a block with a dense attention mask for every row."""
     compiled_activations: Activations = _NONE
-    """A compiled block keeps these without a mask: the cheap parts are recomputed."""
+    """Autograd keeps these for a compiled block without a mask. They are smaller, because cheap
+    operations are recomputed.
+    """
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class ModelShape:
     attention: str
     """The model was built with this implementation of attention."""
     units: tuple[UnitShape, ...]
-    """They come in forward order: embed, blocks, head."""
+    """The units are in forward order: embed, blocks, head."""
     tied: bool
     packs: bool
     """Several documents may share a row."""
@@ -53,25 +57,26 @@ class ModelShape:
     """A token goes through this many parameters."""
     max_position_embeddings: int | None = None
     learned_positions: bool = False
-    """Positions come from a table, so rows cannot be longer than it."""
+    """It is true when positions come from a table, so that rows cannot be longer than the table."""
     sliding_window: int | None = None
     mask_kinds: int = 1
     """The blocks have this many different attention masks, such as sliding and full."""
     logit_bytes: int = 16
     """The loss takes this many device bytes for each logit at its peak."""
     argument_numel: int = 0
-    """Blocks are given this many elements per token beside their hidden state: rotary embeddings.
+    """In addition to the hidden state, blocks receive this many elements per token, such as rotary
+    embeddings.
     """
     attention_heads: int = 1
     attention_width: int = 1
-    """All heads together have this many features, in the mean of queries and of what is summed
-    for them.
+    """This is the number of features in all heads together: the mean of the widths of queries and
+    of values.
     """
 
     @property
     def compiled_logit_bytes(self) -> int:
         """A compiled loss takes this many bytes for each logit: for the logit and its gradient,
-        both in their own dtype.
+        both in the model's dtype.
         """
         return self.logit_bytes - FP32_LOGIT_BYTES + self.item_bytes
 
@@ -101,7 +106,7 @@ class ModelShape:
         return sum(unit.numel for unit in self.units)
 
     def plane_bytes(self) -> dict[str, int]:
-        """Returns the bytes of each plane over all units: what HostStore allocates."""
+        """Returns the bytes of each plane over all units, which HostStore allocates."""
         return {
             plane: self.plane_numel * item for plane, item in PLANE_ITEM_BYTES[self.dtype].items()
         }
@@ -112,7 +117,7 @@ class ModelShape:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """The planes of one checkpoint, which are all but the gradients, take this many bytes."""
+        """A checkpoint has planes of this many bytes: all planes except the gradients."""
         return sum(size for plane, size in self.plane_bytes().items() if plane != "grad")
 
     @property
@@ -121,15 +126,15 @@ class ModelShape:
         return self.parameter_count * self.item_bytes
 
     def in_dtype(self, dtype: str) -> ModelShape:
-        """Returns the same model in another dtype: with exact planes, and with activations as large
-        as they are here.
+        """Returns the shape of the same model in another dtype. Its planes are exact; its
+        activations keep the sizes of this dtype.
         """
         item = PLANE_ITEM_BYTES[dtype]["weight_high"]
         logits = (self.logit_bytes - FP32_LOGIT_BYTES) // self.item_bytes
         return replace(self, dtype=dtype, logit_bytes=FP32_LOGIT_BYTES + logits * item)
 
     def varlen(self, packed: bool, device: str) -> bool:
-        """Tells whether attention uses the GPU's variable-length kernel, document by document."""
+        """Returns whether attention uses the GPU's variable-length kernel, document by document."""
         return (
             packed
             and self.packs
@@ -139,13 +144,13 @@ class ModelShape:
         )
 
     def dense_mask(self, packed: bool, row_length: int) -> bool:
-        """Tells whether a tokens x tokens mask is made for each row and held through a step."""
+        """Returns whether a tokens x tokens mask is made for each row and kept through a step."""
         return self.attention != DOCUMENTS and (
             packed or self._slides(row_length) or self.attention == "eager"
         )
 
     def masked_at_once(self, packed: bool, rows: int, row_length: int, device: str) -> bool:
-        """Tells whether a GPU attends to the documents of a micro-batch under one mask
+        """Returns whether a GPU attends to the documents of a micro-batch under one mask
         (`engine.model.attention`).
         """
         return (
@@ -157,8 +162,9 @@ class ModelShape:
         )
 
     def masked_blocks(self, packed: bool, row_length: int, device: str) -> bool:
-        """Tells whether blocks keep a tokens x tokens mask of each row: the one that is held, or a
-        window's where the GPU's variable-length kernel does not run.
+        """Returns whether autograd keeps a tokens x tokens mask of each row in blocks: the mask
+        kept through a step, or the mask of a window if the GPU's variable-length kernel does not
+        run.
         """
         windows = self.attention == DOCUMENTS and (device == "cpu" or self.dtype == "float32")
         return self.dense_mask(packed, row_length) or (windows and self._slides(row_length))

@@ -1,5 +1,5 @@
-"""Shapes of models are kept as rows of JSON: a row has each kind of unit once, and numbers that
-differ from dtype to dtype under the name of the dtype. No torch is needed.
+"""Shapes of models are stored as rows of JSON. A row has each kind of unit once, and stores numbers
+that depend on the dtype under the dtype's name. No torch is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL_FIELDS = (
     "attention_heads",
     "attention_width",
 )
-"""These fields of ModelShape are the same in every dtype. Units are kept by kind."""
+"""These fields of ModelShape are the same in every dtype. Units are stored by kind."""
 
 ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations")
 
@@ -36,8 +36,8 @@ ACTIVATION_FIELDS = ("activations", "masked_activations", "compiled_activations"
 def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
     """Returns the row of one model, from its shapes by dtype.
 
-    `kinds` has each kind of unit once, and `units` the sequence of kinds as pairs of kind and
-    count. Names of units are not kept: they are always embed, block 0, block 1 ... head.
+    `kinds` has each kind of unit once, and `units` has the sequence of kinds as pairs of kind and
+    count. Names of units are not stored: they are always embed, block 0, block 1 ... head.
     """
     first, *_ = shapes.values()
     units: list[dict[str, Any]] = [{} for _ in first.units]
@@ -58,7 +58,8 @@ def pack(shapes: Mapping[str, ModelShape]) -> dict[str, Any]:
 
 
 def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> ModelShape | None:
-    """Returns the shape that `row` keeps for `dtype`, named `source`; None where it keeps none.
+    """Returns the shape stored in `row` for `dtype`, with `source` as its name; None if there is
+    none.
 
     `changes` replace values of MODEL_FIELDS.
     """
@@ -78,7 +79,9 @@ def unpack(row: Mapping[str, Any], dtype: str, source: str, **changes: Any) -> M
 
 
 def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
-    """Returns what a row keeps of a unit, with the numbers of one dtype. The name is not kept."""
+    """Returns what a row stores for a unit, with the numbers of one dtype. The name is not
+    stored.
+    """
     numbers: list[float] = []
     for name in ACTIVATION_FIELDS:
         activations = getattr(unit, name)
@@ -94,7 +97,7 @@ def _kind(unit: UnitShape, dtype: str) -> dict[str, Any]:
 
 
 def _unit(name: str, kind: Mapping[str, Any], dtype: str) -> UnitShape:
-    """Returns the unit that `kind` keeps.
+    """Returns the unit stored in `kind`.
 
     `kind` lists the bytes of activations in each dtype: per token and per pair, first plain, then
     masked, then compiled.

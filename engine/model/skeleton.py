@@ -1,25 +1,25 @@
-"""The skeleton runs the model's own code around its blocks: all that comes before and after them.
+"""The skeleton runs the model's own code before and after its blocks.
 
 The Hugging Face model is built without weights, and the `forward` of every decoder block is
-replaced by a recorder. The rest of the model's code stays as its family wrote it, so that no code
-here is for one family.
+replaced by a recorder. The rest of the model's code is left as its family wrote it, so that nothing
+here is specific to a family.
 
-The capture pass finds out what every block is called with:
+The capture pass finds out with which arguments every block is called:
 
 - The model's own `forward` runs. It looks up the embedding and makes masks, rotary embeddings and
   whatever else the family needs.
-- Each recorder keeps the arguments that its block is given, and returns the hidden state unchanged.
-- The recorder of the last block raises `_Captured`, so that neither norm nor head runs.
+- Each recorder keeps the arguments passed to its block, and returns the hidden state unchanged.
+- The recorder of the last block raises `_Captured`, so that neither the norm nor the head runs.
 - The result is the input of the first block and the arguments of every block. With these, each
   block can be run alone and at any time.
 
-The tail is the same trick:
+A pass through the tail works in the same way:
 
 - The model's own `forward` runs again, and now the recorders return a given hidden state.
 - The model's own final norm, head, logit scale and soft cap turn it into logits.
 
-A model whose code does not fit this is refused by name: one that runs its blocks in another order
-or more than once, or that changes the hidden state between two blocks.
+A model whose code does not allow this is refused by name, such as one that runs its blocks in
+another order or more than once, or that changes the hidden state between two blocks.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class _Captured(Exception):
 
 @dataclass
 class BlockArguments:
-    """One block is called with these arguments and its hidden state."""
+    """A block is called with these arguments in addition to its hidden state."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     hidden_keyword: str | None
-    """The block takes its hidden state by this keyword; None: as its first argument."""
+    """The block receives its hidden state under this keyword, or as its first argument if this is
+    None.
+    """
 
     def call(self, block: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
         """Runs `block` on `hidden` [batch, tokens, width] and returns the block's hidden state
@@ -59,29 +61,31 @@ class BlockArguments:
         return out[0] if isinstance(out, (tuple, list)) else out
 
     def call_for_all(self, block: Callable[..., Any], hidden: torch.Tensor) -> Any:
-        """Runs `block` on `hidden` [batch, tokens, width] and returns whatever it returns."""
+        """Runs `block` on `hidden` [batch, tokens, width] and returns its full result."""
         if self.hidden_keyword is None:
             return block(hidden, *self.args, **self.kwargs)
         return block(*self.args, **{self.hidden_keyword: hidden}, **self.kwargs)
 
 
 Ask = Callable[[int, BlockArguments, torch.Tensor], "tuple | None"]
-"""It is given a block's position, its arguments and its input [batch, tokens, width], and answers
-with what the block returns beside its hidden state: placeholders, or None for a block that returns
-a tensor.
+"""This function receives a block's position, its arguments and its input [batch, tokens, width]. It
+returns placeholders for what the block returns in addition to its hidden state, or None for a block
+that returns only a tensor.
 """
 
 
 @dataclass
 class Capture:
-    """A capture pass ends with the input of the first block and the arguments of every block."""
+    """The result of a capture pass has the input of the first block and the arguments of every
+    block.
+    """
 
     hidden: torch.Tensor
     arguments: list[BlockArguments]
 
 
 class _Recording:
-    """One capture pass keeps here what the blocks are called with, in order."""
+    """The arguments of the blocks in one capture pass, in order."""
 
     def __init__(self, ask: Ask | None) -> None:
         self.ask = ask
@@ -96,27 +100,27 @@ class _Recording:
 class Skeleton:
     """A skeleton is a causal language model whose blocks are recorders.
 
-    Its embedding, final norm and head are bound to device slots by whoever runs it. It runs one
-    pass at a time.
+    The caller must bind its embedding, final norm and head to device slots. It runs only one pass
+    at a time.
     """
 
     def __init__(self, model: nn.Module, layers: nn.ModuleList):
         self.model: Any = model
         self.blocks = list(layers)
         self.extras: list[tuple | None] = [None] * len(self.blocks)
-        """These stand in for what a block returns beside its hidden state; None for a block that
-        returns a tensor.
+        """For each block, these are placeholders for what it returns in addition to its hidden
+        state; None for a block that returns only a tensor.
         """
         self._recording: _Recording | None = None
-        """A capture pass is running while this is set."""
+        """It is set while a capture pass is running."""
         self._hidden: torch.Tensor | None = None
-        """The blocks return this in a pass through the tail."""
+        """The recorders return this in a pass through the tail."""
         self._ran: list[int] = []
         """The blocks ran in this order in a pass through the tail."""
         self._entering: list[torch.Tensor] | None = None
-        """Where this is a list, a pass through the tail adds each block's input."""
+        """If this is a list, a pass through the tail appends each block's input to it."""
         self._local_kinds: dict[int, str] = {}
-        """`attention_masks.forward` remembers here what it found out."""
+        """`attention_masks.forward` caches the kinds of local attention here."""
         self._cache_type = transformers().Cache
         accepted = inspect.signature(model.forward).parameters
         names = [name for name in ("past_key_values", "cache_params") if name in accepted]
@@ -125,7 +129,7 @@ class Skeleton:
             block.forward = self._recorder(position)
 
     def _recorder(self, position: int) -> Callable[..., Any]:
-        """Returns what stands in place of a block's `forward`."""
+        """Returns the replacement for a block's `forward`."""
         last = len(self.blocks) - 1
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -146,7 +150,7 @@ class Skeleton:
     def _record(
         self, recording: _Recording, position: int, args: tuple, kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        """Keeps what a block is called with, and returns its input [batch, tokens, width]."""
+        """Records the arguments of a block, and returns its input [batch, tokens, width]."""
         if not args and "hidden_states" not in kwargs:
             raise ModelError(
                 f"{type(self.model).__name__} calls its blocks without a hidden state, "
@@ -181,7 +185,7 @@ class Skeleton:
     # ------------------------------------------------------------------ the capture pass
 
     def ask_blocks(self, input_ids: torch.Tensor, ask: Ask) -> Capture:
-        """Runs a capture pass on `input_ids` (int64 [batch, tokens]) that asks `ask` about every
+        """Runs a capture pass on `input_ids` (int64 [batch, tokens]) that calls `ask` for every
         block, in order, and keeps the answers as `extras`.
         """
         return self._capture(input_ids, {}, None, ask)
@@ -197,9 +201,9 @@ class Skeleton:
         """Runs the model's own forward up to its last block.
 
         input_ids, position_ids: int64 [batch, tokens]. Gradients flow from the `hidden` of the
-        result to the embedding when they are enabled. With `use_cache` the blocks are given a
+        result to the embedding when they are enabled. With `use_cache` the blocks receive a
         key-value cache: `cache`, which holds the tokens before these, or a new one that the model
-        makes. `documents` are those of `position_ids`; without them they are read from
+        makes. `documents` are those of `position_ids`; if they are not given, they are read from
         `position_ids`, which waits for the device.
         """
         given: dict[str, Any] = {"use_cache": use_cache}
@@ -229,7 +233,7 @@ class Skeleton:
         )
 
     def caches(self, captured: Capture) -> list[Any]:
-        """Returns the key-value cache objects that the blocks are given, each once."""
+        """Returns the key-value cache objects passed to the blocks, each once."""
         found: dict[int, Any] = {}
         for arguments in captured.arguments:
             for value in (*arguments.args, *arguments.kwargs.values()):
@@ -245,7 +249,7 @@ class Skeleton:
         """
         self._hidden = hidden.unsqueeze(0)
         self._ran = []
-        # The model looks ids up before its blocks; which ones makes no difference to the tail.
+        # The model looks up token ids before its blocks; the tail does not depend on them.
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
         try:
             out = attention_masks.forward(self.model, ids, None, self._local_kinds)
@@ -258,7 +262,7 @@ class Skeleton:
     def probe_tail(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns logits [tokens, vocabulary] of `hidden` [tokens, width], with gradients.
 
-        Raises ModelError where the tail also uses what went into the blocks.
+        Raises ModelError if the tail also uses the input of the blocks.
         """
         self._entering = []
         try:
@@ -266,8 +270,8 @@ class Skeleton:
             before = _graph(self._entering[0])
         finally:
             self._entering = None
-        # A node that both graphs have is a way past the blocks. Parameters may be in both, as tied
-        # ones are.
+        # A node in both graphs is a path that bypasses the blocks. Parameters may be in both, as
+        # tied ones are.
         shared = before & _graph(logits)
         if any(not hasattr(node, "variable") for node in shared):
             raise ModelError(
@@ -295,8 +299,8 @@ def _graph(output: torch.Tensor) -> set[Any]:
 
 
 def tensors_in(value: Any, path: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Returns every tensor in nested tuples, lists, dicts and plain objects of arguments, with the
-    path by which it was found.
+    """Returns every tensor in nested tuples, lists, dicts and plain objects, each with the path to
+    it.
     """
     if isinstance(value, torch.Tensor):
         return [(path, value)]

@@ -1,8 +1,8 @@
-"""`shrunk` makes a tiny configuration of the same family, which a trial runs quickly.
+"""`shrunk` makes a tiny configuration of the same family, for a quick trial.
 
-The kinds of layers and the head sizes stay, since they decide what the model computes. Numbers of
-heads, layers, experts and tokens, widths and windows are made small, by the names that families
-give them.
+The kinds of layers and the head sizes are kept, since they decide what the model computes. Widths,
+windows and the numbers of heads, layers, experts and tokens are made small. They are recognised by
+the names that families use for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ VOCABULARY = 61
 _LAYERS = 4
 _HEADS = 4
 _LOCAL = 5
-"""A window or a chunk of attention has this many tokens: fewer than most documents of a trial."""
+"""A window or a chunk of attention has this many tokens, fewer than most documents in a trial."""
 _SIZES: tuple[tuple[str, int], ...] = (
     (r"(.*_)?vocab_size(_.*)?", VOCABULARY),
     (
@@ -36,7 +36,7 @@ _SIZES: tuple[tuple[str, int], ...] = (
         _LOCAL,
     ),
 )
-"""A whole number whose name matches the pattern gets this size, and is never made larger."""
+"""A whole number whose name matches the pattern is reduced to this size, and never made larger."""
 _DEPTHS = r"num_hidden_layers|n_layers?|num_layers"
 _WIDTHS = r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size"
 _QUERY_HEADS = r"(.*_)?num_attention_heads|n_heads?|num_heads|index_n_heads|linear_num_value_heads"
@@ -51,14 +51,14 @@ _MADE_ANEW = (
     "torch_dtype",
     "_name_or_path",
 )
-"""A configuration class sets these by itself."""
+"""A configuration class sets these values itself."""
 
 
 def shrunk(config: Any) -> Any:
-    """Returns a configuration of the same family, kinds of layers and head sizes, with few heads,
-    layers, experts and tokens.
+    """Returns a configuration of the same family, with the same kinds of layers and head sizes but
+    few heads, layers, experts and tokens.
 
-    Head sizes stay, since rotary settings are tied to them.
+    Head sizes are kept, because rotary settings depend on them.
     """
     values = config.to_dict()
     for name in _MADE_ANEW:
@@ -80,13 +80,13 @@ def shrunk(config: Any) -> Any:
             values[name] = _TOKENS.get(name, 0)
     values["use_cache"] = False
     if "tie_word_embeddings" in values:
-        # Tying makes no difference between documents.
+        # Tied weights make no difference to the separation of documents.
         values["tie_word_embeddings"] = False
     return type(config)(**values)
 
 
 def _size(name: str, value: int) -> int:
-    """Returns the size of the first pattern that `name` matches, or `value` if it matches none."""
+    """Returns the size for the first pattern that `name` matches, or `value` if it matches none."""
     for pattern, size in _SIZES:
         if re.fullmatch(pattern, name):
             return size
@@ -94,9 +94,9 @@ def _size(name: str, value: int) -> int:
 
 
 def _fewer_layers(values: dict[str, Any], depth: int) -> None:
-    """Keeps one layer of each kind, and the first ones.
+    """Keeps one layer of each kind, and fills up with the first layers.
 
-    Lists with an entry for every layer tell what kind a layer is.
+    Lists with an entry for every layer show the kind of each layer.
     """
     lists = {
         name: value
@@ -118,7 +118,7 @@ def _fewer_layers(values: dict[str, Any], depth: int) -> None:
 
 
 def _narrower(values: dict[str, Any], config: Any) -> None:
-    """Leaves fewer heads, and a hidden size that fits them."""
+    """Reduces the number of heads, and the hidden size to match."""
     heads = getattr(config, "num_attention_heads", None)
     hidden = getattr(config, "hidden_size", None)
     if not isinstance(heads, int) or not isinstance(hidden, int) or heads <= _HEADS:
@@ -131,5 +131,5 @@ def _narrower(values: dict[str, Any], config: Any) -> None:
         elif re.fullmatch(_QUERY_HEADS, name):
             values[name] = min(value, _HEADS)
         elif re.fullmatch(_KEY_HEADS, name):
-            # Keys that are shared stay shared, by two queries each.
+            # Shared keys stay shared, each by two queries.
             values[name] = _HEADS if value >= heads else min(value, _HEADS // 2)

@@ -1,6 +1,6 @@
-"""A `StreamedModel` is a Hugging Face model as the pieces that are streamed, its `Unit`s.
+"""A `StreamedModel` is a Hugging Face model divided into `Unit`s, the pieces that are streamed.
 
-How a unit's parameters lie in memory is told by its layout (engine/model/layout.py).
+A unit's layout (engine/model/layout.py) says where its parameters are in memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ class Unit:
     name: str
     layout: UnitLayout
     block: nn.Module | None = None
-    """The embed unit and the head unit have none."""
+    """The embed unit and the head unit have no block."""
     kind: int = -1
-    """Blocks of one kind compute alike and can share one template on the device; -1: no block."""
+    """Blocks of one kind perform the same computation and can share one template on the device. It
+    is -1 if the unit has no block.
+    """
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     indices: dict[str, int] = field(default_factory=dict)
-    """Each module of the block that has a `layer_idx` is listed: some families compute with it."""
+    """Each module in the block that has a `layer_idx` is listed with it, because some families use
+    it in their computation.
+    """
     bindings: dict[str, list[tuple[nn.Module, str]]] = field(default_factory=dict)
     """A parameter of the embed or head unit is bound to these attributes of these modules."""
 
     def lay_out_as(self, layout: UnitLayout) -> None:
-        """Takes another layout of the same parameters."""
+        """Replaces the layout by another one for the same parameters."""
         self.layout = layout
 
     def move_buffers(self, device: torch.device) -> None:
@@ -45,7 +49,9 @@ class Unit:
 
 @dataclass
 class StreamedModel:
-    """A streamed model is a causal language model as a skeleton and units in forward order."""
+    """A streamed model is a causal language model divided into a skeleton and units in forward
+    order.
+    """
 
     config: Any
     skeleton: Skeleton
@@ -54,13 +60,13 @@ class StreamedModel:
     """The head uses the embed unit's weights."""
     dtype: Dtype
     active_parameters: int
-    """A token passes through this many parameters: all but those of experts that its router does
+    """A token passes through this many parameters: all except those of experts that its router does
     not choose.
     """
     packing: Packing
-    """It tells whether documents may share a row, and why not."""
+    """It says whether documents may share a row, and if not, why."""
     aliases: dict[str, str] = field(default_factory=dict)
-    """A second name of a tied parameter leads to the name that owns the plane."""
+    """The second name of a tied parameter is mapped to the name that owns the plane."""
 
     @property
     def blocks(self) -> list[Unit]:
@@ -75,9 +81,9 @@ class StreamedModel:
         return sum(layout.parameter_count for layout in self.layouts)
 
     def persistent_buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the buffers that belong to the weights, by full name and in any shape.
+        """Returns the buffers that are saved with the weights, by full name and in any shape.
 
-        A router's correction bias is one. They are never trained.
+        One example is a router's correction bias. These buffers are never trained.
         """
         names = self.skeleton.model.state_dict().keys()
         return {
@@ -85,5 +91,5 @@ class StreamedModel:
         }
 
     def unit(self, name: str) -> Unit:
-        """Returns the unit of this name. Raises StopIteration where there is none."""
+        """Returns the unit with this name. Raises StopIteration if there is none."""
         return next(unit for unit in self.units if unit.name == name)
