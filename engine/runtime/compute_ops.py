@@ -294,8 +294,8 @@ def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None
 
 
 def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
-    """Rounds a unit's fp32 sum to the staging buffer, once a round. In the last round it also
-    computes the norm of the whole gradient.
+    """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
+    even. In the last round the op also computes the norm of the whole gradient.
     """
     numel = context.units[op.unit].layout.numel
     grad = context.state.grads[op.grad][:numel]

@@ -133,7 +133,7 @@ class _Group:
         self.rows.append(row)
 
     def feed(self, stop: int, cache: Any) -> None:
-        """Stores a cache that now holds `stop` tokens of each row."""
+        """Keeps a cache that now holds `stop` tokens of each row."""
         self.fed = stop
         self.cache = cache
 
@@ -148,8 +148,8 @@ class Sampler:
 
     @cached_property
     def cache_cost(self) -> CacheCost | None:
-        """The memory that a key-value cache takes; None where this model's logits with a cache
-        differ from those without.
+        """A key-value cache takes this much memory. It is None where this model's logits with a
+        cache differ from those without.
         """
         return try_cache(self.engine)
 

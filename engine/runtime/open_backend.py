@@ -1,4 +1,4 @@
-"""Opens the backend of a device, and gives the memory of a run back."""
+"""The two functions of this file open the backend of a device and free the memory of a run."""
 
 from __future__ import annotations
 
