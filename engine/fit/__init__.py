@@ -1,4 +1,4 @@
-"""This room chooses the plan of a job, predicts its memory and time, judges whether it fits, and
+"""The room chooses the plan of a job, predicts its memory and time, judges whether it fits, and
 finds settings that would make it fit.
 
 It does not load torch, except to find the shape of a model that was never built on this machine

@@ -1,6 +1,6 @@
-"""This file is the planner: from a job and the available memory, `choose` finds the choices of the
-fastest plan that fits. Pure arithmetic, no torch: the fit report, the trainer and the app's form
-all call the same function.
+"""The planner is in this file: from a job and the available memory, `choose` finds the choices of
+the fastest plan that fits. Pure arithmetic, no torch: the fit report, the trainer and the app's
+form all call the same function.
 
 `choose` keeps what the user set and fills in `auto`:
 
@@ -73,7 +73,7 @@ class Chosen:
     micro_batch_size: int
     loss_chunk: int
     gpu_items: tuple[Item, ...]
-    """The items list device memory, or the same buffers in RAM where blocks compute on the CPU."""
+    """They are the items of device memory. On the CPU they are the same buffers, in RAM."""
     host_boundary_bytes: int
 
     @property

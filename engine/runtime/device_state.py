@@ -110,8 +110,8 @@ class DeviceState:
         return self._piece_numel * sum(PLANE_ITEM_BYTES[self.model.dtype].values())
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
-        """Allocates the update buffers except the spare ones, in the arena where there is one.
-        `lend` allocates the spare ones.
+        """Places the update buffers in the arena, except for the spare ones, which `lend`
+        allocates.
         """
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
         size = self._buffer_bytes
