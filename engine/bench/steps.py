@@ -30,9 +30,7 @@ from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256
-"""The spans of the last steps of a training, at most this many steps, stay in memory until it
-ends.
-"""
+"""For this many last steps of a training, all spans are kept in memory until the training ends."""
 
 PAIRS = (
     (Lane.H2D, Lane.COMPUTE),
@@ -109,7 +107,7 @@ class Planes:
 
 @dataclass
 class StepFigures:
-    """The figures of a step cover the time from the last update of the step before to its own last
+    """A step is measured from the end of the last update before it to the end of its own last
     update.
     """
 
@@ -147,7 +145,7 @@ class RunFigures:
 
     steps: list[StepFigures]
     timeline: list[dict[str, Any]]
-    """The spans of the last step and of the one before it are in the form of a run record, in
+    """It holds the spans of the last step and of the one before it, in the form of a run record, in
     seconds from the first of them.
     """
     peak: int
@@ -155,7 +153,7 @@ class RunFigures:
     reserved: int
     """At most this many bytes were reserved from the driver, gaps included."""
     fixed: int
-    """The buffers that the plan keeps on the device take this many bytes."""
+    """This many bytes are taken by the buffers that the plan keeps on the device."""
     host_boundaries: int
     launches: list[float]
     """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor

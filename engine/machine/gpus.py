@@ -128,7 +128,9 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
 
 
 def _power(nvml: Any, handle: Any) -> float | None:
-    """Returns the power limit."""
+    """Returns the power that the card draws now, in watts; None where the driver does not report
+    it.
+    """
     milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     return None if milliwatts is None else milliwatts / 1000
 

@@ -30,8 +30,8 @@ SYSTEM_RAM_BYTES = 2 * GIB
 DRIVER_BYTES = 512 * MIB
 """The driver takes this much of the memory of an idle card."""
 UNIFIED_DEVICE_SHARE = 0.25
-"""Where host and device share one memory, this share of it counts as device memory. The planes on
-the host take most of the rest, and both must fit at once.
+"""Where host and device share one memory, this share of it is the device's limit. The planes take
+most of the memory, and both must fit at once.
 """
 SAME_MEMORY = 0.1
 """If the memory of a card differs by more than this share, it is a different card with the same
@@ -126,7 +126,9 @@ class KnownMachine:
     cpu_cores: int
     power_watts: int
     unified: bool
-    """Host and device share one memory, so RAM must hold the items of both."""
+    """It is True where host and device share one memory, so that RAM must hold the items of
+    both.
+    """
     supported: bool
     note: str
     """The note warns about limits of the machine; it is empty where there are none."""

@@ -99,9 +99,11 @@ class Rates:
     adamw_busy: float
     """AdamW updates this many parameters a second while copies run in both directions."""
     h2d_busy: float
-    """The bus is busy both ways, and AdamW runs on the host."""
+    """Copies to the device reach this many bytes a second while copies back and AdamW also run."""
     d2h_busy: float
-    """The bus is busy both ways, and AdamW runs on the host."""
+    """Copies to the host reach this many bytes a second while copies to the device and AdamW also
+    run.
+    """
     packed_attention: float
     """The variable-length kernel reaches this many FLOPs a second in long rows, not counting the
     time for `PACKED_BYTES`.
