@@ -51,7 +51,7 @@ class MemoryItem(Word):
     """While weights are read, this much more is taken than by the planes and boundaries of
     training.
     """
-    # On the device, buffers that live all run long.
+    # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"
     RESIDENT_BLOCKS = "Resident blocks"
@@ -59,14 +59,14 @@ class MemoryItem(Word):
     GRADIENT_STAGING = "Gradient staging"
     OPTIMIZER_STATES = "Optimizer states"
     BOUNDARY_RINGS = "Boundary rings"
-    # On the device, what comes and goes within a step.
+    # On the device, memory that is allocated and freed within a step.
     BOUNDARIES = "Boundaries"
     HIDDEN_STATES = "Hidden states"
     ROTARY_EMBEDDINGS = "Rotary embeddings"
     KEPT_ACTIVATIONS = "Kept activations"
     WORKING_SET = "Working set"
     TOKENS_AND_MASKS = "Tokens and masks"
-    # On the device, what every program takes.
+    # On the device, memory that every program takes.
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
     # On the disk.
@@ -96,8 +96,8 @@ class MemoryItem(Word):
 
     @property
     def is_activation(self) -> bool:
-        """Tells whether the item comes and goes within a step. Other buffers on the device are kept
-        throughout the run.
+        """Tells whether the item is allocated and freed within a step. Other buffers on the device
+        are kept throughout the run.
         """
         return self in _ACTIVATIONS
 

@@ -59,7 +59,9 @@ class GpuSampler:
             self._handle = handles[index] if index < len(handles) else None
 
     def sample(self) -> GpuSample | None:
-        """Returns the card's figures now, or None where there is no card or no answer."""
+        """Returns the card's current figures, or None where there is no card or the driver does not
+        answer.
+        """
         if self._handle is None:
             return None
         memory = _ask(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, self._handle)

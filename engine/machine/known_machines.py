@@ -30,8 +30,8 @@ SYSTEM_RAM_BYTES = 2 * GIB
 DRIVER_BYTES = 512 * MIB
 """The driver takes this much of the memory of an idle card."""
 UNIFIED_DEVICE_SHARE = 0.25
-"""Where host and device share one memory, this share of it is the device's limit. The planes take
-most of the memory, and both must fit at once.
+"""If host and device have one common memory, this share of it is treated as the device's. The
+planes take most of that memory, and both must fit at once.
 """
 SAME_MEMORY = 0.1
 """If the memory of a card differs by more than this share, it is a different card with the same

@@ -41,7 +41,7 @@ class Machine:
     disk_path: str = ""
     disk_free: int = 0
     notes: tuple[str, ...] = ()
-    """These sentences say what could not be read, and why."""
+    """These are sentences that say what could not be read, and why."""
     here: bool = False
     """The machine is the one that the program runs on, with figures as read, not one that is only
     estimated.

@@ -16,7 +16,7 @@ from engine.plan.buffers import Buffer, BufferKind
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A `BlockUse` is a run of COMPUTE ops that needs the weights of one block."""
+    """A `BlockUse` is a sequence of COMPUTE ops that need the weights of one block."""
 
     unit: str
     slot: Buffer

@@ -40,7 +40,7 @@ class BufferKind(Word):
     HOST_BOUNDARY = "host boundary"
     """It is host memory that keeps the input of a block for one micro-batch."""
     CLIP = "clip"
-    """It is the clip factor, once the host knows it."""
+    """It is the clip factor on the host, which is set by the op `clip`."""
     # On the device.
     SLOT = "slot"
     """It holds the weights of one unit while the unit computes. Where an optimizer on the device
@@ -102,7 +102,7 @@ class ContentKind(Word):
     READY = "ready"
     """The buffer holds the one thing that it is ever used for."""
     WEIGHTS = "weights"
-    """It is the weights of a unit."""
+    """The buffer holds the weights of a unit."""
     HIDDEN = "hidden"
     """It is the hidden state after a block, in one round. Without a unit it is the state before the
     first block.
@@ -120,11 +120,11 @@ class ContentKind(Word):
     EARLIER_SUM = "earlier sum"
     """It is the sum over the earlier rounds."""
     FETCHED = "fetched"
-    """It is the optimizer states of a piece of a unit, as fetched from the host."""
+    """The buffer holds the optimizer states of a piece of a unit, as fetched from the host."""
     UPDATED = "updated"
-    """It is the optimizer states of that piece after AdamW."""
+    """The buffer holds the optimizer states of that piece after AdamW."""
     STATES = "states"
-    """It is optimizer states of any unit, in memory that is shared with fp32 sums."""
+    """The memory that is shared with fp32 sums holds optimizer states of any unit."""
     LENT = "lent"
     """The memory of activations serves as spare update buffers."""
 

@@ -167,7 +167,7 @@ class DeviceUpdates:
         return {_part(slot, number, pieces): content for number in range(pieces)}
 
     def arena_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the parts of the arena in which the block's sum lies, with sums as their
+        """Returns the parts of the arena that the sum of a block uses, with sums as their
         content.
         """
         return {

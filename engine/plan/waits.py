@@ -21,7 +21,7 @@ CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromk
     UPDATE_LANES, "optimizer"
 )
 OTHER = "other"
-"""This cause stands for waits that no op explains, such as launch overhead."""
+"""The cause of a wait that no op explains, such as launch overhead, is given as this."""
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ class Ceilings:
     attention_forward: float
     attention_backward: float
     host_copy: dict[int, float]
-    """The key is the number of threads."""
+    """The key is the number of threads, the value is the bytes that they copy a second."""
     adamw: dict[int, float]
-    """The key is the number of threads."""
+    """The key is the number of threads, the value is the parameters that they update a second."""
     adamw_with_copies: float
     """AdamW updates this many parameters a second, with as many threads as in a run, while copies
     run in both directions.
@@ -78,11 +78,13 @@ class Ceilings:
     bandwidth of its memory.
     """
     overhead: float
-    """See `engine.machine.rates.Rates.overhead`."""
+    """The time has the meaning of `engine.machine.rates.Rates.overhead`, in seconds."""
     call: float
-    """See `engine.machine.rates.Rates.call`."""
+    """The time has the meaning of `engine.machine.rates.Rates.call`, in seconds."""
     packed_attention: float
-    """See `engine.machine.rates.Rates.packed_attention`."""
+    """The rate has the meaning of `engine.machine.rates.Rates.packed_attention`, in FLOPs a
+    second.
+    """
 
     def rates(self) -> Rates:
         """Returns the rates that the engine can rely on while copies, compute and AdamW run at

@@ -17,7 +17,7 @@ from engine.runtime.backend import Ticket
 
 @dataclass(frozen=True)
 class DoneTicket:
-    """A `DoneTicket` stands for an op that has run already; its times are in seconds."""
+    """A `DoneTicket` is the ticket of an op that has already run; its times are in seconds."""
 
     start: float
     end: float

@@ -231,7 +231,7 @@ class CudaBackend:
                 ticket.end.record(stream)
         except BaseException as error:  # noqa: BLE001  kept for whoever waits for this op
             self._fail(lane, ticket, error)
-        # Only now may others wait for the end event: it is recorded, or the error is there.
+        # Only now may other ops wait for the end event: it is recorded, or the error is set.
         ticket.issued.set()
 
     def _run_on_host(

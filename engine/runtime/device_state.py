@@ -142,9 +142,9 @@ class DeviceState:
     def lend(self) -> None:
         """Allocates the spare buffers, in memory that activations have left.
 
-        This runs on COMPUTE, whose allocator knows when the memory is free. The allocator must use
-        expandable segments (set in `engine.runtime.cuda_backend`), so that the memory left by
-        activations of other sizes is contiguous.
+        This runs on COMPUTE, where the allocator frees and reuses memory in order. The allocator
+        must use expandable segments (set in `engine.runtime.cuda_backend`), so that the memory left
+        by activations of other sizes is contiguous.
         """
         for buffer in self._spare:
             self.states[buffer] = {

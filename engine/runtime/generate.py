@@ -87,7 +87,7 @@ class _Answers:
         return len(self.rows[row]) < self.longest(row)
 
     def take(self, row: int, token: int) -> bool:
-        """Adds a token to a row, and returns whether the row goes on."""
+        """Adds a token to a row, and returns whether the row continues."""
         if token in self.limits.end_tokens:
             return False
         self.rows[row].append(token)

@@ -22,7 +22,7 @@ def give_memory_back() -> None:
 
 
 def open_backend(device: str) -> Backend:
-    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is asked for
+    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is requested
     and there is no usable GPU.
     """
     if device == "cpu" or (device == "auto" and not cuda_available()):
