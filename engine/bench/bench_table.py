@@ -1,4 +1,4 @@
-"""`launch.py bench` has figures, and this file writes them as tables for people."""
+"""The figures of `launch.py bench` are formatted here as tables for human readers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from engine.words import GIB
 
 Row = tuple[str, str]
-"""A row of a table has a name and a value."""
+"""A row of a table is a name and a value, both as text."""
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """Writes all tables for the result of `engine.cli.bench.measured`."""
+    """Returns all tables for the result of `engine.cli.bench.measured`."""
     machine = result["machine"]
     parts = [f"{machine['device']}; {machine['cpu_name']}, {machine['cpu_cores']} cores"]
     parts.append(_ceilings(result["ceilings"]))
@@ -64,7 +64,7 @@ def _ceilings(ceilings: dict[str, Any]) -> str:
 
 
 def streamed_as_text(streamed: dict[str, Any]) -> str:
-    """Returns the table of the streamed training alone."""
+    """Returns only the table of the streamed training."""
     s = streamed
     title = (
         f"Streamed: {s['parameters'] / 1e9:,.3f} billion parameters, {s['tokens_per_step']:,} "

@@ -1,6 +1,6 @@
-"""Training of the same shape is done here as everyone does it where it fits: weights, gradients and
-moments all on the device, plain transformers, torch's fused AdamW. Streaming is compared with it,
-on the same device and in the same run.
+"""A model of the same shape is trained here in the usual way for models that fit: weights,
+gradients and moments are all on the device, with plain transformers and torch's fused AdamW.
+Streaming is compared with this training, on the same device and in the same run.
 """
 
 from __future__ import annotations
@@ -27,39 +27,41 @@ from engine.runtime.compiled import compiled_function, set_up_compiler
 from engine.runtime.loss import LossChunks, cross_entropy
 
 STATE_COPIES = 4
-"""A parameter has a weight, a gradient and two moments, all in the model's dtype."""
+"""Each parameter takes this many values, all in the model's dtype: a weight, a gradient and two
+moments.
+"""
 LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
 class ResidentSettings:
-    """A training with all states on the device is run with these settings."""
+    """These are the settings of a training with all states on the device."""
 
     recompute: bool
     """Blocks are checkpointed."""
     sizes: Sequence[int]
-    """These rows of a micro-batch are tried, most wanted first. A size that the device has no
-    memory for is passed over.
+    """These micro-batch sizes, in rows, are tried in order of preference. A size for which the
+    device has too little memory is skipped.
     """
     loss_chunk: int
     """The logits of this many positions exist at once."""
     seconds: float
-    """Steps are taken for about this long."""
+    """Steps are run for about this many seconds."""
     compiled: bool = False
-    """It has the kernels that a compiled streamed step has."""
+    """It uses the same compiled kernels as a compiled streamed step."""
 
 
 @dataclass(frozen=True)
 class ResidentFigures:
-    """A training with all states on the device came to these figures."""
+    """These figures were measured in a training with all states on the device."""
 
     recompute: bool
     """Blocks were checkpointed."""
     micro_batch_size: int
     steps: int
-    """The steady state had this many steps."""
+    """This many steps were timed, after those that warm up."""
     seconds: float
-    """A step took this long, as the mean over these."""
+    """A timed step took this many seconds on average."""
     peak: int
     """At most this many device bytes were allocated at once."""
 
@@ -76,7 +78,7 @@ def train_resident(
     batches: Sequence[MicroBatch],
     settings: ResidentSettings,
 ) -> ResidentFigures:
-    """Takes steps over `batches` from random weights, the first half of them to warm up. Raises
+    """Runs steps over `batches` from random weights, the first half of them to warm up. Raises
     FitError when no size of a micro-batch fits.
     """
     for size in settings.sizes:
@@ -91,7 +93,7 @@ def train_resident(
         except torch.OutOfMemoryError:
             pass  # a smaller size may fit
         finally:
-            # The next model must find the memory of this one free.
+            # The memory of this model must be free for the next one.
             trained = None
             _forget_what_was_before(backend)
     raise FitError(
@@ -120,7 +122,7 @@ def _random_model(config: Any, model: ModelConfig, device: torch.device, compile
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            # Tied parameters are one object, and stay one.
+            # Tied parameters are one object and must remain one.
             if id(parameter) not in filled:
                 filled[id(parameter)] = _random_parameter(name, parameter, device)
             module._parameters[name] = filled[id(parameter)]
@@ -141,7 +143,9 @@ def _random_parameter(name: str, like: nn.Parameter, device: torch.device) -> nn
 
 
 def _split(batches: Sequence[MicroBatch], size: int) -> list[MicroBatch]:
-    """Returns the same rows in micro-batches of at most `size`, as equal as can be."""
+    """Returns the same rows in micro-batches of at most `size` rows, as equal in size as
+    possible.
+    """
     parts: list[MicroBatch] = []
     for batch in batches:
         for start, stop in micro_batch_bounds(len(batch.input_ids), size):
@@ -155,7 +159,7 @@ def _train(
 ) -> list[float]:
     """Trains, and returns the seconds of each step: at least four."""
     if settings.recompute:
-        # The new name came with transformers 5.2x, the old one goes with 6.
+        # The new name appeared in transformers 5.2x; the old one disappears in 6.
         enable = getattr(model, "activation_checkpointing_enable", None)
         if enable is None:
             enable = model.gradient_checkpointing_enable
@@ -178,7 +182,7 @@ def _train(
         optimizer.step()
         # The gradients stay allocated: all states are on the device.
         optimizer.zero_grad(set_to_none=False)
-        backend.drain()  # the time of a step is that of the device, not of its launches
+        backend.drain()  # measure the time of the device, not only of the launches
         taken.append(time.perf_counter() - began)
     return taken
 
@@ -188,8 +192,8 @@ def _accumulate(
 ) -> None:
     """Adds the gradients of one micro-batch, `ids` and `labels` [rows, tokens].
 
-    Its logits are never all in memory, as in the streamed step. A soft cap of the logits, which a
-    few families have and which costs next to nothing, is left out.
+    Its logits are never all in memory, as in the streamed step. The soft cap of the logits that a
+    few model families have is left out, because it takes almost no time.
     """
     hidden = model.base_model(input_ids=ids, use_cache=False)[0]
     head = model.get_output_embeddings()

@@ -1,4 +1,6 @@
-"""A model with random weights takes steps. Their spans and the allocator tell the figures."""
+"""A model with random weights is trained for some steps. The figures come from the spans of their
+ops and from the allocator.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from engine.runtime.host_store import HostStore
 from engine.runtime.streaming_engine import AppliedStep, EngineSettings, StreamingEngine
 
 STEPS_KEPT = 256
-"""Of a training, all spans of this many last steps stay in memory until it ends."""
+"""For this many last steps of a training, all spans are kept in memory until the training ends."""
 
 PAIRS = (
     (Lane.H2D, Lane.COMPUTE),
@@ -57,7 +59,9 @@ def random_rows(
 
 @dataclass
 class Planes:
-    """A model with random weights lies in host planes, with the optimizer that updates them."""
+    """A `Planes` holds a model with random weights in host planes, and the optimizer that updates
+    them.
+    """
 
     model: StreamedModel
     store: HostStore
@@ -96,74 +100,80 @@ class Planes:
         return cls(model, store, backend, HostAdamW(store, AdamWSettings()))
 
     def close(self) -> None:
-        """Gives the memory of the planes back. The backend belongs to the caller."""
+        """Frees the memory of the planes. The backend belongs to the caller."""
         self.adamw.close()
         self.store.close()
 
 
 @dataclass
 class StepFigures:
-    """A step goes from the end of the last update before it to the end of its own last update."""
+    """A step is measured from the end of the last update before it to the end of its own last
+    update.
+    """
 
     step: int
     loss: float
     grad_norm: float
     seconds: float
     tflops: float
-    """This is 6 x parameters that a token passes through x tokens / seconds."""
+    """The rate is 6 x parameters that a token passes through x tokens / seconds."""
     exposed: dict[str, float]
-    """COMPUTE waited these seconds, by cause."""
+    """COMPUTE waited for this many seconds, by cause."""
     overlap: dict[str, float]
-    """Two lanes worked at once for these seconds, and so did all three of the device."""
+    """Each pair of lanes, and H2D, COMPUTE and D2H together, were busy at the same time for this
+    many seconds.
+    """
     busy: dict[str, float]
-    """Each lane worked these seconds."""
+    """Each lane was busy for this many seconds."""
     by_kind: dict[str, float]
-    """Ops of each kind took these seconds."""
+    """The ops of each kind together took this many seconds."""
     gaps: list[tuple[str, float]]
-    """COMPUTE waited longest before these ops; the seconds stand with them."""
+    """The longest waits of COMPUTE are listed: the op after the wait, and the seconds."""
     retries: int
-    """Since the process began, the allocator ran out this often and had to wait for the device."""
+    """The number of times since the process began that the allocator ran out of memory and had to
+    wait for the device.
+    """
     rates: dict[str, float]
-    """Whole planes went to and from the device at these GB/s, and so many billions of parameters
-    were updated a second.
+    """They are the GB/s of whole planes to and from the device, and the billions of parameters that
+    were updated on the host in a second.
     """
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Some steps in a row came to these figures."""
+    """These figures were measured over some consecutive steps."""
 
     steps: list[StepFigures]
     timeline: list[dict[str, Any]]
-    """These are the spans of the last step and of the one before it, in seconds from the first, as
-    the record of a run keeps them.
+    """It holds the spans of the last step and of the one before it, in the form of a run record, in
+    seconds from the first of them.
     """
     peak: int
     """At most this many device bytes were allocated at once."""
     reserved: int
     """At most this many bytes were reserved from the driver, gaps included."""
     fixed: int
-    """The plan's own buffers take this many bytes."""
+    """This many bytes are taken by the buffers that the plan keeps on the device."""
     host_boundaries: int
     launches: list[float]
-    """In each step, the thread that launches the ops of COMPUTE took these seconds of processor
+    """In each step, the thread that launches the ops of COMPUTE took this many seconds of processor
     time.
     """
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Steps in a row are taken with these settings."""
+    """These are the settings for some consecutive steps."""
 
     choices: PlanChoices
     steps: int
-    """At least this many steps are taken."""
+    """At least this many steps are run."""
     rate: float
     loss_chunk: int = 1024
     first: int = 1
     """The first step has this number."""
     seconds: float = 0.0
-    """Steps are taken until at least this long has passed."""
+    """Steps are run until at least this many seconds have passed."""
 
 
 def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettings) -> RunFigures:
@@ -208,7 +218,9 @@ def run_steps(planes: Planes, batches: Sequence[MicroBatch], settings: RunSettin
 
 @dataclass(frozen=True)
 class _TakenStep:
-    """A step with the seconds that it took, and the allocator's retries up to its end."""
+    """A `_TakenStep` is a step with the seconds that it took, and the allocator's retries up to its
+    end.
+    """
 
     applied: AppliedStep
     seconds: float
@@ -218,14 +230,14 @@ class _TakenStep:
 def _take_steps(
     engine: StreamingEngine, batches: Sequence[MicroBatch], settings: RunSettings
 ) -> tuple[deque[_TakenStep], list[float]]:
-    """Returns the last steps, and the processor time of each launch."""
+    """Runs the steps, and returns the last of them and the processor time of each launch."""
     taken: deque[_TakenStep] = deque(maxlen=STEPS_KEPT)
     launches: list[float] = []
     began = mark = time.perf_counter()
 
     def on_applied(applied: AppliedStep) -> None:
-        # No more than this: figures of thousands of spans would take the interpreter from the
-        # thread that launches.
+        # Do no more than this here: computing figures from thousands of spans would keep the
+        # interpreter from the thread that launches ops.
         nonlocal mark
         now = time.perf_counter()
         taken.append(_TakenStep(applied, now - mark, engine.backend.memory()["retries"]))
@@ -246,8 +258,8 @@ def _take_steps(
 def _step_figures(
     taken: _TakenStep, previous: list[Span] | None, tokens: int, planes: Planes
 ) -> StepFigures:
-    """Returns the figures of a step of `tokens` tokens. `previous` are the spans of the step before
-    it.
+    """Returns the figures of a step of `tokens` tokens. `previous` holds the spans of the step
+    before it.
     """
     applied, spans = taken.applied, taken.applied.spans
     inline = planes.backend.device.type == "cpu"
@@ -274,8 +286,8 @@ def _step_figures(
 
 
 def overlaps(spans: Sequence[Span]) -> dict[str, float]:
-    """Returns the seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, worked at
-    once.
+    """Returns the seconds in which pairs of lanes, and H2D, COMPUTE and D2H together, were busy at
+    the same time.
     """
     result = {f"{a}+{b}": overlap_seconds(spans, a, b) for a, b in PAIRS}
     begins = [(span.start, span.op.lane, 1) for span in spans]
@@ -294,7 +306,7 @@ def longest_gaps(
     spans: Sequence[Span], previous: Sequence[Span] | None, count: int = 12
 ) -> list[tuple[str, float]]:
     """Returns the longest gaps between two ops of COMPUTE, longest first: the op after the gap, and
-    seconds. The gap after the last op of the step before counts too.
+    seconds. The gap after the last op of the step before is included.
     """
     own = [span for span in spans if span.op.lane == Lane.COMPUTE]
     if previous:
@@ -314,7 +326,7 @@ def seconds_by_kind(spans: Sequence[Span]) -> dict[str, float]:
 
 def rates(spans: Sequence[Span], planes: Planes) -> dict[str, float]:
     """Returns GB/s of whole planes to and from the device, and billions of parameters that AdamW
-    updated a second on the host. A rate is 0 where nothing of its kind was done.
+    updated a second on the host. A rate is 0 where no such copy or update took place.
     """
     item = PLANE_ITEM_BYTES[planes.model.dtype]
     layouts = planes.store.layouts

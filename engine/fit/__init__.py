@@ -1,7 +1,7 @@
-"""These files choose the plan of a job, tell what that takes of memory and time and whether it
-fits, and find what would help.
+"""The room chooses the plan of a job, predicts its memory and time, judges whether it fits, and
+finds settings that would make it fit.
 
-They load no torch, unless somebody asks for the shape of a model that nobody has built here before
+It does not load torch, except to find the shape of a model that was never built on this machine
 (`engine.model.find_shape`).
 
 The room may import the rooms before it in `engine`, up to `runs`.

@@ -1,19 +1,21 @@
-"""The planner: from a job and the memory there is, `choose` finds the choices of the fastest plan
-that fits. Pure arithmetic, no torch: the fit report, the trainer and the app's form all ask the
-same function.
+"""The planner is in this file: from a job and the available memory, `choose` finds the choices of
+the fastest plan that fits. Pure arithmetic, no torch: the fit report, the trainer and the app's
+form all call the same function.
 
 `choose` keeps what the user set and fills in `auto`:
 
-- Candidates. Each way to spread a step's rows over micro-batches and rounds (`spreads`) is filled
+- Candidates. Each way to spread a step's rows over micro-batches and rounds (`spreads`) is combined
   with kept blocks, resident blocks and update buffers in several ways, as far as the device's
-  memory goes (`fill_memory`). That makes some hundreds of candidates.
-- Bounds. A closed form tells how long a step of each candidate takes at least, as if it waited for
-  no update (`cost.step_seconds`). Candidates are looked at from the lowest bound on. For each it is
-  decided where the optimizer of each unit runs (`update_placement`), which gives its time. The
-  search stops at a bound that is far above the best time so far.
-- Simulation. The closed form is wrong by some per cent where the bus is the bound, so the plans of
-  the best few candidates are built and simulated (`predict`). The fastest by that is the answer.
-- Where nothing fits, the answer is the leanest way, which takes least memory. The report judges it.
+  memory allows (`fill_memory`). This gives a few hundred candidates.
+- Bounds. A closed form gives a lower bound on the step time of each candidate, as if the step
+  waited for no update (`cost.step_seconds`). Candidates are examined in order of this bound, lowest
+  first. For each, `update_placement` decides where the optimizer of each unit runs, which gives its
+  time. The search stops at the first bound that is clearly above the best time so far.
+- Simulation. The closed form is wrong by a few per cent where the bus limits the step, so the plans
+  of the best few candidates are built and simulated (`predict`). The one with the shortest
+  simulated step is returned.
+- Where no candidate fits, the leanest one, which takes the least memory, is returned. The report
+  then says that it does not fit.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ from engine.words import GIB
 SIMULATED = 3
 """The plans of this many candidates are simulated."""
 SIMULATED_USES = 250
-"""They are simulated only if a step uses its blocks at most so often in forward, which takes some
-hundredths of a second.
+"""They are simulated only if a step has at most this many uses of blocks in forward, for which
+simulation takes a few hundredths of a second.
 """
 WORTH_SIMULATING = 1.05
-"""A candidate is looked at up to this multiple of the shortest step by the closed form, which is
-not wrong by more.
+"""Candidates are considered up to this multiple of the shortest step by the closed form, whose
+error is smaller than that.
 """
 ALIKE = 1.002
-"""Two steps are equally fast if they differ by less than this factor."""
+"""Two steps count as equally fast if their times differ by less than this factor."""
 
 CPU_SHARE = 0.25
 """On the CPU, blocks stay resident and keep their activations while all device memory is below this
@@ -58,25 +60,25 @@ share of the free RAM.
 """
 CPU_RUNTIME_BYTES = round(0.8 * GIB)
 HOST_RESERVE_BYTES = 3 * GIB
-"""This much RAM is left when boundaries are kept there for speed alone."""
+"""This much RAM is left free when boundaries are kept there for speed alone."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A `Chosen` is the answer of `choose`: the plan's choices, the two sizes that go with them,
-    and what they take.
+    """A `Chosen` is the result of `choose`: the plan's choices, the two sizes that go with them,
+    and the memory that they take.
     """
 
     choices: PlanChoices
     micro_batch_size: int
     loss_chunk: int
     gpu_items: tuple[Item, ...]
-    """It is device memory by item; on the CPU the same buffers, in RAM."""
+    """They are the items of device memory. On the CPU they are the same buffers, in RAM."""
     host_boundary_bytes: int
 
     @property
     def rounding(self) -> dict[str, Any]:
-        """Returns the choices that results depend on, by rounding. A resumed run gives them to
+        """Returns the choices that affect how results are rounded. A resumed run passes them to
         `choose` again.
         """
         return {
@@ -96,18 +98,18 @@ class Chosen:
 def choose(job: Job, target: Target, quick: bool = False) -> Chosen:
     """Returns the choices for one run: of those that fit, the ones with the shortest step.
 
-    What does not fit is still answered, with the leanest choices; the report judges it. quick:
-    fewer ways are tried and none is simulated, for a table of many models and machines. Raises
-    ConfigError where settings contradict each other or the model.
+    For a job that does not fit, the leanest choices are returned, and the report says that they do
+    not fit. quick: fewer ways are tried and none is simulated, for a table of many models and
+    machines. Raises ConfigError where settings contradict each other or the model.
     """
     planner = _planner(job, target, quick)
     return planner.chosen(planner.best())
 
 
 def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
-    """Returns the ways that take least of this job: with boundaries on the host where settings
-    allow that, and without. Where neither fits, no choices do. It is some thousand times as fast as
-    `choose`, and raises the same errors.
+    """Returns the choices with which this job takes the least memory: with boundaries on the host,
+    if settings allow that, and with boundaries on the device. Where neither fits, no choices do.
+    The function is about a thousand times as fast as `choose`, and raises the same errors.
     """
     planner = _planner(job, target, quick=True)
     lean = planner.leanest()
@@ -119,13 +121,13 @@ def least_choices(job: Job, target: Target) -> tuple[Chosen, ...]:
 
 
 def _kernels_compiled(job: Job, target: Target) -> bool:
-    """Tells whether blocks run compiled, as the settings say or as this machine can."""
+    """Tells whether blocks run compiled, by the settings or by what this machine can do."""
     asked = job.config.engine.kernels
     if asked != AUTO:
         return asked == "compiled"
     if target.device != "cuda" or job.shape.dtype != "bfloat16":
         return False
-    # This machine may be unable to compile; of another it is assumed that it can.
+    # This machine may be unable to compile; another machine is assumed to be able to.
     return not (target.here and compiler_problem())
 
 
@@ -154,7 +156,7 @@ def _device_memory(job: Job, target: Target) -> DeviceMemory:
 
 @dataclass(frozen=True)
 class _Way:
-    """A `_Way` is a candidate with the seconds that a step would take. `size` is the rows of a
+    """A `_Way` is a candidate with the predicted seconds of its step. `size` is the rows of a
     micro-batch.
     """
 
@@ -164,14 +166,14 @@ class _Way:
 
     @property
     def spread(self) -> tuple[int, int]:
-        """Returns the micro-batch size and the rounds, which tell the spreads of two ways apart."""
+        """Returns the micro-batch size and the rounds, which identify the spread of a way."""
         return self.size, self.choices.rounds
 
 
 class _Planner:
     """A `_Planner` compares the candidates of one job.
 
-    free_host_bytes: bytes of RAM for boundaries that would also find space on the device.
+    free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
     """
 
     def __init__(
@@ -195,8 +197,8 @@ class _Planner:
         return Candidate(best.size, best.choices)
 
     def leanest(self) -> Candidate:
-        """Returns the way that takes least. More rounds would take less still, but round the sums
-        once each, which nobody asked for.
+        """Returns the candidate that takes the least memory. More rounds would take still less, but
+        they round the sums once per round, which is done only on request.
         """
         ways = self._spreads()
         fewest_rounds = ways[0].rounds
@@ -204,7 +206,7 @@ class _Planner:
         return self._filler.leanest(smallest)
 
     def chosen(self, candidate: Candidate) -> Chosen:
-        """Returns the answer for a candidate."""
+        """Returns the result of `choose` for a candidate."""
         return Chosen(
             choices=candidate.choices,
             micro_batch_size=candidate.size,
@@ -219,7 +221,7 @@ class _Planner:
     def _fitting(self) -> list[Candidate]:
         """Returns the candidates that fit on the device, by spread."""
         job = self.sizer.job
-        # A sum that is rounded once a round is only taken where it is asked for.
+        # A sum that is rounded once per round is used only if the settings request it.
         exact = not job.rounding and job.config.engine.rounds == AUTO
         fitting: list[Candidate] = []
         for spread in self._spreads():
@@ -231,13 +233,14 @@ class _Planner:
                 for candidate in self._filler.filled(lean)
                 if not (exact and candidate.choices.gradient_sum == GradientSum.HOST)
             ]
-            if self.sizer.device == "cpu":  # the sizes are tried from the most wanted on
+            if self.sizer.device == "cpu":  # sizes are tried in order of preference
                 break
         return fitting
 
     def _timed(self, fitting: Sequence[Candidate]) -> list[_Way]:
         """Returns the candidates with their times and with the place where each optimizer runs,
-        fastest first. It leaves out what would be far slower even if it waited for no update.
+        fastest first. Candidates that would be clearly slower even if they waited for no update are
+        left out.
         """
         bounds = [
             (step_seconds(self._cost(size), choices, waited=0.0), (size, choices))
@@ -260,7 +263,7 @@ class _Planner:
         first forward pass waits for updates.
         """
         homes, waited = choose_homes(self._cost(size), choices)
-        if self.sizer.job.rounding:  # the optimizers stay where they were
+        if self.sizer.job.rounding:  # a resumed run keeps each optimizer where it was
             return choices, waited
         if homes:
             return replace(choices, device_homes=homes), waited
@@ -270,10 +273,11 @@ class _Planner:
         return without_buffers, waited
 
     def _fastest(self, found: list[_Way]) -> _Way:
-        """Returns the fastest way by simulation: first of the best one of each spread, then of the
-        ways to use memory in the best spread. `found` is sorted by time.
+        """Returns the fastest way by simulation. It compares first the best way of each spread,
+        then the ways to use memory within the best spread. `found` is sorted by time.
         """
-        # The fastest way of each spread is written last, over the slower ones.
+        # In the mapping, the fastest way of each spread overwrites the slower ones, because it
+        # comes last.
         by_spread = {way.spread: way for way in reversed(found)}
         best_first = sorted(by_spread.values(), key=attrgetter("seconds"))
         best_of_spreads = self._simulated(best_first[:SIMULATED])
@@ -285,8 +289,8 @@ class _Planner:
         return min(self._simulated(alike[:SIMULATED]), key=attrgetter("seconds"))
 
     def _simulated(self, ways: list[_Way]) -> list[_Way]:
-        """Returns the ways that are worth it with simulated times. They stay as they are where a
-        plan is so long that a form would wait for it.
+        """Returns the ways that are worth simulating, with simulated times. Where a plan is so long
+        that simulating it would delay the app's form, the ways are returned unchanged.
         """
         worth = [way for way in ways if way.seconds <= WORTH_SIMULATING * ways[0].seconds]
         uses = max(way.choices.micro_batches for way in worth) * len(self.sizer.shape.blocks)

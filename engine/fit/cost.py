@@ -43,20 +43,20 @@ from engine.plan.ops import (
 )
 
 BUS_SHARE = 0.9
-"""The copies of states reach this share of the bus to the device: their parts make space for
-prefetches.
+"""The copies of states reach this share of the bandwidth of the bus to the device, because
+prefetches can run between their parts.
 """
 GRADIENT_BYTES = 27
-"""A backward takes the time of this many bytes of device memory for each parameter, beside what
-grows with its tokens: the gradient is written, read and added to an fp32 sum (measured:
-docs/performance.md).
+"""For each parameter, a backward takes the time to move this many bytes of device memory, in
+addition to the time that grows with its tokens: the gradient is written, read and added to an fp32
+sum (measured: docs/performance.md).
 """
 BLOCK_CALLS = {OpKind.FORWARD: 320, OpKind.BACKWARD: 200}
-"""One block is launched in about the time of this many operations. In backward torch launches most
-of it from C++.
+"""Launching one block takes about as long as launching this many operations. In backward, torch
+launches most of them from C++.
 """
 HALF_SPEED_TOKENS = 300
-"""A block's matrix products reach half of their speed on a GPU at about this many tokens."""
+"""At about this many tokens, a block's matrix products reach half of their full speed on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class MicroBatch:
     rows: int
     row_length: int
     varlen: bool = False
-    """Attention goes document by document in the variable-length kernel. A row is taken for one
-    document.
+    """Attention runs document by document in the variable-length kernel. The estimate assumes one
+    document per row.
     """
 
     @property
@@ -78,18 +78,18 @@ class MicroBatch:
 def op_seconds(
     plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch
 ) -> Callable[[Op], float]:
-    """Returns a function that tells the seconds of each op of `plan`.
+    """Returns a function that estimates the seconds of each op of `plan`.
 
-    An op of COMPUTE takes the time of its matrix products, of its attention and of its other
-    traffic: every byte that autograd keeps of a block is written once and read once in a pass over
-    it, and twice that in a backward; compiled, half of that. On a GPU it takes no less than
-    launching it does.
+    An op of COMPUTE takes the time of its matrix products, its attention and its other memory
+    traffic. In a forward, each byte that autograd keeps for a block is written once and read once;
+    a backward moves twice as much. Compiled blocks move half of that. On a GPU an op takes at least
+    as long as its launch.
     """
     return _OpSeconds(plan, shape, rates, micro_batch).of
 
 
 class _OpSeconds:
-    """An `_OpSeconds` knows how long each op of one plan takes."""
+    """An `_OpSeconds` estimates how long each op of one plan takes."""
 
     def __init__(self, plan: StepPlan, shape: ModelShape, rates: Rates, micro_batch: MicroBatch):
         self._plan = plan
@@ -155,9 +155,10 @@ class _OpSeconds:
 
 def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
     """Returns an estimate of a step's seconds in closed form: the longest of compute and the two
-    ways of the bus. It is fast enough to compare hundreds of choices; `simulate` is exact.
+    directions of the bus. It is fast enough to compare hundreds of choices; `simulate` is exact.
 
-    waited: seconds in which the first forward pass waits for updates, as `choose_homes` has them.
+    waited: seconds in which the first forward pass waits for updates, as `choose_homes` returns
+    them.
     """
     shape, rates = cost.shape, cost.rates
     recomputed = len(shape.blocks) - choices.kept_blocks
@@ -175,14 +176,15 @@ def step_seconds(cost: Cost, choices: PlanChoices, waited: float) -> float:
 
 
 def host_rate(rates: Rates, beside_states: bool) -> float:
-    """Returns the number of parameters that AdamW updates on the host in a second. Beside states on
-    the bus it has the bus for itself about half of the time (measured: docs/performance.md).
+    """Returns the number of parameters that AdamW updates on the host in a second. Even while
+    states are streamed, there are no copies on the bus about half of the time (measured:
+    docs/performance.md).
     """
     return 2 / (1 / rates.adamw + 1 / rates.adamw_busy) if beside_states else rates.adamw
 
 
 class Cost:
-    """A `Cost` knows the seconds of the parts of a step, for one micro-batch."""
+    """A `Cost` estimates the seconds of the parts of a step, for one micro-batch."""
 
     def __init__(self, shape: ModelShape, rates: Rates, micro_batch: MicroBatch, compiled: bool):
         self.shape = shape
@@ -197,13 +199,13 @@ class Cost:
             unit.name: max(self._pass(unit, 1.0, 1.0), self.launch(OpKind.FORWARD))
             for unit in shape.blocks
         }
-        # Attention multiplies five times in backward and twice in forward.
+        # Attention has five matrix products in backward and two in forward.
         self._backward = {
             unit.name: max(self._pass(unit, 2.0, 2.5), self.launch(OpKind.BACKWARD))
             for unit in shape.blocks
         }
         self.first_forwards = [0.0, *itertools.accumulate(self._forward.values())]
-        """Entry n tells the seconds of a forward through the first n blocks."""
+        """Entry n is the seconds of a forward through the first n blocks."""
         self.passes = (
             sum(self._forward.values())
             + sum(self._backward.values())
@@ -212,8 +214,8 @@ class Cost:
         """Forward and backward of all blocks take this many seconds."""
 
     def launch(self, kind: OpKind) -> float:
-        """Returns the seconds that the calls of a block take. A GPU may be done with what they ask
-        for before they are through.
+        """Returns the seconds that launching the operations of a block takes. A GPU may finish each
+        operation before the next one is launched.
         """
         return BLOCK_CALLS[kind] * self.rates.call
 
@@ -240,12 +242,12 @@ class Cost:
         times.
         """
         rates, tokens = self.rates, self._micro_batch.tokens
-        # On the CPU it is the overhead that makes small products slow.
+        # On the CPU the overhead already accounts for the slowness of small products.
         slow_tokens = 0 if rates.overhead else HALF_SPEED_TOKENS
         matmul = rates.matmul * tokens / (tokens + slow_tokens)
         activations = unit.compiled_activations if self._compiled else unit.activations
         kept = activations.of(self._micro_batch.rows, self._micro_batch.row_length)
-        # What is kept is written and read. Compiled, what is computed again from it is neither.
+        # Kept tensors are written and read. In a compiled block, recomputed tensors are neither.
         touched = times * (1 if self._compiled else 2) * kept
         return (
             times * 2 * unit.parameter_count * self._share * tokens / matmul
@@ -261,8 +263,8 @@ class Cost:
         return sum(PLANE_ITEM_BYTES[self.shape.dtype].values())
 
     def carried(self, kind: OpKind, numel: int, early: bool = False) -> float:
-        """Returns the seconds of a copy of states, which shares the bus with others. early: it
-        begins while nothing is updated yet.
+        """Returns the seconds of a copy of states, which shares the bus with other copies. early:
+        the copy begins before the first update.
         """
         item = PLANE_ITEM_BYTES[self.shape.dtype]
         weight, grad = item["weight_high"], item["grad"]
@@ -300,16 +302,18 @@ class Cost:
 _FORMULA = "6 x parameters that a token passes through x tokens"
 PLANNED_FLOPS_FORMULA = f"{_FORMULA} of full rows; recompute not counted"
 MEASURED_FLOPS_FORMULA = f"{_FORMULA} (padding and recompute not counted) / seconds"
-"""The first formula is shown for a planned step, the second for the rate of a step that was run."""
+"""The first formula is shown with a planned step, the second with the measured rate of a step."""
 
 
 def parameter_flops(active_parameters: int, tokens: int) -> int:
-    """Returns the FLOPs of forward and backward on so many tokens, by the formula that is shown."""
+    """Returns the FLOPs of forward and backward on `tokens` tokens, by the formula that is
+    shown.
+    """
     return 6 * active_parameters * tokens
 
 
 def largest_product(shape: ModelShape, tokens: int) -> float:
-    """Returns the FLOPs of the largest matrix product of a block on so many tokens."""
+    """Returns the FLOPs of the largest matrix product of a block on `tokens` tokens."""
     return 2.0 * tokens * shape.hidden_size * max(unit.widest for unit in shape.blocks)
 
 
@@ -325,20 +329,20 @@ def block_share(shape: ModelShape) -> float:
 
 
 def attention_flops(shape: ModelShape, rows: int, row_length: int) -> float:
-    """Returns the FLOPs of the attention of one block in a forward pass: two matrix products, which
-    causality halves.
+    """Returns the FLOPs of the attention of one block in a forward pass: two matrix products,
+    halved because attention is causal.
     """
     seen = min(row_length, shape.sliding_window or row_length)
     return 2.0 * rows * row_length * seen * shape.attention_width
 
 
 def step_flops(shape: ModelShape, rows: int, row_length: int, recomputed: int) -> dict[str, float]:
-    """Returns the FLOPs of a step of `rows` full rows by three counts.
+    """Returns the FLOPs of a step of `rows` full rows, counted in three ways.
 
     - `parameters` counts as `parameter_flops` does.
     - `model` counts the matrix products and the causal attention of forward and backward, without
       the embedding's look-up.
-    - `hardware` counts the same and the second forward of `recomputed` blocks.
+    - `hardware` also counts the second forward of `recomputed` blocks.
     """
     tokens = rows * row_length
     outside = 0 if shape.tied else shape.embed.parameter_count

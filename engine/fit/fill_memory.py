@@ -1,15 +1,15 @@
 """A `MemoryFiller` finds how a spread can use the device's memory: as little as the settings allow,
 or as well as it can. Pure arithmetic, no torch.
 
-What is left of the memory is filled in this order:
+The memory that remains is used in this order:
 
 1. The fp32 sums of all rounds stay on the device.
-2. Boundaries stay on the device if they fit there. If the host has space for them too, they also
-   wait on the host in a second try, which leaves more of the device for the rest.
-3. Update buffers are set aside for optimizers on the device, of several numbers.
+2. Boundaries stay on the device if they fit there. If the host has space for them too, a second try
+   keeps them on the host, which leaves more device memory for the other items.
+3. Update buffers are reserved for optimizers on the device. Several numbers of buffers are tried.
 4. As many blocks as fit keep their activations.
 5. As many blocks as fit stay resident.
-6. Spare update buffers take the place of activations between two steps.
+6. Spare update buffers use the memory of activations between two steps.
 
 Each way to do so is a candidate, which the planner compares with all others (`choose`).
 """
@@ -29,7 +29,7 @@ from engine.plan.choices import PlanChoices
 from engine.plan.ops import GradientSum
 
 UPDATE_BUFFERS = (2, 4, 8)
-"""These numbers of update buffers are tried, beside as many as lie over fp32 sums."""
+"""These numbers of update buffers are tried, and also the number that fits over the fp32 sums."""
 SPARE_BUFFERS = (4, 8)
 """These numbers of spare buffers are tried, in the place of activations between two steps."""
 
@@ -44,8 +44,8 @@ class Candidate(NamedTuple):
 class MemoryFiller:
     """A `MemoryFiller` fills the device's memory for the spreads of one job.
 
-    free_host_bytes: RAM for boundaries that would also find space on the device. quick: fewer ways
-    are tried.
+    free_host_bytes: bytes of RAM that may hold boundaries which would also fit on the device.
+    quick: fewer ways are tried.
     """
 
     def __init__(self, sizer: Sizer, free_host_bytes: int, quick: bool):
@@ -61,7 +61,9 @@ class MemoryFiller:
             self._counts = (blocks, 0)
 
     def leanest(self, spread: Spread) -> Candidate:
-        """Returns the choices that take least device memory among those that the settings allow."""
+        """Returns the candidate that takes the least device memory among those that the settings
+        allow.
+        """
         engine = self._engine
         slots = 2 if engine.slots == AUTO else engine.slots
         resident = 0 if engine.residency == AUTO else engine.residency
@@ -99,8 +101,8 @@ class MemoryFiller:
         return host_boundary_bytes(self._sizer.shape, candidate.choices, tokens)
 
     def _least_gradient_sum(self, rounds: int) -> GradientSum:
-        """Returns the sum of the session that goes on; else the one that takes least device
-        memory.
+        """Returns the gradient sum of the session that is continued, or else the one that takes the
+        least device memory.
         """
         kept = self._rounding.get("gradient_sum")
         if kept:
@@ -117,7 +119,8 @@ class MemoryFiller:
 
     def _boundary_places(self, start: Candidate) -> list[Candidate]:
         """Returns the candidate with its boundaries on the device, and with boundaries on the host
-        if the host has space; only as it is if they do not fit on the device.
+        if the host has space. If they do not fit on the device, only the unchanged candidate is
+        returned.
         """
         size, choices = start
         if self._engine.save_level == "boundary_host":
@@ -146,12 +149,12 @@ class MemoryFiller:
         return numbers
 
     def _filled_blocks(self, place: Candidate, buffers: int) -> Iterator[Candidate]:
-        """Yields the candidate with so many update buffers and as many kept and resident blocks as
-        fit, without and with spare buffers.
+        """Yields the candidate with `buffers` update buffers and as many kept and resident blocks
+        as fit, without and with spare buffers.
         """
         size, choices = place
-        # Space for the buffers is set aside as if one unit's optimizer ran on the device. Which
-        # units' optimizers do is decided at the end.
+        # Space for the buffers is reserved as if one unit's optimizer ran on the device. The units
+        # whose optimizers do run there are chosen at the end.
         homes = choices.device_homes
         if not self._rounding:
             homes = (EMBED,) if buffers else ()
@@ -170,7 +173,8 @@ class MemoryFiller:
         """Returns the choices with as many kept blocks as fit."""
         if self._engine.save_level not in (AUTO, "all"):
             return choices
-        # On the CPU what is resident is no copy to the same memory, so what is kept also stays.
+        # On the CPU a slot takes a copy within the same memory, which resident blocks avoid. So
+        # blocks that keep their activations also stay resident.
         stays = self._sizer.device == "cpu" and self._engine.residency == AUTO
 
         def keeping(count: int) -> PlanChoices:
@@ -210,7 +214,7 @@ class MemoryFiller:
         self, size: int, least: int, with_count: Callable[[int], PlanChoices]
     ) -> PlanChoices | None:
         """Returns the choices with the most blocks that fit, not fewer than `least`; None where
-        none fit. More blocks take more memory, so the counts are searched by halves.
+        none fit. More blocks take more memory, so a binary search over the counts is used.
         """
         counts = [count for count in self._counts if count >= least]
 

@@ -28,20 +28,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Target:
-    """A target is the machine that a job is planned for, as far as the planner looks at it."""
+    """A target holds the facts that the planner uses about the machine that a job is planned
+    for.
+    """
 
     device: str
-    """Blocks compute on it: `cpu` or `cuda`."""
+    """Blocks compute on this device: `cpu` or `cuda`."""
     gpu_limit: int | None
-    """This process may take so many bytes of GPU memory in all, CUDA context included
+    """This process may take this many bytes of GPU memory in total, CUDA context included
     (engine.gpu_memory_gib lowers it). It is needed for `cuda` only.
     """
     host_free: int
-    """There are this many bytes of free RAM before the planes are allocated."""
+    """This many bytes of RAM are free before the planes are allocated."""
     rates: Rates | None = None
-    """These are the rates of the machine, where they were measured."""
+    """These are the rates of the machine; None where they are not known."""
     here: bool = True
-    """It is this machine. Of any other it is assumed that kernels can be compiled."""
+    """The target is this machine. Any other is assumed to be able to compile kernels."""
 
 
 def refuse_contradictions(job: Job) -> None:

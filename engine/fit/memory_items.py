@@ -1,7 +1,7 @@
-"""A report of memory is made of items. The kind of an item says what the item counts as. No torch.
+"""A memory report consists of items. The kind of an item says how it is counted. No torch.
 
-Records and JSON carry an item's kind as text, its name. The text is read back here, and nothing
-else looks at its wording.
+Records and JSON store an item's kind as text, its name. The text is parsed here, and no other code
+depends on its wording.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class PartName(Word):
 
 
 MEMORY = (PartName.HOST, PartName.GPU)
-"""A machine must hold these parts; its disk is easily changed."""
+"""A machine must have enough of these; a larger disk is easy to add."""
 
 
 class MemoryItem(Word):
-    """A `MemoryItem` is something that takes memory. The values are the names that reports show.
-    They stand in records of runs.
+    """A `MemoryItem` is something that takes memory. The values are the names that reports show and
+    that run records store.
     """
 
     # On the host.
     RUNTIME = "Runtime"
-    """It is the program with its libraries. Where the program is about to train itself, it is the
-    program as it is now, its data included.
+    """It is the memory of the program and its libraries. If the reporting process itself is about
+    to train, it is the current memory of that process, data included.
     """
     LIBRARIES = "Libraries"
-    """The program has yet to load these."""
+    """This memory is for libraries that the program has yet to load."""
     MARGIN = "Margin"
-    """This room is set aside."""
+    """This memory is reserved."""
     WEIGHT_HIGH = "weight_high"
     WEIGHT_LOW = "weight_low"
     EXP_AVG = "exp_avg"
@@ -48,8 +48,10 @@ class MemoryItem(Word):
     HOST_BOUNDARIES = "Boundaries on the host"
     DATA = "Tokenised data"
     LOADING_PEAK = "Loading peak"
-    """Reading weights takes this much more than the planes and boundaries of training do."""
-    # On the device, buffers that live all run long.
+    """While weights are read, this much more is taken than by the planes and boundaries of
+    training.
+    """
+    # On the device, buffers that are kept throughout the run.
     BLOCK_SLOTS = "Block slots"
     OUTER_SLOTS = "Embed and head slots"
     RESIDENT_BLOCKS = "Resident blocks"
@@ -57,14 +59,14 @@ class MemoryItem(Word):
     GRADIENT_STAGING = "Gradient staging"
     OPTIMIZER_STATES = "Optimizer states"
     BOUNDARY_RINGS = "Boundary rings"
-    # On the device, what comes and goes within a step.
+    # On the device, memory that is allocated and freed within a step.
     BOUNDARIES = "Boundaries"
     HIDDEN_STATES = "Hidden states"
     ROTARY_EMBEDDINGS = "Rotary embeddings"
     KEPT_ACTIVATIONS = "Kept activations"
     WORKING_SET = "Working set"
     TOKENS_AND_MASKS = "Tokens and masks"
-    # On the device, what every program takes.
+    # On the device, memory that every program takes.
     CUDA_CONTEXT = "CUDA context"
     ALLOCATOR_SLACK = "Allocator slack"
     # On the disk.
@@ -73,8 +75,8 @@ class MemoryItem(Word):
     RECORD = "Record"
 
     UNKNOWN = ""
-    """It is an item of another version of this program. It counts as something that a run takes,
-    and as nothing special.
+    """The item is of a kind that only another version of this program knows. It counts as memory
+    that a run takes, and belongs to no special group.
     """
 
     @property
@@ -89,26 +91,26 @@ class MemoryItem(Word):
 
     @property
     def is_overhead(self) -> bool:
-        """Tells whether the program takes it whatever it trains."""
+        """Tells whether the program takes the item whatever it trains."""
         return self in _OVERHEAD
 
     @property
     def is_activation(self) -> bool:
-        """Tells whether the item comes and goes within a step. Other buffers of the device live
-        all run long.
+        """Tells whether the item is allocated and freed within a step. Other buffers on the device
+        are kept throughout the run.
         """
         return self in _ACTIVATIONS
 
     @property
     def is_there_in_training(self) -> bool:
-        """Tells whether steps take it. Room that is only set aside is not taken, nor is memory
-        that is only needed while weights are read.
+        """Tells whether the item is in use during steps. Reserved memory is not, nor is memory that
+        is needed only while weights are read.
         """
         return self not in (MemoryItem.MARGIN, MemoryItem.LOADING_PEAK)
 
     @property
     def is_there_from_the_start(self) -> bool:
-        """Tells whether the host holds it before the first plane."""
+        """Tells whether the item is in host memory before the first plane is allocated."""
         return self in (MemoryItem.RUNTIME, MemoryItem.DATA)
 
 
@@ -141,7 +143,9 @@ class Item:
     bytes: int
     note: str = ""
     unknown_name: str = ""
-    """Another version of this program calls the item so, where the kind is UNKNOWN."""
+    """Where the kind is UNKNOWN, this is the name that another version of this program gave the
+    item.
+    """
 
     @property
     def name(self) -> str:
@@ -149,12 +153,12 @@ class Item:
         return self.unknown_name or self.kind.value
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, as records have it."""
+        """Returns plain data, in the form used in records."""
         return {"name": self.name, "bytes": self.bytes, "note": self.note}
 
 
 def read_item(values: Mapping[str, Any]) -> Item:
-    """Returns the item whose `to_dict` is `values`, by whatever version of this program."""
+    """Returns the item whose `to_dict` is `values`, whichever version of this program wrote it."""
     name, size, note = values["name"], values["bytes"], values.get("note", "")
     try:
         return Item(MemoryItem(name), size, note)
@@ -163,8 +167,8 @@ def read_item(values: Mapping[str, Any]) -> Item:
 
 
 def items_of(report: Mapping[str, Any], part: PartName) -> tuple[Item, ...]:
-    """Returns the items of one part of a report that is plain data (`FitReport.to_dict()`). It
-    returns none where the report has no such part.
+    """Returns the items of one part of a report that is plain data (`FitReport.to_dict()`). The
+    result is empty where the report has no such part.
     """
     values = (report.get(part) or {}).get("items") or ()
     return tuple(read_item(each) for each in values)

@@ -1,9 +1,10 @@
-"""A table of models and machines tells whether each model fits on each machine, and how fast it
+"""A table of models and machines shows whether each model fits on each machine, and how fast it
 trains. This file also finds the largest model for a machine, and the machines for a model. No
 torch.
 
-Fits are judged with the leanest plan of a job. Speeds come from a plan that is chosen as a run's
-is, but from fewer ways (`choose`'s `quick`: some per cent slower at most), and simulated.
+Whether a model fits is judged by the leanest plan of the job. Speeds are simulated with a plan that
+is chosen as for a run, but among fewer ways (`quick` of `choose`, which costs a few per cent of
+speed at most).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from engine.words import GIB
 
 HERE = "This machine"
 SHOWN = ("RTX 4090", "RTX 5090", "A100 80GB", "H100 SXM", "H200")
-"""A table shows these machines where none are named."""
+"""A table shows these machines if none are named."""
 RAM_SIZES = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)
-"""Machines are sold with so many GiB of RAM."""
+"""Machines are sold with these amounts of RAM, in GiB."""
 
 CSV_HEAD = (
     "model",
@@ -57,15 +58,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell tells about one model on one machine. Bytes are the least that the model takes."""
+    """A cell gives the memory and the speed of one model on one machine. Bytes are the least that
+    the model takes.
+    """
 
     verdict: Verdict
     host_bytes: int
     gpu_bytes: int | None
     missing: str
-    """It says what is too small, and by how many GiB; it is empty where the model fits."""
+    """The text says which memory is too small, and by how many GiB; it is empty where the model
+    fits.
+    """
     tokens_per_second: float | None = None
-    """It is None where the model does not fit, where speeds were not asked for, or where no rates
+    """It is None where the model does not fit, where speeds were not requested, or where no rates
     of the machine are known.
     """
     estimated: bool = True
@@ -102,7 +107,8 @@ def table(
     timed: bool = True,
 ) -> list[Row]:
     """Returns a row for each model that the settings of `config` suit. The models are all of the
-    catalog if none are given. timed: with speeds, which take some hundredths of a second a cell.
+    catalog if none are given. timed: whether to include speeds, which take a few hundredths of a
+    second per cell.
     """
     rows = []
     for entry in catalog() if models is None else models:
@@ -111,7 +117,7 @@ def table(
             continue
         try:
             cells = tuple(cell(config, shape, column.machine, timed) for column in shown)
-        except ConfigError:  # rows that are longer than the model's positions
+        except ConfigError:  # such as rows that are longer than the model's positions
             continue
         rows.append(Row(entry, shape.parameter_count, shape.active_parameters, cells))
     return rows
@@ -182,8 +188,8 @@ def machines_for(config: TrainConfig, shape: ModelShape, timed: bool = True) -> 
 
 
 def _least_ram(config: TrainConfig, shape: ModelShape, known: KnownMachine) -> float | None:
-    """Returns the least GiB of RAM that suffice; None where none do. RAM that is soldered cannot be
-    chosen.
+    """Returns the least GiB of RAM that suffice; None where none do. For a machine whose RAM is
+    soldered, only the RAM that it has is considered.
     """
     sizes: Sequence[float] = (known.ram_gib,) if known.unified else RAM_SIZES
     for ram in sizes:
@@ -262,8 +268,8 @@ def _cell_as_dict(found: Cell) -> dict[str, Any]:
 
 
 def as_text(rows: Sequence[Row], shown: Sequence[Column]) -> str:
-    """Returns the table for the terminal: tokens a second where a model fits, and what is missing
-    where it does not.
+    """Returns the table for the terminal: tokens a second where a model fits, and the missing
+    memory where it does not.
     """
     lines = [["model", *(column.name for column in shown)]]
     lines += [[row.entry.title, *map(cell_in_words, row.cells)] for row in rows]

@@ -1,4 +1,5 @@
-"""`Needs` are what one job takes of host memory, GPU memory and disk, item by item. No torch.
+"""A `Needs` lists the host memory, GPU memory and disk space that one job takes, item by item. No
+torch.
 
 The plan is the one that the run will use (`engine.fit.choose`). The planes are what HostStore
 allocates, to the byte.
@@ -31,20 +32,22 @@ TIGHT_SHARE = 0.9
 """The verdict is `tight` above this share of a limit."""
 
 RUNTIME_BYTES = {"cuda": round(1.9 * GIB), "cpu": 480 * MIB}
-"""The program takes this much with its libraries (measured: docs/performance.md). Kernels compile
-in this process.
+"""The program and its libraries take this much RAM (measured: docs/performance.md). Kernels are
+compiled in the same process.
 """
 RUNTIME_GROWTH_BYTES = {"cuda": 830 * MIB, "cpu": 64 * MIB}
-"""Libraries still load and compile this much once a run is prepared."""
+"""After a run is prepared, libraries still take this much more RAM, for loading and compiling."""
 HOST_MARGIN_BYTES = 256 * MIB
-"""This much is taken by pages of a checkpoint that are written and not yet synced."""
+"""This much RAM is taken by pages of a checkpoint that are written but not yet synced."""
 DATA_FACTOR = 0.05
-"""This share of a data file stays in memory: some 50 bytes a document, where documents have 1,000.
-Tokens stay on disk.
+"""The data take this share of the data file's size in memory: about 50 bytes per document of 1,000
+bytes. Tokens stay on disk.
 """
 DATA_LEAST_BYTES = 32 * MIB
 DATA_UNKNOWN_BYTES = 256 * MIB
-"""A data set on the Hub is taken for this much, because it has no size before it is loaded."""
+"""A data set on the Hub is assumed to take this much, because its size is unknown before it is
+loaded.
+"""
 RECORD_BYTES = 16 * MIB
 """Events, timelines, manifests and tokenizer files of a run take this much."""
 
@@ -59,8 +62,8 @@ PART_WORDS = {PartName.HOST: "RAM", PartName.GPU: "GPU memory", PartName.DISK: "
 
 
 class Verdict(Word):
-    """A verdict says whether what is needed fits. They stand from the best to the worst, and their
-    values stand in records of runs.
+    """A verdict says whether a job fits. The members are ordered from the best to the worst, and
+    their values are written to run records.
     """
 
     FITS = "fits"
@@ -70,45 +73,47 @@ class Verdict(Word):
 
 @dataclass(frozen=True)
 class Resident:
-    """A `Resident` tells the RAM of this program, where the program is about to train itself."""
+    """A `Resident` gives the RAM of this process, for a process that is about to train."""
 
     now: int
-    """The program has so many bytes, its data among them."""
+    """The process has this many bytes of RAM now, data included."""
     to_come: int
-    """It has yet to load so many bytes of libraries."""
+    """The process has yet to load libraries of this many bytes."""
 
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """These are facts that a session knows when it is about to train, beyond its settings and its
-    machine. All of them are optional.
+    """A session that is about to train has these facts in addition to its settings and its machine.
+    All of them are optional.
     """
 
     rounding: Mapping[str, Any] = field(default_factory=dict)
-    """The session continues one that rounded so (`Job.rounding`)."""
+    """The session continues one with these choices (`Job.rounding`)."""
     rates: Rates | None = None
-    """The machine was measured and has these rates; None stands for those of `rates_of`."""
+    """These are the measured rates of the machine; None stands for those of `rates_of`."""
     resident: Resident | None = None
-    """It is this program that trains, and it has this RAM."""
+    """The process that will train is this one, and this is its RAM; None where another process will
+    train.
+    """
     steps: int | None = None
-    """The whole run has this many steps, where the data are known."""
+    """The whole run has this many steps; None where the data are not known."""
 
 
 NOTHING_MORE = SessionFacts()
-"""A job that is only asked about has no such facts."""
+"""A job that is only estimated has no such facts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part says what one kind of memory must hold. `limit` is None where it is not known, and
-    then it is not judged.
+    """A part says what one kind of memory must hold. `limit` is None where it is not known; such a
+    part is not judged.
     """
 
     items: tuple[Item, ...]
     limit: int | None
     least: int | None = None
-    """The leanest plan would take this much. It is None where the plan does not fill what is free
-    on purpose.
+    """The leanest plan would take this much. It is None where the plan does not deliberately fill
+    the free memory.
     """
 
     @property
@@ -117,7 +122,9 @@ class Part:
 
     @property
     def known_limit(self) -> int:
-        """Returns the limit of a part that was judged. Raises ValueError where it is not known."""
+        """Returns the limit of a part that has one. Raises ValueError where the limit is not
+        known.
+        """
         if self.limit is None:
             raise ValueError("this part has no limit")
         return self.limit
@@ -132,7 +139,7 @@ class Part:
         return Verdict.FITS if needed <= TIGHT_SHARE * self.limit else Verdict.TIGHT
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, as records and the screen take it."""
+        """Returns plain data, in the form that records and the screen use."""
         return {
             "items": [item.to_dict() for item in self.items],
             "total": self.total,
@@ -142,10 +149,10 @@ class Part:
 
 
 class Needs:
-    """`Needs` are the items of host, GPU and disk for one configuration on one machine, and the
+    """A `Needs` holds the items of host, GPU and disk for one configuration on one machine, and the
     plan that they belong to.
 
-    Of the facts they take `rates` and `resident` as they are.
+    The `rates` and `resident` of the facts are used as given, also where they are None.
     """
 
     def __init__(
@@ -169,12 +176,12 @@ class Needs:
         self.parts[PartName.DISK] = Part(self._disk(), disk_limit)
 
     def compare_with(self, least: Needs, name: PartName) -> None:
-        """Judges the part `name` by what the leanest plan would take of it."""
+        """Makes the verdict on the part `name` depend on what the leanest plan would take of it."""
         part = self.parts[name]
         self.parts[name] = replace(part, least=min(part.total, least.parts[name].total))
 
     def verdict(self, parts: Collection[PartName] | None = None) -> Verdict:
-        """Returns the worst verdict of these parts, by default of all."""
+        """Returns the worst verdict among these parts, by default among all."""
         found = {
             part.verdict for name, part in self.parts.items() if parts is None or name in parts
         }
@@ -200,7 +207,9 @@ class Needs:
         return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
 
     def _host(self) -> tuple[Item, ...]:
-        """Returns what RAM must hold, from what every run needs to what choices add."""
+        """Returns the items of RAM, first those that every run needs and last those that choices
+        add.
+        """
         resident = self._facts.resident
         items = self._program(resident)
         items.append(
@@ -226,7 +235,7 @@ class Needs:
         return tuple(items)
 
     def _program(self, resident: Resident | None) -> list[Item]:
-        """Returns what the program takes itself."""
+        """Returns the items that the program itself takes."""
         words = "Python, torch and CUDA libraries" if self.device == "cuda" else "Python and torch"
         if resident is None:
             return [Item(MemoryItem.RUNTIME, RUNTIME_BYTES[self.device], words)]
@@ -240,7 +249,7 @@ class Needs:
         ]
 
     def _loading_peak(self) -> Item:
-        """Returns what reading weights takes more than training does."""
+        """Returns the memory that reading weights takes beyond that of training."""
         shape, planes = self.shape, self.shape.plane_bytes()
         weights = sum(size for plane, size in planes.items() if plane in WEIGHT_PLANES)
         loading = weights + shape.parameter_count * shape.item_bytes
@@ -276,10 +285,10 @@ class Needs:
 def rates_of_steps(
     shape: ModelShape, chosen: Chosen, rates: Rates | None, row_length: int, device: str
 ) -> Rates | None:
-    """Returns the rates that the times of steps follow; None where none are known.
+    """Returns the rates that determine the times of steps; None where none are known.
 
-    On a GPU they are `rates`, those of its machine. On the CPU, where no choice depends on rates,
-    they are those that were measured here, in float32.
+    On a GPU they are `rates`, those of its machine. On the CPU, where choices do not depend on
+    rates, they are the rates measured on this machine, in float32.
     """
     if device != "cpu":
         return rates
@@ -308,7 +317,7 @@ def needs_of(
         if name in needs.parts and needs.parts[name].verdict == Verdict.TIGHT
     ]
     if tight:
-        # The planner fills what is free; that is no reason to warn.
+        # The planner fills the free memory, which is not a reason for a warning.
         least = least_needs(config, machine, shape)
         for name in tight:
             needs.compare_with(least, name)
@@ -316,8 +325,8 @@ def needs_of(
 
 
 def least_needs(config: TrainConfig, machine: Machine, shape: ModelShape) -> Needs:
-    """Returns the needs of a job with the plan that takes least. Of the plans with boundaries on
-    the host and on the device, that is the one that fits better.
+    """Returns the needs of a job with the leanest plan. Of the plans with boundaries on the host
+    and on the device, it is the one that fits better.
     """
     job = Job(shape, config, config.data.max_seq_len)
     ways = least_choices(job, _target(config, machine, None))
@@ -336,7 +345,9 @@ def _target(config: TrainConfig, machine: Machine, rates: Rates | None) -> Targe
 
 
 def device_of(config: TrainConfig, machine: Machine) -> str:
-    """Returns `cpu` or `cuda`. Raises ConfigError where a GPU is asked for that is not there."""
+    """Returns `cpu` or `cuda`. Raises ConfigError where a GPU is requested and the machine has
+    none.
+    """
     if config.engine.device == "cuda" and not machine.gpus:
         raise ConfigError(
             "engine.device",
@@ -353,16 +364,16 @@ def gpu_limit(config: TrainConfig, machine: Machine) -> int | None:
 
 
 def measured_rates(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Returns the rates that were measured on this machine and kept. A machine that is only asked
-    about has none.
+    """Returns the stored rates that were measured on this machine. A machine that is only estimated
+    has none.
     """
     here = device_of(config, machine) == "cuda" and machine.here
     return stored_rates(machine.gpus[0].name) if here else None
 
 
 def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
-    """Returns measured rates, or else those that are estimated from the card's specification. It
-    returns None for a card that is not known, and on the CPU.
+    """Returns measured rates, or else rates that are estimated from the card's specification.
+    Returns None for an unknown card, and on the CPU.
     """
     if device_of(config, machine) == "cpu":
         return None
@@ -370,8 +381,9 @@ def rates_of(config: TrainConfig, machine: Machine) -> Rates | None:
 
 
 def checkpoints_at_once(config: TrainConfig) -> int:
-    """Returns the most checkpoints that are on the disk at one moment: those kept, and the next one
-    while it is written. A run that writes few has fewer; a stop may add one.
+    """Returns the most checkpoints that are on the disk at the same time: those that are kept, and
+    the next one while it is written. A run that writes few checkpoints has fewer; a stop may add
+    one.
     """
     every, steps = config.output.checkpoint_every, config.train.steps
     kept = config.output.keep_checkpoints
@@ -383,7 +395,7 @@ def checkpoints_at_once(config: TrainConfig) -> int:
 
 
 def _data_bytes(config: TrainConfig) -> int:
-    """Returns what the data take in memory, by the sizes of their files."""
+    """Returns the bytes of memory that the data take, estimated from the sizes of their files."""
     total = 0
     for part, weight in config.data.parts():
         path = resolve_source(part.only_source)

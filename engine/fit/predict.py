@@ -1,5 +1,5 @@
-"""The plan of some choices is simulated with the rates of a machine, to predict how long a step
-will take. No torch.
+"""To predict how long a step will take, the plan of given choices is simulated with the rates of a
+machine. No torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.plan.simulate import Simulated, simulate
 def predicted_seconds(
     shape: ModelShape, choices: PlanChoices, rates: Rates, micro_batch: MicroBatch, device: str
 ) -> float:
-    """Returns the seconds of a step of such micro-batches, from one applied step to the next."""
+    """Returns the predicted seconds of a step, from one applied step to the next."""
     return predicted_step(shape, choices, rates, micro_batch, device)[1].seconds
 
 

@@ -1,5 +1,5 @@
-"""The memory and the time that a fit report predicts for a run are put beside what was measured. No
-torch.
+"""The memory and the time that a fit report predicts for a run are compared here with the measured
+values. No torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ QUANTITIES = {
     "step_seconds": "Step",
     "checkpoint_bytes": "Checkpoint",
 }
-"""The quantities stand in the order in which they are shown, with their words. A name that ends in
-`_bytes` means bytes, one in `_seconds` seconds.
+"""The quantities are in the order in which they are shown, each with its description. A name that
+ends in `_bytes` means bytes, one in `_seconds` seconds.
 """
 
 
@@ -26,11 +26,12 @@ QUANTITIES = {
 
 
 def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) -> dict[str, float]:
-    """Returns the quantities that a report predicts, by name. Those it says nothing of are missing.
+    """Returns the quantities that a report predicts, by name. Quantities that the report does not
+    cover are left out.
 
     Host memory is without margins. GPU memory is all of the report's items, the CUDA context and
-    the allocator's gaps included. The loading peak is predicted for weights that are read, and for
-    weights that are drawn: it is what is there before the optimizer states are.
+    the allocator's gaps included. The loading peak is the memory in use just before the optimizer
+    states are allocated. It is predicted for weights that are read and for weights that are drawn.
 
     report: `FitReport.to_dict()`. checkpoint_bytes: the size of one checkpoint.
     """
@@ -53,9 +54,9 @@ def predictions(report: Mapping[str, Any], checkpoint_bytes: int | None = None) 
 def loading_peak(items: Sequence[Item], model: Mapping[str, Any]) -> float:
     """Returns the bytes that the report expects while weights are read.
 
-    The report's loading item is what loading takes more than the planes and boundaries of training
-    do. Where that is nothing, the peak is the weight planes, what every run needs, and the one copy
-    of the weights that is being read (none where they are drawn).
+    The report's loading item is the memory that loading takes beyond that of the planes and
+    boundaries of training. Where it is 0, the peak consists of the weight planes, the items that
+    every run needs, and the one copy of the weights that is being read (none where they are drawn).
 
     items: those of the host. model: the report's part about the model.
     """
@@ -84,9 +85,9 @@ def _total(items: Iterable[Item]) -> int:
 def compared(
     predicted: Mapping[str, float], measured: Mapping[str, float]
 ) -> dict[str, dict[str, float | None]]:
-    """Returns ``{predicted, measured, error}`` for every quantity that is known either way, with
-    None for what is not known. The error is measured / predicted - 1: it is above 0 where the run
-    took more than was predicted.
+    """Returns ``{predicted, measured, error}`` for every quantity that was predicted or measured,
+    with None for an unknown value. The error is measured / predicted - 1, which is positive where
+    the run took more than predicted.
     """
     found = {}
     for name in QUANTITIES:

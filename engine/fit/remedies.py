@@ -1,5 +1,5 @@
-"""`remedies_for` finds the smallest changes of settings that make a job fit. Each change is tried
-with the leanest plan before it is named. No torch.
+"""`remedies_for` finds the smallest changes of settings that make a job fit. Each change is checked
+with the leanest plan before it is returned. No torch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from engine.plan.ops import GradientSum
 from engine.words import counted, in_gib
 
 SHORTEST_ROW, MOST_ROUNDS = 64, 8
-"""Remedies do not go beyond these."""
+"""Remedies propose no shorter rows and no more rounds than these."""
 
 Changes = dict[str, Any]
-"""These are names of settings with their new values."""
+"""The keys are names of settings, and the values are their new values."""
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy is a change of settings that makes the job fit. `text` says what it is and what it
-    comes to.
+    """A remedy is a change of settings that makes the job fit. `text` describes the change and the
+    memory that the job then takes.
     """
 
     text: str
@@ -33,7 +33,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class _Option:
-    """An option is a change of settings that may help, with its words."""
+    """An option is a change of settings that may help, with its description."""
 
     text: str
     changes: Changes
@@ -41,16 +41,19 @@ class _Option:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A `_Kind` is a kind of change, such as fewer rows, with its options from the least on."""
+    """A `_Kind` is a kind of change, such as fewer rows, with its options ordered from the
+    smallest.
+    """
 
     helps: tuple[PartName, ...]
-    """It can help these parts of memory."""
+    """This kind of change can help these parts of memory."""
     options: list[_Option]
 
 
 def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
-    """Returns changes that fit where `needs` do not, or not comfortably: the smallest first, and of
-    each kind the least that does. Each says what the job takes at least then.
+    """Returns changes with which the job fits, for `needs` that do not fit, or not comfortably. The
+    smallest come first, and of each kind only the smallest that suffices is returned. Each says how
+    much the job then takes at least.
     """
     return _Search(needs).remedies()
 
@@ -58,8 +61,8 @@ def remedies_for(needs: Needs) -> tuple[Remedy, ...]:
 class _Search:
     """A `_Search` tries changes for one job.
 
-    A change is a remedy where all parts of memory are well with it. Where several parts are bad and
-    no single change helps them all, changes that each help some are put together.
+    A change is a remedy if all parts of memory fit with it. If several parts do not fit and no
+    single change is enough for all of them, changes that each help some of the parts are combined.
     """
 
     def __init__(self, needs: Needs):
@@ -71,7 +74,9 @@ class _Search:
             name for name, part in needs.parts.items() if part.verdict not in self._wanted
         )
         self._partial: dict[PartName, _Option] = {}
-        """Each bad part has the least change that helps it, where that does not help all."""
+        """For each part that does not fit, it keeps the smallest change that helps the part but not
+        all parts.
+        """
 
     def remedies(self) -> tuple[Remedy, ...]:
         found = []
@@ -83,11 +88,11 @@ class _Search:
         return tuple(found)
 
     def _first_that_helps(self, kind: _Kind) -> list[Remedy]:
-        """Returns the least remedy of a kind, if there is one."""
+        """Returns the smallest remedy of a kind, if there is one."""
         options = kind.options
         if self._wanted == (Verdict.FITS,):
-            # Where it fits already, though only just, nobody wants to hear of rows an eighth as
-            # long.
+            # If the job fits already, though only just, drastic changes such as rows an eighth as
+            # long are not proposed.
             options = options[:2]
         for option in options:
             result = self._tried(option.changes)
@@ -101,7 +106,9 @@ class _Search:
         return []
 
     def _helps_some(self, option: _Option, result: Needs) -> bool:
-        """Notes the bad parts that the option helps, and returns whether there are new ones."""
+        """Records which of the parts that do not fit the option helps, and returns whether it helps
+        any for which no change was known.
+        """
         better = [
             name
             for name in self._bad
@@ -111,7 +118,7 @@ class _Search:
         return bool(better)
 
     def _all_together(self) -> list[Remedy]:
-        """Returns one remedy of all partial ones, if it is one."""
+        """Returns the combination of all partial changes, if it is a remedy."""
         merged: Changes = {}
         for option in self._partial.values():
             merged |= option.changes
@@ -123,8 +130,8 @@ class _Search:
         return [Remedy(f"{first}, and {more}: {_outcome(result, self._bad)}", merged)]
 
     def _tried(self, changes: Changes) -> Needs | None:
-        """Returns the least needs with these changes. A change that contradicts another setting is
-        no remedy, so None is returned for it.
+        """Returns the least needs with these changes. Returns None where a change contradicts
+        another setting, since it is then not a remedy.
         """
         try:
             config = self._needs.config.with_values(changes)
@@ -140,12 +147,12 @@ class _Search:
 
 
 def _kinds(needs: Needs) -> list[_Kind]:
-    """Returns the kinds of change, from the smallest on."""
+    """Returns the kinds of change, smallest first."""
     return [*_kinds_of_memory_use(needs), *_kinds_of_steps(needs)]
 
 
 def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
-    """Returns changes of what is kept, and where."""
+    """Returns the kinds of change in what is kept in memory, and where."""
     engine, output = needs.config.engine, needs.config.output
     fewer = [
         _Option(
@@ -172,7 +179,7 @@ def _kinds_of_memory_use(needs: Needs) -> list[_Kind]:
 
 
 def _kinds_of_steps(needs: Needs) -> list[_Kind]:
-    """Returns changes of how a step computes and what it trains on."""
+    """Returns the kinds of change in how a step computes and what it trains on."""
     config = needs.config
     rows, length = config.train.batch_size, config.data.max_seq_len
     size, rounds = needs.chosen.micro_batch_size, needs.chosen.choices.rounds
@@ -210,7 +217,7 @@ def _kinds_of_steps(needs: Needs) -> list[_Kind]:
 
 
 def _halves(value: int, least: int) -> list[int]:
-    """Returns a half of the value, a quarter and so on, down to `least`."""
+    """Returns half of the value, a quarter of it and so on, down to `least`."""
     found = []
     half = value // 2
     while half >= least:
@@ -231,7 +238,7 @@ def _fewer_rows(config: TrainConfig, rows: int) -> Changes:
 
 
 def _outcome(needs: Needs, names: tuple[PartName, ...]) -> str:
-    """Returns what a changed job takes of the parts that were bad."""
+    """Returns a text on how much a changed job takes of the parts that did not fit."""
     outcome = ", ".join(
         f"{in_gib(part.total)} of {in_gib(part.known_limit)} {PART_WORDS[name]}"
         for name, part in needs.parts.items()

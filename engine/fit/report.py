@@ -1,8 +1,8 @@
 """A fit report says whether a run will fit, and how long it will take.
 
-It has host memory, GPU memory and disk item by item, a verdict with reasons and remedies, and time,
-energy and cost. No torch here. A model whose shape is not given is looked up by
-`engine.model.find_shape`, which loads torch for one that nobody has built here before.
+It lists host memory, GPU memory and disk item by item, gives a verdict with reasons and remedies,
+and predicts time, energy and cost. No torch here. A model whose shape is not given is looked up by
+`engine.model.find_shape`, which loads torch for a model that was never built on this machine.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WORDS = {
     Verdict.DOES_NOT_FIT: "does not fit",
 }
 HOST_WATTS = 150.0
-"""A workstation around its GPU is assumed to take this: processor and memory at work, fans and
-losses.
+"""A workstation without its GPU is assumed to take this power in watts: busy processor and memory,
+fans and losses.
 """
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """A `FitReport` is the answer of `estimate`. Sizes are bytes throughout; `gpu` is None where
+    """A `FitReport` is the result of `estimate`. Sizes are bytes throughout; `gpu` is None where
     blocks compute on the CPU.
     """
 
@@ -59,7 +59,7 @@ class FitReport:
     time: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain data, as the record and the screen take it."""
+        """Returns plain data, in the form that the record and the screen use."""
         return {
             "verdict": self.verdict.value,
             "headline": self.headline,
@@ -80,9 +80,9 @@ def estimate(
     shape: ModelShape | None = None,
     facts: SessionFacts = NOTHING_MORE,
 ) -> FitReport:
-    """Returns the report for `config` on `machine`. Where the facts have no rates, it takes those
-    that were measured here, or those that are estimated for a known card. Raises ModelError or
-    ConfigError for what no machine could run.
+    """Returns the report for `config` on `machine`. Where the facts have no rates, it uses those
+    that were measured on this machine, or those that are estimated for a known card. Raises
+    ModelError or ConfigError for what no machine could run.
     """
     if shape is None:
         shape = shape_from_source(config.model)
@@ -123,8 +123,8 @@ def estimate(
 
 
 def _time(needs: Needs, steps: int | None, measured: bool) -> dict[str, Any]:
-    """Returns seconds, and what the electricity comes to: the card at its board power and the host
-    at `HOST_WATTS`, all run long. What is not known is None.
+    """Returns the predicted times in seconds, and the energy and its cost, assuming that the card
+    draws its board power and the host `HOST_WATTS` throughout the run. Unknown values are None.
     """
     config, seconds = needs.config, needs.step_seconds
     tokens = config.train.batch_size * config.data.max_seq_len
@@ -160,7 +160,7 @@ def _headline(needs: Needs, verdict: Verdict) -> str:
 
 
 def _reasons(needs: Needs, helped: bool) -> list[str]:
-    """Returns what speaks against the job, in sentences. helped: remedies were found."""
+    """Returns the reasons against the job, in sentences. helped: remedies were found."""
     failing = [name for name, part in needs.parts.items() if part.verdict == Verdict.DOES_NOT_FIT]
     reasons = [_short_of(name, needs.parts[name]) for name in failing]
     if failing and not helped:
@@ -208,8 +208,8 @@ def _warnings(needs: Needs) -> list[str]:
 
 
 def _breaking(part: Part) -> str:
-    """Returns what no longer fits. Items stand from what every run needs to what choices add, and
-    the one that crosses the limit is named.
+    """Returns the name of the item that no longer fits. Items are ordered from those that every run
+    needs to those that choices add, and the one at which their sum crosses the limit is named.
     """
     filled = sum(item.bytes for item in part.items if item.kind.is_overhead)
     if filled > part.known_limit:

@@ -1,5 +1,5 @@
-"""A `Sizer` tells what choices of a plan take on the device, item by item. Pure arithmetic, no
-torch.
+"""A `Sizer` computes the memory that the choices of a plan take on the device, item by item. Pure
+arithmetic, no torch.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from engine.plan.ops import GradientSum
 from engine.words import GIB, MIB
 
 COMFORTABLE = {"cuda": 0.95, "cpu": 0.88}
-"""Automatic choices fill this share of a limit. What is on the device is ours and counted; RAM is
-shared with others.
+"""Automatic choices fill this share of a limit. The share of RAM is smaller because other programs
+use RAM too, while everything on the device is ours and is counted.
 """
 CUDA_CONTEXT_BYTES = round(0.6 * GIB)
 ALLOCATOR_SLACK = 0.015
-"""The allocator leaves gaps of this share of all that is allocated."""
+"""The allocator leaves gaps, which are this share of all allocated memory."""
 LIBRARY_BYTES = {"cuda": 192 * MIB, "cpu": 0}
-"""Libraries take this much for themselves, whatever the model is: cuBLAS keeps 32 MiB to work in
-for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
+"""Libraries take this much for themselves, whatever the model is: cuBLAS keeps a workspace of 32
+MiB for each thread that calls it, and the allocator asks the driver for 20 MiB at a time, on each
 stream.
 """
 COMPILER_BYTES = 64 * MIB
@@ -32,15 +32,18 @@ COMPILER_BYTES = 64 * MIB
 MiB on an H200).
 """
 LOGITS_BYTES = {"cuda": round(2.5 * GIB), "small": 512 << 20, "cpu": 256 << 20}
-"""At most this much is taken by the logits of one chunk of the loss."""
+"""At most this many bytes are taken by the logits of one chunk of the loss."""
 SMALL_GPU_BYTES = 20 * GIB
-"""A GPU with less than this is small. There are two sizes of logits chunk, not a share of what is
-free: another chunk rounds differently, and a resumed run must not.
+"""A GPU is small if it has less memory than this. The chunk of logits has one of two sizes on GPUs
+and is not a share of the free memory, because another size rounds differently, which must not
+happen in a resumed run.
 """
 LOSS_CHUNKS = (128, 8192)
 """A chunk of the loss has at least and at most this many positions."""
 STEP_TOKEN_BYTES = 32
-"""A token comes with its id, its position, its loss index and its label, int64 each."""
+"""This many bytes are the inputs of one token: its id, its position, its loss index and its label,
+int64 each.
+"""
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,15 @@ class DeviceMemory:
     device: str
     """It is `cpu` or `cuda`."""
     limit: int
-    """This process may take so many bytes of it."""
+    """This process may take this many bytes of it."""
     keeping: float
-    """Blocks stay resident and keep their activations while everything takes no more bytes than
-    this.
+    """Blocks stay resident and keep their activations only while all items together take at most
+    this many bytes.
     """
 
     @property
     def comfortable(self) -> float:
-        """Returns the bytes that automatic choices fill."""
+        """Returns the bytes that automatic choices may fill."""
         return COMFORTABLE[self.device] * self.limit
 
 
@@ -74,9 +77,10 @@ def buffers_in_words(buffers: int, spare: int) -> str:
 
 
 def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) -> tuple[Item, ...]:
-    """Returns the buffers that live all run long: what DeviceState allocates, to the byte.
+    """Returns the buffers that are kept throughout the run: what DeviceState allocates, to the
+    byte.
 
-    boundary_numel: elements of the largest micro-batch's hidden state.
+    boundary_numel: the number of elements in the hidden state of the largest micro-batch.
     """
     item, blocks = shape.item_bytes, shape.blocks
     first_resident = len(blocks) - choices.resident_blocks
@@ -120,7 +124,7 @@ def fixed_items(shape: ModelShape, choices: PlanChoices, boundary_numel: int) ->
 
 
 def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tuple[int, str]:
-    """Returns the elements of all fp32 sums, and what they are in words."""
+    """Returns the number of elements of all fp32 sums, and a description of them."""
     outer = (shape.embed.numel, shape.head.numel)
     if choices.gradient_sum == GradientSum.DEVICE:
         blocks = sum(unit.numel for unit in shape.blocks)
@@ -131,7 +135,7 @@ def _gradient_sums(shape: ModelShape, choices: PlanChoices, largest: int) -> tup
 
 
 def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices, largest: int) -> int:
-    """Returns the bytes of update buffers beside the memory that they share with other buffers."""
+    """Returns the bytes of update buffers beyond the memory that they share with other buffers."""
     if not choices.device_homes:
         return 0
     own = choices.update_buffers - choices.spare_buffers
@@ -143,7 +147,7 @@ def _update_buffer_bytes(shape: ModelShape, choices: PlanChoices, largest: int) 
 
 def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) -> int:
     """Returns the bytes of boundaries on the host: one for each micro-batch and each block that
-    does not keep its activations. tokens: those of the largest micro-batch.
+    does not keep its activations. tokens: the number of tokens in the largest micro-batch.
     """
     if not choices.host_boundaries:
         return 0
@@ -152,8 +156,8 @@ def host_boundary_bytes(shape: ModelShape, choices: PlanChoices, tokens: int) ->
 
 
 class Sizer:
-    """A `Sizer` knows the device bytes of any choices for one job and one device's memory. `size`
-    is always the rows of a micro-batch.
+    """A `Sizer` computes the device bytes of any choices, for one job and one device's memory.
+    `size` is always the rows of a micro-batch.
     """
 
     def __init__(self, job: Job, memory: DeviceMemory, compiled: bool):
@@ -171,7 +175,7 @@ class Sizer:
         logit_bytes = shape.compiled_logit_bytes if compiled else shape.logit_bytes
         self._position_bytes = shape.vocab_size * logit_bytes
         self.loss_chunk: int = job.rounding.get("loss_chunk") or self._new_loss_chunk()
-        """The loss is computed for so many positions at a time."""
+        """The loss is computed for this many positions at a time."""
         self._by_size: dict[int, tuple[list[int], list[int]]] = {}
 
     @property
@@ -179,8 +183,8 @@ class Sizer:
         return self.memory.device
 
     def fits(self, size: int, choices: PlanChoices, limit: float | None = None) -> bool:
-        """Tells whether the choices take no more than `limit` bytes, by default what automatic
-        choices fill.
+        """Tells whether the choices take no more than `limit` bytes, by default those that
+        automatic choices may fill.
         """
         if limit is None:
             limit = self.memory.comfortable
@@ -209,12 +213,14 @@ class Sizer:
         return tuple(item for item in items if item.bytes)
 
     def buffers_over_sums(self) -> int:
-        """Returns the number of pieces of states that fit over the fp32 sums of the blocks."""
+        """Returns the number of pieces of states that fit in the memory of the blocks' fp32
+        sums.
+        """
         return 4 * sum(unit.numel for unit in self.shape.blocks) // self._piece_bytes
 
     def spare_blocks(self, size: int, choices: PlanChoices, buffers: int) -> int | None:
-        """Returns the number of the last blocks that must lend the memory of their activations to
-        make space for `buffers` pieces of states, with one block more for gaps. Returns None where
+        """Returns how many of the last blocks must lend the memory of their activations to make
+        space for `buffers` pieces of states, plus one block to allow for gaps. Returns None where
         too few blocks keep their activations.
         """
         needed = buffers * self._piece_bytes
@@ -227,7 +233,7 @@ class Sizer:
         return None
 
     def _new_loss_chunk(self) -> int:
-        """Returns the positions of a chunk for a run that continues none."""
+        """Returns the positions of a chunk for a run that does not continue another."""
         is_small = self.device == "cuda" and self.memory.limit < SMALL_GPU_BYTES
         budget = LOGITS_BYTES["small" if is_small else self.device]
         least, most = LOSS_CHUNKS
@@ -239,16 +245,17 @@ class Sizer:
     def _step_items(self, size: int, choices: PlanChoices) -> tuple[Item, ...]:
         shape, item = self.shape, self.shape.item_bytes
         tokens = size * self.row_length
-        together = choices.micro_batches // choices.rounds  # micro-batches that are there at once
+        together = choices.micro_batches // choices.rounds  # micro-batches that exist at once
         hidden = tokens * shape.hidden_size * item
         bounded = 0 if choices.host_boundaries else len(shape.blocks) - choices.kept_blocks
         activations, _ = self._blocks(size)
         kept = together * sum(activations[len(activations) - choices.kept_blocks :])
-        # What spare buffers take of the kept activations' memory is not free for a recompute.
+        # The part of the kept activations' memory that spare buffers take is not available to a
+        # recompute.
         freed = max(0, kept - choices.spare_buffers * self._piece_bytes)
         working, working_note = self._working_set(size, freed, choices.kept_blocks)
         masks = self._mask_bytes(size, together)
-        rotary_rows = size if self.packed else 1  # packed rows have positions of their own
+        rotary_rows = size if self.packed else 1  # packed rows each have their own positions
         rotary = rotary_rows * self.row_length * shape.argument_numel * item
         return (
             Item(
@@ -286,9 +293,10 @@ class Sizer:
         return 0
 
     def _working_set(self, size: int, freed: int, kept_blocks: int) -> tuple[int, str]:
-        """Returns the most that any one op needs on top of what is kept, and which op that is.
+        """Returns the most bytes that any one op needs in addition to the kept tensors, and which
+        op that is.
 
-        Blocks that are recomputed come after those that are kept have let go of their activations,
+        When blocks are recomputed, the blocks with kept activations have already freed them,
         `freed` bytes.
         """
         shape, item = self.shape, self.shape.item_bytes
@@ -308,13 +316,13 @@ class Sizer:
         return max(loss, embed), f"logits of {chunk:,} positions and the head's gradient"
 
     def _blocks(self, size: int) -> tuple[list[int], list[int]]:
-        """Returns, for every block and one micro-batch, what autograd keeps and what the block's
-        backward needs besides.
+        """Returns, for every block and one micro-batch, the bytes that autograd keeps and the bytes
+        that the block's backward needs in addition.
         """
         if size not in self._by_size:
             tokens, item = size * self.row_length, self.shape.item_bytes
-            # Compiled, a gate's product, its gradient and the gradients of both its factors are
-            # there at once.
+            # In a compiled block, a gate's product, its gradient and the gradients of both factors
+            # exist at once.
             wide = 4 if self.compiled else 2
             kept, needed = [], []
             for unit in self.shape.blocks:

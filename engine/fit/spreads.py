@@ -11,11 +11,11 @@ from engine.config.settings import AUTO, TrainConfig
 from engine.fit.job import Job
 
 SATURATING_TOKENS = {"cuda": 16384, "cpu": 2048}
-"""A micro-batch of this many tokens keeps the device busy; more only takes memory."""
+"""A micro-batch of this many tokens keeps the device busy; more tokens only take more memory."""
 LEAST_TOKENS = 4096
 """A round in which activations are kept has at least this many tokens."""
 MOST_ROUNDS = 32
-"""A step has at most this many rounds, unless more are asked for."""
+"""A step has at most this many rounds, unless the settings request more."""
 
 
 class Spread(NamedTuple):
@@ -48,7 +48,9 @@ def spreads(job: Job, device: str, quick: bool) -> Iterator[Spread]:
 
 
 def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
-    """Yields rounds with the same number of micro-batches each, of the size that is asked for."""
+    """Yields spreads whose rounds have equal numbers of micro-batches, of the size that the
+    settings request.
+    """
     micro_batches = rows // size
     for rounds in range(2, min(micro_batches, MOST_ROUNDS) + 1):
         if micro_batches % rounds == 0:
@@ -56,8 +58,8 @@ def _rounds_of_asked_size(rows: int, size: int) -> Iterator[Spread]:
 
 
 def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
-    """Yields rounds of one micro-batch each, until the micro-batches are too small. The last one
-    may have fewer rows than the others.
+    """Yields spreads whose rounds have one micro-batch each, until the micro-batches are too small.
+    The last micro-batch may have fewer rows than the others.
     """
     rows = job.config.train.batch_size
     most = min(rows, MOST_ROUNDS)
@@ -73,7 +75,7 @@ def _one_micro_batch_a_round(job: Job, quick: bool) -> Iterator[Spread]:
 
 
 def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> list[int]:
-    """Returns the rows of a micro-batch to try, most wanted first."""
+    """Returns the micro-batch sizes in rows to try, in order of preference."""
     train, target = config.train, SATURATING_TOKENS[device]
     if train.micro_batch_size != AUTO:
         return [train.micro_batch_size]
@@ -81,8 +83,8 @@ def _micro_batch_sizes(config: TrainConfig, device: str, row_length: int) -> lis
     rows = train.batch_size // rounds
     divisors = [size for size in range(rows, 0, -1) if rows % size == 0]
     small = [size for size in divisors if size * row_length <= target] or [1]
-    # Fewer micro-batches add up gradients less often, and batch sizes such as 148 = 4 x 37 have
-    # nothing near the target below it.
+    # With fewer micro-batches, gradients are added less often. Batch sizes such as 148 = 4 x 37
+    # have no divisor close below the target.
     large = [size for size in divisors if target < size * row_length <= 3 * target]
     if device == "cpu":
         # The CPU takes the first size that fits, so a larger one comes first only where the others

@@ -1,9 +1,9 @@
 """`choose_homes` decides where each unit's optimizer runs: on the host, or on the device, to which
 the unit's states are streamed. No torch.
 
-It goes through the units in the order in which the next forward pass needs them. For each unit it
-estimates when the updated weights are ready if the host updates it, and if the device does. The
-unit goes to where they are ready first. All times are seconds from the end of the step's backward.
+It processes the units in the order in which the next forward pass needs them. For each unit it
+estimates when the updated weights are ready if the host updates the unit, and if the device does,
+and chooses the earlier. All times are seconds from the end of the step's backward.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from engine.plan.ops import GradientSum, OpKind
 
 
 def choose_homes(cost: Cost, choices: PlanChoices) -> tuple[tuple[str, ...], float]:
-    """Returns the units whose optimizers run on the device, and about how long the first forward
-    pass waits for updates then.
+    """Returns the units whose optimizers run on the device, and an estimate of how long the first
+    forward pass then waits for updates.
 
     States are streamed through `choices.update_buffers` buffers. No optimizer runs on the device
     where the host alone is faster, because copies of states on the bus slow the host down.
@@ -49,7 +49,7 @@ class _Placement:
         in_slots = (*resident, *streamed[: choices.slots])
         # These units are updated in the slot that they are still in when the step ends.
         self._placed = {EMBED, HEAD, *(unit.name for unit in in_slots)}
-        # The gradients of these are still in their staging buffers.
+        # The gradients of these units are still in their staging buffers.
         self._staged = {unit.name for unit in (shape.embed, *shape.blocks[:2])}
         self._piece = max(unit.numel for unit in shape.blocks)
         self._passes = choices.micro_batches // choices.rounds
@@ -97,8 +97,8 @@ class _Placement:
         return waited
 
     def _buffers_free(self, choices: PlanChoices, buffers: int) -> list[float]:
-        """Returns when the first states can be fetched into each buffer. Buffers that are made from
-        activations, and those that lie over fp32 sums, wait for backward.
+        """Returns when the first states can be fetched into each buffer. Buffers that use the
+        memory of activations or of fp32 sums must wait for backward.
         """
         blocks = list(reversed(self._shape.blocks))
         ends = []  # when backward is done with each block
@@ -109,7 +109,7 @@ class _Placement:
         free = [ends[choices.spare_blocks - 1]] * min(choices.spare_buffers, buffers)
         over_sums = choices.gradient_sum == GradientSum.DEVICE
         size = self._piece * self._cost.state_bytes
-        done = 0  # blocks whose sums are of no more use
+        done = 0  # blocks whose sums are no longer needed
         end = 0  # bytes of their sums
         for own in range(buffers - len(free)):
             while over_sums and end < (own + 1) * size and done < len(blocks):
@@ -119,8 +119,8 @@ class _Placement:
         return free
 
     def _on_device(self, unit: UnitShape) -> float:
-        """Returns when the unit's weights are there if the device updates it. The lanes' clocks go
-        on.
+        """Returns when the unit's weights are ready if the device updates it. The lanes' clocks
+        advance.
         """
         lanes, ready = self._lanes, 0.0
         placed = unit.name in self._placed
@@ -144,7 +144,7 @@ class _Placement:
                 lanes.first_weights_are_sent()
         if placed:
             return ready
-        # The prefetch takes the same bus as the states that come after it.
+        # The prefetch shares the bus with the states that come after it.
         lanes.prefetch(self._prefetch(unit))
         return ready + self._prefetch(unit)
 
@@ -159,18 +159,18 @@ class _Placement:
             there = lanes.fetch(cost.carried(OpKind.FETCH_GRADIENT, numel, early))
         updated = max(0.0, there) + numel * 2 * cost.state_bytes / self._rates.device_memory
         owed = cost.carried(OpKind.OFFLOAD_STATES, numel)
-        if unit.name in self._placed:  # its weights go out with the states
+        if unit.name in self._placed:  # its weights are sent with the states
             owed += cost.carried(OpKind.OFFLOAD_WEIGHTS, numel)
         lanes.update(updated, owed)
         return updated
 
     def _prefetch(self, unit: UnitShape) -> float:
-        """Returns the seconds that the unit's weights take to its slot."""
+        """Returns the seconds that copying the unit's weights to its slot takes."""
         return unit.numel * self._shape.item_bytes / self._rates.h2d_busy
 
 
 class _Mark(NamedTuple):
-    """A mark keeps a state of the lanes, so that they can go back to it."""
+    """A mark stores a state of the lanes, so that it can be restored."""
 
     inward: float
     outward: float
@@ -181,9 +181,9 @@ class _Mark(NamedTuple):
 
 @dataclass
 class _Lanes:
-    """The `_Lanes` tell what the lanes of optimizers on the device have done so far. They follow
-    the order of `engine.plan.device_updates`, except that pieces in spare buffers count as fetched
-    before all others.
+    """A `_Lanes` simulates the lanes of optimizers on the device. They follow the order of
+    `engine.plan.device_updates`, except that pieces in spare buffers count as fetched before all
+    others.
     """
 
     spare: int
@@ -191,36 +191,40 @@ class _Lanes:
     first: int
     """This many pieces after them are fetched before the gradients are complete."""
     inward: float = -math.inf
-    """The lane of states to the device is free at this time."""
+    """The lane of states to the device becomes free at this time."""
     outward: float = 0.0
-    """The lane of states to the host is free at this time."""
+    """The lane of states to the host becomes free at this time."""
     weights_sent: float = 0.0
-    """The weights of the pieces that were there first are on the host at this time."""
+    """The weights of the first pieces (`spare` and `first`) are on the host at this time."""
     updated: list[float] = field(default_factory=list)
     """Each piece was updated at this time."""
     owed: list[float] = field(default_factory=list)
-    """The rest of each piece takes this long to send."""
+    """Sending the rest of each piece takes this many seconds."""
     freed: list[float] = field(default_factory=list)
-    """Each piece that was sent left its buffer at this time. Pieces in spare buffers are left out:
-    one of those is sent between two others.
+    """Each piece that was sent left its buffer at this time. Pieces in spare buffers, which are
+    sent in between, are not listed.
     """
 
     def wait_for_buffer(self, free: float) -> bool:
-        """Waits until a buffer is `free`. Returns whether nothing is updated yet at that time."""
+        """Waits until the time `free`, at which a buffer is free. Returns whether no piece has been
+        updated by then.
+        """
         self.inward = max(self.inward, free)
         return self.inward < 0
 
     def fetch(self, seconds: float) -> float:
-        """Brings in a part of a piece, and returns when it is there."""
+        """Fetches a part of a piece, and returns when it has arrived."""
         self.inward += seconds
         return self.inward
 
     def prefetch(self, seconds: float) -> None:
-        """Gives the bus to weights for the forward pass for so long."""
+        """Gives the bus to weights for the forward pass for `seconds`."""
         self.inward = max(0.0, self.inward) + seconds
 
     def update(self, at: float, owed: float) -> None:
-        """Notes the time at which the next piece is updated. Its rest takes `owed` seconds."""
+        """Notes the time at which the next piece is updated. Sending its rest takes `owed`
+        seconds.
+        """
         self.updated.append(at)
         self.owed.append(owed)
 
@@ -230,12 +234,12 @@ class _Lanes:
         return self.outward
 
     def first_weights_are_sent(self) -> None:
-        """It notes that the last piece was one of those that were there first."""
+        """It records that the last of the first pieces has sent its weights."""
         self.weights_sent = self.outward
 
     def send_states(self) -> None:
-        """Sends the states of the next piece that is not in a spare buffer. A piece in a spare
-        buffer goes out between two others.
+        """Sends the states of the next piece that is not in a spare buffer. Pieces in spare buffers
+        are sent in between.
         """
         if 0 < len(self.freed) <= self.spare:
             self._send(len(self.freed) - 1)
@@ -243,8 +247,9 @@ class _Lanes:
         self.freed.append(self.outward)
 
     def spares_sent(self) -> float:
-        """Returns when all spare buffers can be given back: after the weights of all pieces that
-        were there first, and as many other pieces as were fetched later.
+        """Returns when the memory of all spare buffers is free again: after the weights of all the
+        first pieces, the rest of the pieces in spare buffers, and the pieces that are sent in
+        between, at most one for each late piece.
         """
         later = max(0, len(self.updated) - self.spare - self.first)
         spares = range(min(self.spare, len(self.owed)))
@@ -252,13 +257,13 @@ class _Lanes:
         return self.weights_sent + sum(self.owed[piece] for piece in (*spares, *between))
 
     def mark(self) -> _Mark:
-        """Returns the present state, for `back_to`."""
+        """Returns the current state, for `back_to`."""
         return _Mark(
             self.inward, self.outward, self.weights_sent, len(self.updated), len(self.freed)
         )
 
     def back_to(self, mark: _Mark) -> None:
-        """Forgets everything that was done since `mark`."""
+        """Restores the state at `mark`."""
         self.inward = mark.inward
         self.outward = mark.outward
         self.weights_sent = mark.weights_sent

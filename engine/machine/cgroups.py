@@ -20,27 +20,28 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes a number near 2**63 for "no limit"
 
 def sample_host_memory() -> tuple[int, int]:
     """Returns the resident bytes of this process, and the bytes that can still be allocated within
-    the real limits.
+    the limits of RAM and cgroups.
     """
     available = min(psutil.virtual_memory().available, cgroup_memory()[1])
     return psutil.Process().memory_info().rss, max(0, available)
 
 
 def private_memory() -> int:
-    """Returns the resident bytes of this process that count as taken. Pages of files, such as its
-    libraries, do not count: the kernel can drop them, and `ram_available` counts them as available.
+    """Returns the resident bytes of this process without pages of files, such as those of its
+    libraries. The kernel can drop such pages, and `ram_available` counts them as available.
     """
     memory = psutil.Process().memory_info()
     return memory.rss - memory.shared
 
 
 def give_back_free_memory() -> None:
-    """Gives freed memory, which the allocator of the C library keeps, back to the kernel.
+    """Returns freed memory, which the allocator of the C library keeps, to the kernel.
 
-    How much the allocator keeps depends on which thread freed what when. Without this call, the
-    same program comes to resident sizes a hundred MiB apart. Only glibc can do it.
+    How much the allocator keeps depends on the order in which threads free memory. Without this
+    call, the resident size of the same program varies by a hundred MiB. Only glibc supports it.
     """
-    # Another C library has no such function, and Windows opens no library without a name.
+    # Other C libraries lack this function, and on Windows a library cannot be opened without a
+    # name.
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -49,8 +50,8 @@ def give_back_free_memory() -> None:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Returns the cores that this process may use: its CPU affinity within the quota of its
-    cgroups, at least 1.
+    """Returns the cores that this process may use: those of its CPU affinity, limited by the quota
+    of its cgroups, at least 1.
     """
     cores = float(len(os.sched_getaffinity(0)))
     for folder in _cgroup_folders(root, "cpu"):
@@ -67,7 +68,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 def cgroup_memory(root: Path = Path("/")) -> tuple[int, int]:
     """Returns the memory limit, and the bytes that are still free below it. Each is the smallest
-    over this process's cgroup and all above it, v1 and v2; both are 2**60 where nothing limits.
+    over this process's cgroup and all above it, v1 and v2. Both are 2**60 where there is no limit.
     File pages that the kernel can drop count as free.
     """
     limit = free = _NO_LIMIT
@@ -94,7 +95,7 @@ def _reclaimable(folder: Path) -> int:
     """Returns the bytes of a cgroup that the kernel can drop."""
     words = _words(folder / "memory.stat")
     values = dict(zip(words[::2], words[1::2]))
-    # In v1, the plain names leave out the cgroups below.
+    # In v1, values without the prefix leave out child cgroups.
     total = "total_" if "total_inactive_file" in values else ""
     names = (f"{total}inactive_file", f"{total}active_file", "slab_reclaimable")
     return sum(int(values.get(name, 0)) for name in names)
@@ -102,7 +103,7 @@ def _reclaimable(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Mount:
-    """A cgroup hierarchy is seen at `point`, where the cgroup `root` is its top."""
+    """A cgroup hierarchy is mounted at `point`, with the cgroup `root` at the top of the mount."""
 
     is_v2: bool
     root: str
@@ -111,7 +112,8 @@ class _Mount:
     def folders(self, path: str) -> Iterator[Path]:
         """Yields the folder of the cgroup `path` and of every one above it, innermost first."""
         inside = Path(path)
-        # A container may see its own cgroup mounted as the top while its path is the host's.
+        # In a container, its own cgroup may be mounted as the top, while the path is still that on
+        # the host.
         relative = inside.relative_to(self.root) if inside.is_relative_to(self.root) else Path()
         folder = self.point / relative
         yield folder
@@ -122,8 +124,8 @@ class _Mount:
 
 @functools.lru_cache(maxsize=8)
 def _cgroup_folders(root: Path, controller: str) -> tuple[Path, ...]:
-    """Returns this process's cgroup for a controller and every cgroup above it that can be seen,
-    innermost first.
+    """Returns the folders of this process's cgroup for a controller and of every visible cgroup
+    above it, innermost first.
     """
     mounts = list(_mounts(root, controller))
     found: list[Path] = []
@@ -142,14 +144,14 @@ def _cgroup_folders(root: Path, controller: str) -> tuple[Path, ...]:
 def _mounts(root: Path, controller: str) -> Iterator[_Mount]:
     """Yields the mounted cgroup hierarchies that may have `controller`."""
     for line in _lines(root / "proc/self/mountinfo"):
-        # Left of the dash stand ids, root and mount point; right of it type, source and options.
+        # Left of the dash are ids, root and mount point; right of it are type, source and options.
         before, _, after = line.partition(" - ")
         left, right = before.split(), after.split()
         if len(left) < 5 or not right or right[0] not in ("cgroup", "cgroup2"):
             continue
         is_v2 = right[0] == "cgroup2"
         if is_v2 or controller in right[-1].split(","):
-            point = left[4].replace("\\040", " ")  # the kernel writes a space so
+            point = left[4].replace("\\040", " ")  # the kernel's escape for a space
             yield _Mount(is_v2, left[3], root / point.lstrip("/"))
 
 
@@ -157,7 +159,7 @@ def _mounts(root: Path, controller: str) -> Iterator[_Mount]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Returns the lines of a file; none where it cannot be read."""
+    """Returns the lines of a file, or an empty list where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -169,6 +171,6 @@ def _words(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """Returns the number that a file begins with; None where it begins with another word."""
+    """Returns the number that a file begins with, or None where it does not begin with a number."""
     words = _words(path)
     return int(words[0]) if words and words[0].isdigit() else None

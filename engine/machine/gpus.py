@@ -1,5 +1,5 @@
-"""GPUs are described here as NVIDIA's management library (NVML) describes them, and their memory,
-power and use are sampled. No torch is needed, and no CUDA.
+"""The GPUs are read here through NVIDIA's management library (NVML), and their memory and power are
+sampled. Neither torch nor CUDA is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class GpuInfo:
     """A `GpuInfo` describes one GPU that this process may use. Memory is in bytes, temperature in
-    degrees Celsius, power in watts; a field is None where the driver does not say.
+    degrees Celsius, power in watts; a field is None where the driver does not report it.
     """
 
     name: str
@@ -21,10 +21,10 @@ class GpuInfo:
     free: int
     driver: str = ""
     index: int = 0
-    """The GPU has this position among the GPUs that CUDA shows to this process."""
+    """The GPU has this index among the GPUs that CUDA shows to this process."""
     uuid: str = ""
     pcie_generation: int | None = None
-    """The link runs in this generation now: idle cards fall back to a slower one."""
+    """The link currently runs in this PCIe generation. Idle cards switch to a slower one."""
     pcie_width: int | None = None
     pcie_generation_max: int | None = None
     pcie_width_max: int | None = None
@@ -34,8 +34,8 @@ class GpuInfo:
 
 @dataclass(frozen=True)
 class GpuSample:
-    """The driver reported these bytes of the whole card, and these watts (None where it does not
-    say).
+    """The driver reports this memory of the whole card (bytes) and this power (watts; None where it
+    does not report power).
     """
 
     used: int
@@ -59,7 +59,9 @@ class GpuSampler:
             self._handle = handles[index] if index < len(handles) else None
 
     def sample(self) -> GpuSample | None:
-        """Returns the card's figures now, or None where there is no card or no answer."""
+        """Returns the card's current figures, or None where there is no card or the driver does not
+        answer.
+        """
         if self._handle is None:
             return None
         memory = _ask(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, self._handle)
@@ -68,7 +70,7 @@ class GpuSampler:
         return GpuSample(memory.used, memory.total, _power(self._nvml, self._handle))
 
     def close(self) -> None:
-        """Lets go of the driver."""
+        """Closes the driver library."""
         self._handle = None
         if self._nvml is not None:
             _ask(self._nvml, self._nvml.nvmlShutdown)
@@ -76,7 +78,7 @@ class GpuSampler:
 
 
 def read_gpus() -> tuple[list[GpuInfo], list[str]]:
-    """Returns the GPUs that this process may use, and sentences on what could not be read."""
+    """Returns the GPUs that this process may use, and sentences that say what could not be read."""
     nvml, problem = _open_nvml()
     if nvml is None:
         return [], [problem]
@@ -128,13 +130,17 @@ def _read_gpu(nvml: Any, handle: Any, index: int, driver: str) -> GpuInfo | None
 
 
 def _power(nvml: Any, handle: Any) -> float | None:
-    """Returns watts."""
+    """Returns the power that the card draws now, in watts; None where the driver does not report
+    it.
+    """
     milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     return None if milliwatts is None else milliwatts / 1000
 
 
 def _open_nvml() -> tuple[Any, str]:
-    """Returns the initialised library, or None and one sentence on why there is none."""
+    """Returns the initialised library and an empty text, or None and one sentence that says why it
+    is missing.
+    """
     try:
         import pynvml
     except ImportError:
@@ -151,7 +157,7 @@ def _open_nvml() -> tuple[Any, str]:
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *args: Any) -> Any:
-    """Returns the driver's answer, or None where it has none."""
+    """Returns the driver's answer, or None where it reports an error."""
     try:
         return question(*args)
     except nvml.NVMLError:
@@ -160,7 +166,7 @@ def _ask(nvml: Any, question: Callable[..., Any], *args: Any) -> Any:
 
 def _visible_handles(nvml: Any) -> list[Any]:
     """Returns driver handles in the order in which CUDA numbers the devices of this process. Like
-    CUDA, it stops at the first entry of CUDA_VISIBLE_DEVICES that names no device.
+    CUDA, it stops at the first entry of CUDA_VISIBLE_DEVICES that does not name a device.
     """
     count = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
     handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
@@ -179,7 +185,8 @@ def _visible_handles(nvml: Any) -> list[Any]:
 
 def _named_handle(nvml: Any, handles: Sequence[Any], entry: str) -> Any:
     """Returns the device that an entry of CUDA_VISIBLE_DEVICES names: by its number, as a part of a
-    card (MIG), or by the beginning of its UUID. Returns None where it names no device, or several.
+    card (MIG), or by the beginning of its UUID. Returns None where it does not name exactly one
+    device.
     """
     if entry.isdigit():
         return handles[int(entry)] if int(entry) < len(handles) else None

@@ -1,10 +1,10 @@
-"""A known machine can be asked about by people who do not have it: it is a known card in a typical
-host, from `assets/machines.json`. No torch is needed.
+"""A known machine is a known card in a typical host, from `assets/machines.json`, so that people
+can get estimates for a machine that they do not have. No torch is needed.
 
-- Each figure of the file has its source there. Hosts are what such cards usually sit in.
-- Rates are estimated from specifications. An estimated rate is no measurement: it is a
-  specification times a share that was measured on one H200 (docs/performance.md), or that is
-  assumed, as the constants below say.
+- The file gives the source of each of its figures. Each host is typical for its card.
+- Rates are estimated from specifications. An estimated rate is not a measurement: it is a
+  specification times a share. The share was measured on one H200 (docs/performance.md) or is
+  assumed, as noted at the constants below.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from engine.words import GIB, MIB
 FILE = PROGRAM_ROOT / "assets" / "machines.json"
 
 SYSTEM_RAM_BYTES = 2 * GIB
-"""An idle Linux keeps this much for itself."""
+"""An idle Linux system takes this much RAM."""
 DRIVER_BYTES = 512 * MIB
-"""The driver keeps this much of an idle card."""
+"""The driver takes this much of the memory of an idle card."""
 UNIFIED_DEVICE_SHARE = 0.25
-"""Where host and device share one memory, this share of it counts as the device's: the planes take
-most, and both must fit at once.
+"""If host and device have one common memory, this share of it is treated as the device's. The
+planes take most of that memory, and both must fit at once.
 """
 SAME_MEMORY = 0.1
-"""A card whose memory differs by more than this share is another card, which only has the same
+"""If the memory of a card differs by more than this share, it is a different card with the same
 name. ECC takes 1/16.
 """
 
 MATMUL_SHARE = 666 / 989
-"""Matrix products sustain this share of the dense bf16 peak: the H200 came to 662 to 670 of 989
-TFLOPS. It is assumed for cards of which no better figure is known; those with little power for
-their peak (L4, L40S) may reach less.
+"""Matrix products sustain this share of the dense bf16 peak: the H200 reached 662 to 670 of 989
+TFLOPS. It is assumed for cards for which no better figure is known. Cards with a low power limit
+relative to their peak (L4, L40S) may reach less.
 """
 SUSTAINED_SHARE = 666 / 794.5
-"""Where others found the best matrix product of a card, this share of it is sustained: the H200
-again, whose best is 794.5 TFLOPS.
+"""Where others have measured the best matrix product of a card, this share of its rate is
+sustained. It is the share on the H200, whose best is 794.5 TFLOPS.
 """
 HALF_RATE_SHARE = 0.88
 """A GeForce card that accumulates in fp32 at half rate sustains this share of its peak, since
@@ -53,42 +53,47 @@ neither power nor memory limits it. It is assumed, a little below the 0.89 to 0.
 reaches on an RTX 5090 (github.com/gau-nernst/learn-cuda, 07_attention).
 """
 PACKED_FLOPS, CALL_SECONDS = 3.35e14, 1.2e-5
-"""The variable-length kernel comes to this many FLOPs a second on an H200, whose own instructions
-it does not use; a launch beside AdamW takes these seconds there.
+"""On an H200, the variable-length kernel, which does not use instructions specific to that card,
+reaches this many FLOPs a second. The launch of an operation takes this many seconds there while
+AdamW runs.
 """
 ATTENTION_SHARE = 505 / 666
-"""Causal attention has this share of the rate of matrix products: on the H200, 533 TFLOPS forward
-and 495 backward.
+"""The rate of causal attention is this share of that of matrix products: on the H200, 533 TFLOPS
+forward and 495 backward.
 """
 DEVICE_MEMORY_SHARE = 4164 / 4800
 """The H200 reaches this share of the bandwidth of its memory."""
 TO_DEVICE_SHARE, FROM_DEVICE_SHARE = 52 / 63.0, 50.7 / 63.0
-"""A copy reaches these shares of the link, each way while both are busy: the H200, PCIe 5.0 x16."""
+"""Copies reach these shares of the link's bandwidth in each direction while both directions are
+busy (measured on the H200, PCIe 5.0 x16).
+"""
 
 ADAMW_BYTES = 26
-"""AdamW reads and writes this many bytes of host memory for a parameter."""
+"""AdamW reads and writes this many bytes of host memory per parameter."""
 THREAD_PARAMETERS = 1e9
 """One AdamW thread that has host memory to itself updates this many parameters a second. Together
 with the next figure this gives 0.88, 1.6, 2.6, 3.8 and 4.8 billion with 1, 2, 4, 8 and 14 threads,
 where 0.88, 1.7, 2.9, 4.1 and 4.8 were measured.
 """
 HOST_MEMORY_SHARE = 7.3e9 * ADAMW_BYTES / 307.2e9
-"""Many threads reach this share of the host memory's bandwidth in the end. It is fitted to the same
-five figures, on the assumption that the H200's host had the eight channels of DDR5-4800 that are
-usual there.
+"""With many threads, AdamW reaches at most this share of the host memory's bandwidth. It is fitted
+to the same five figures, assuming that the H200's host had eight channels of DDR5-4800, as is
+usual.
 """
 SHARED_MEMORY_SHARE = 0.93
-"""AdamW and copies both ways reach this share of that together: (3.4 x 26 + 38 + 51) of 190
-GB/s.
+"""AdamW and copies in both directions together reach this share of that rate: (3.4 x 26 + 38 + 51)
+of 190 GB/s.
 """
 FREE_CORES, MAX_THREADS = 2, 32
-"""`engine.runtime.host_threads` has the same figures, but stands in a later room."""
+"""`engine.runtime.host_threads` has the same figures, but is in a later room, which this one may
+not import.
+"""
 
 
 @dataclass(frozen=True)
 class KnownMachine:
-    """A `KnownMachine` is a card in a typical host. Its figures are bytes, bytes a second, FLOPs a
-    second and watts, as specified.
+    """A `KnownMachine` is a card in a typical host. Its figures are the specified ones, in bytes,
+    bytes a second, FLOPs a second and watts.
     """
 
     name: str
@@ -96,38 +101,44 @@ class KnownMachine:
     drivers: tuple[str, ...]
     """The driver calls the card one of these; the first is the usual one."""
     memory_mib: int
-    """The driver reports this much. Where host and device share one memory, it is all that Linux
-    has.
+    """The driver reports this much memory. Where host and device share one memory, it is the total
+    that Linux reports.
     """
     memory_bandwidth: float
     bf16_flops: float
-    """Dense products, accumulated in fp32, have this peak."""
+    """It is the peak rate of dense products that are accumulated in fp32."""
     accumulate: str
     """It is `half` where accumulation in fp32 halves the rate of the tensor cores, else `full`."""
     best_bf16_flops: float | None
-    """Others measured this as the best matrix product."""
+    """It is the best rate of a matrix product that others have measured; None where none is
+    known.
+    """
     link: str
     link_bandwidth: float
-    """The link between host and device moves this much one way, after the encoding."""
+    """The link between host and device moves this many bytes a second one way, without the
+    encoding's overhead.
+    """
     host: str
-    """The typical host is described in words."""
+    """The text describes the typical host."""
     host_bandwidth: float
-    """Host memory has channels x 8 bytes x transfers a second."""
+    """The bandwidth of host memory is channels x 8 bytes x transfers a second."""
     ram_gib: float
     cpu_cores: int
     power_watts: int
     unified: bool
-    """Host and device share one memory: RAM must hold what both take."""
+    """It is True where host and device share one memory, so that RAM must hold the items of
+    both.
+    """
     supported: bool
     note: str
-    """The note says what to know before relying on the machine; empty where there is nothing."""
+    """The note warns about limits of the machine; it is empty where there are none."""
     sources: dict[str, tuple[str, ...]]
     """Each figure comes from these sources."""
 
     def machine(self, ram_gib: float | None = None) -> Machine:
         """Describes the machine as `read_machine` would, with `ram_gib` of RAM, or else with the
-        typical amount and a note that says so. Its disk is not known. Raises ConfigError for RAM
-        that is no size.
+        typical amount and a note that says so. Its disk is not known. Raises ConfigError for an
+        invalid amount of RAM.
         """
         notes = [self.note] if self.note else []
         if ram_gib is None:
@@ -152,8 +163,8 @@ class KnownMachine:
         return with_figures(bare, ram_gib=self.ram_gib if ram_gib is None else ram_gib)
 
     def rates(self, cores: int | None = None, link_bandwidth: float | None = None) -> Rates:
-        """Returns estimated rates. `cores` of the host and the bytes a second of the link may be
-        given, where they are not the typical ones.
+        """Returns estimated rates. The `cores` of the host and the bytes a second of the link may
+        be given where they differ from the typical ones.
 
         Copies and AdamW share host memory in proportion to what each would take alone. Where host
         memory is the device's memory too, a copy both reads and writes it.
@@ -164,7 +175,7 @@ class KnownMachine:
         link = self.link_bandwidth if link_bandwidth is None else link_bandwidth
         h2d = min(link * TO_DEVICE_SHARE, memory / 2 / touches)
         d2h = min(link * FROM_DEVICE_SHARE, memory / 2 / touches)
-        # For each parameter a thread takes its time, and memory takes its own.
+        # The time per parameter is the sum of the time of the threads and that of memory.
         thread_seconds = 1 / (THREAD_PARAMETERS * _threads(cores or self.cpu_cores))
         adamw = 1 / (thread_seconds + ADAMW_BYTES / memory)
         wanted = ADAMW_BYTES * adamw + touches * (h2d + d2h)
@@ -201,14 +212,14 @@ def machines() -> tuple[KnownMachine, ...]:
 
 def named_machine(name: str, ram_gib: float | None = None) -> Machine:
     """Returns a machine with the card called `name` and `ram_gib` of RAM, or as much as is typical.
-    Case, spaces and dashes of the name do not matter, nor does a leading maker's word. The disk is
-    not known. Raises ConfigError for a name that is not that of exactly one card.
+    Case, spaces, dashes and a leading manufacturer's name are ignored. The disk is not known.
+    Raises ConfigError for a name that does not match exactly one card.
     """
     return _named(name).machine(ram_gib)
 
 
 def known_name(name: str) -> str:
-    """Returns the full name of the card that `named_machine` would take."""
+    """Returns the full name of the card that `named_machine` would use."""
     return _named(name).name
 
 
@@ -231,7 +242,7 @@ def _named(name: str) -> KnownMachine:
 
 def known_machine(machine: Machine) -> KnownMachine | None:
     """Returns the known machine with the first card of `machine`, by the driver's name and the
-    memory; None where there is none.
+    memory; None where the card is not known.
     """
     if not machine.gpus:
         return None
@@ -244,9 +255,10 @@ def known_machine(machine: Machine) -> KnownMachine | None:
 
 
 def known_rates(machine: Machine) -> Rates | None:
-    """Returns estimated rates of a machine that was not measured; None for a card that is not known
-    or not supported. They are made from the specification of its first card, its own number of
-    cores and, where the driver says, its own bus. Host memory is as fast as is typical.
+    """Returns estimated rates of a machine that was not measured; None for a card that is unknown
+    or unsupported. They are derived from the specification of its first card, its own number of
+    cores and, where the driver reports it, its own bus. Host memory is assumed to have the typical
+    speed.
     """
     found = known_machine(machine)
     if found is None or not found.supported:
@@ -266,7 +278,7 @@ def with_figures(
 ) -> Machine:
     """Returns `machine` with some of its figures replaced. 0 GiB of GPU memory means no GPU. Where
     the card shares the host's memory, RAM is divided between both. Raises ConfigError for figures
-    that are no sizes.
+    that are not valid sizes.
     """
     for field, value in (("--ram-gib", ram_gib), ("--gpu-gib", gpu_gib), ("--disk-gib", disk_gib)):
         if value is not None and not (math.isfinite(value) and value >= 0):
@@ -301,7 +313,7 @@ def _with_gpu(machine: Machine, gib: float) -> Machine:
     return replace(
         machine,
         gpus=(_card(name, round(gib * GIB)),) if gib else (),
-        # What was read of this machine's card no longer holds; what is known of a named one does.
+        # Notes about this machine's card no longer apply; those about a named card do.
         notes=() if machine.here else machine.notes,
         here=False,
     )
@@ -310,7 +322,7 @@ def _with_gpu(machine: Machine, gib: float) -> Machine:
 def _entry(
     values: dict[str, Any], hosts: dict[str, dict[str, Any]], sources: dict[str, str]
 ) -> KnownMachine:
-    """Reads one entry of the file."""
+    """Returns the known machine of one entry in the file."""
     host, link = hosts[values["host"]], values["link"]
     origins: dict[str, tuple[str, ...]] = {}
     for figure, keys in values["sources"].items():
@@ -351,8 +363,9 @@ def _by_driver() -> dict[str, KnownMachine]:
 
 
 def _matches(wanted: str) -> list[KnownMachine]:
-    """Returns the machines that a plain name can mean, by the strictest way that finds any: the
-    whole name of a card or of a driver, the end of a name, a part of it, a part of a driver's name.
+    """Returns the machines that a plain name can mean, by the strictest of these ways that finds
+    any: the whole name of a card or of a driver, the end of a name, a part of it, a part of a
+    driver's name.
     """
 
     def is_whole(known: KnownMachine) -> bool:
@@ -379,8 +392,8 @@ def _plain_drivers(known: KnownMachine) -> list[str]:
 
 
 def _pcie_bandwidth(generation: int, width: int) -> float:
-    """Returns bytes a second one way: 8 GT/s a lane in generation 3, and twice that in each later
-    one. Of 130 bits, 128 are data (source: the PCI Express base specifications 3.0 to 5.0).
+    """Returns bytes a second one way: 8 GT/s a lane in generation 3, doubled in each later
+    generation. Of 130 bits, 128 are data (source: the PCI Express base specifications 3.0 to 5.0).
     """
     return 2 ** (generation - 3) * 8e9 * width * 128 / 130 / 8
 
@@ -395,5 +408,5 @@ def _card(name: str, total: int) -> GpuInfo:
 
 
 def _plain(name: str) -> str:
-    """Returns a name without case, makers' words, spaces and dashes."""
+    """Returns a name in a form without case, manufacturer's name, spaces and dashes."""
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())

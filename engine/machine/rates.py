@@ -1,5 +1,5 @@
-"""The rates of this machine are measured once and kept beside the token cache. Plans and
-predictions are made with them. No torch is needed.
+"""The rates of this machine are measured once and stored next to the token cache. Plans and
+predictions use them. No torch is needed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from engine.machine.cgroups import usable_cores
 from engine.paths import cache_folder
 
 CPU, ONE_THREAD = "CPU", "CPU, one thread"
-"""The CPU's rates have these names; others are named by their card."""
+"""The CPU's rates are stored under these names, those of a GPU under the name of the card."""
 
 
 def rates_file() -> Path:
-    """Returns the file that rates are kept in."""
+    """Returns the path of the file in which rates are stored."""
     return cache_folder() / "rates.json"
 
 
 def stored_rates(device_name: str) -> Rates | None:
     """Returns the rates that were measured with this device and as many cores as there are now;
-    None where none were.
+    None where there are none.
     """
     found = _read().get(_key(device_name))
     if found is None:
@@ -44,8 +44,8 @@ def stored_rates(device_name: str) -> Rates | None:
 
 
 def stored_cpu_rates(product: float) -> Rates | None:
-    """Returns the CPU's rates with as many threads as blocks are computed with whose largest matrix
-    product has `product` FLOPs.
+    """Returns the rates of the CPU for blocks whose largest matrix product has `product` FLOPs,
+    measured with the number of threads that compute such blocks.
     """
     return stored_rates(ONE_THREAD if product < SMALL_PRODUCT else CPU)
 
@@ -58,7 +58,9 @@ def measured_at(device_name: str) -> float | None:
 
 
 def store_rates(device_name: str, rates: Rates) -> None:
-    """Keeps `rates`. A folder that cannot be written to keeps none, and they are measured again."""
+    """Writes `rates` to the file. Where the folder is not writable, nothing is stored, and the
+    rates are measured again next time.
+    """
     path = rates_file()
     everything = _read()
     everything[_key(device_name)] = rates.to_dict() | {"measured": time.time()}
@@ -69,7 +71,7 @@ def store_rates(device_name: str, rates: Rates) -> None:
 
 
 def _read() -> dict[str, Any]:
-    """Returns everything that is kept; nothing where the file is missing or broken."""
+    """Returns the contents of the file, or an empty dict where the file is missing or broken."""
     try:
         found = json.loads(rates_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -83,9 +85,9 @@ def _key(device_name: str) -> str:
 
 @dataclass(frozen=True)
 class Rates:
-    """A machine does this much in a second, measured: bytes of the two directions of the bus, FLOPs
-    of large matrix products and of causal attention (which halves them), bytes that the device's
-    memory moves (read and written), parameters that AdamW updates on the host.
+    """The rates of a machine are measured per second: bytes in each direction of the bus, FLOPs of
+    large matrix products and of causal attention (for which half of the FLOPs count), bytes read
+    and written in the device's memory, and parameters that AdamW updates on the host.
     """
 
     h2d: float
@@ -95,21 +97,23 @@ class Rates:
     device_memory: float
     adamw: float
     adamw_busy: float
-    """AdamW comes to this rate while the bus is busy both ways."""
+    """AdamW updates this many parameters a second while copies run in both directions."""
     h2d_busy: float
-    """The bus is busy both ways, and AdamW runs on the host."""
+    """Copies to the device reach this many bytes a second while copies back and AdamW also run."""
     d2h_busy: float
-    """The bus is busy both ways, and AdamW runs on the host."""
+    """Copies to the host reach this many bytes a second while copies to the device and AdamW also
+    run.
+    """
     packed_attention: float
-    """The variable-length kernel comes to this many FLOPs a second in long rows; `PACKED_BYTES`
-    come on top.
+    """The variable-length kernel reaches this many FLOPs a second in long rows, not counting the
+    time for `PACKED_BYTES`.
     """
     overhead: float = 0.0
-    """On the CPU the calls of one block take these seconds in forward; nothing else goes on there
-    meanwhile.
+    """On the CPU, the call overhead of one block in forward takes this many seconds, in which
+    nothing else is computed.
     """
     call: float = 0.0
-    """A program takes these seconds to launch one small operation on a GPU, beside AdamW on the
+    """Launching one small operation on a GPU takes this many seconds while AdamW runs on the
     host.
     """
 
@@ -123,16 +127,18 @@ class Rates:
 
 
 PACKED_BYTES, PACKED_WIDTH = 49, 76
-"""The variable-length kernel takes time besides its products, as if it moved this many bytes of the
-device's memory in forward and backward for each token and feature of a query, and as if each head
-had this many features more (measured: docs/performance.md).
+"""In addition to its products, the variable-length kernel takes the time to move this many bytes of
+device memory in forward and backward for each token and feature of a query, and the time of this
+many additional features per head (measured: docs/performance.md).
 """
 SMALL_PRODUCT = 5e8
-"""One core has done a matrix product of this many FLOPs about when others have woken up for it."""
+"""One core finishes a matrix product of this many FLOPs in about the time that other cores need to
+wake up.
+"""
 TYPICAL = {
     "cuda": Rates(25e9, 25e9, 2e14, 1.5e14, 1e12, 2e9, 1.5e9, 2e10, 2e10, 1.5e14, call=1e-5),
     "cpu": Rates(1e10, 1e10, 1e11, 5e10, 2e10, 5e8, 5e8, 1e10, 1e10, 5e10),
 }
-"""Plans are made with these rates where nothing was measured: those of a card with 24 GiB on a bus
-of 16 lanes, and of two cores.
+"""These rates are used for planning where none were measured. They are those of a card with 24 GiB
+on a bus of 16 lanes, and of two cores.
 """

@@ -1,4 +1,6 @@
-"""A machine has cores, memory within real limits, GPUs and a disk. They are read without torch."""
+"""A machine has cores, memory within the limits of RAM and cgroups, GPUs and a disk. They are read
+here without torch.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +23,37 @@ from engine.machine.gpus import GpuInfo, read_gpus
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine has these cores, memory, GPUs and disk. All sizes are in bytes."""
+    """A `Machine` describes the cores, memory, GPUs and disk of a machine. All sizes are in
+    bytes.
+    """
 
     cpu_name: str
     cpu_cores: int
-    """This process may use so many cores."""
+    """This process may use this many cores."""
     ram_total: int
     ram_limit: int
-    """All processes of this session may use this much together: the smallest of RAM and the limits
-    of the cgroups above us.
+    """All processes of this session together may use this much RAM: the smallest of RAM and the
+    limits of the cgroups above us.
     """
     ram_available: int
-    """This much can still be allocated within the limit; page cache counts as available."""
+    """This much RAM can still be allocated within the limit; page cache counts as available."""
     gpus: tuple[GpuInfo, ...] = ()
     disk_path: str = ""
     disk_free: int = 0
     notes: tuple[str, ...] = ()
-    """These sentences say what could not be read, and why."""
+    """These are sentences that say what could not be read, and why."""
     here: bool = False
-    """It is this machine as it is, and none that is only asked about."""
+    """The machine is the one that the program runs on, with figures as read, not one that is only
+    estimated.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
-    """Reads everything now. `disk_path` need not exist yet. What cannot be read is named in
-    `notes`, never raised.
+    """Returns the current figures of this machine. `disk_path` need not exist yet. Figures that
+    cannot be read are named in `notes`; no error is raised for them.
     """
     memory = psutil.virtual_memory()
     limit, within = cgroup_memory()
@@ -73,7 +79,9 @@ def read_machine(disk_path: str | os.PathLike[str] = ".") -> Machine:
 
 @functools.cache
 def compiler_problem() -> str:
-    """Returns the reason for which nothing can be compiled on this machine; empty without one."""
+    """Returns the reason why kernels cannot be compiled on this machine, or an empty text where
+    they can.
+    """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
@@ -83,7 +91,7 @@ def compiler_problem() -> str:
 
 
 def _cpu_name() -> str:
-    """Returns the name that the kernel gives the CPU, or else the architecture."""
+    """Returns the name of the CPU as the kernel reports it, or else the architecture."""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():

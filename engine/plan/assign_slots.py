@@ -1,8 +1,8 @@
 """The first of a plan's three passes decides which slot holds a block at each of its uses, and when
 the slot must be filled. No torch.
 
-- A resident block has a slot of its own all step long.
-- The other blocks are streamed. They share a few slots and take them in turn.
+- A resident block has its own slot throughout the step.
+- The other blocks are streamed: they use a few shared slots in turn.
 - A use fetches the block's weights unless its slot still holds them from an earlier use.
 """
 
@@ -16,16 +16,18 @@ from engine.plan.buffers import Buffer, BufferKind
 
 @dataclass(frozen=True, slots=True)
 class BlockUse:
-    """A `BlockUse` is a run of COMPUTE ops that needs the weights of one block."""
+    """A `BlockUse` is a sequence of COMPUTE ops that need the weights of one block."""
 
     unit: str
     slot: Buffer
     fetch: bool
-    """The slot holds something else before, so the weights must be fetched."""
+    """It is True where the slot holds something else before, so that the weights must be
+    fetched.
+    """
 
 
 def slot_of(unit: str) -> Buffer:
-    """Returns the slot of a unit that has one of its own."""
+    """Returns the private slot of a unit that shares none."""
     return Buffer(BufferKind.SLOT, unit)
 
 
@@ -55,12 +57,12 @@ def assign_slots(
 ) -> list[BlockUse]:
     """Returns the uses of all blocks in a step, in order.
 
-    At each turn of direction the slots still hold what is used next, which is not fetched again. No
-    other assignment fetches less.
+    When the pass turns from forward to backward, or back, the slots still hold the blocks that are
+    used next. These blocks are not fetched again. No other assignment fetches less.
 
-    slots: the slot of each block. there: the unit that a slot holds when the step begins, because
-    the optimizer updated the unit there. training: each round goes forward and backward, not only
-    forward.
+    slots: the slot of each block. there: for each slot in which the optimizer updated a unit, that
+    unit; the slot still holds it when the step begins. training: each round goes forward and
+    backward, not only forward.
     """
     one_round = [*blocks, *reversed(blocks)] if training else [*blocks]
     content = dict(there)

@@ -1,9 +1,9 @@
 """Buffers are what ops read and write, and contents are what a buffer is known to hold. Both are
 plain values with a text form. No torch.
 
-A buffer is named by what it is for, not by an address. Two ops that name the same buffer are
-ordered by it. Each op states which `Content` it expects to find in a buffer and which it leaves
-there, so that a plan can be proved to read nothing wrong.
+A buffer is identified by its purpose, not by an address. If two ops name the same buffer and one of
+them writes it, they are ordered. Each op declares the `Content` that it expects in a buffer and the
+one that it leaves there, so that a plan can be proved to read only the intended contents.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EMBED, HEAD = "embed", "head"
 class Word(StrEnum):
     """A `Word` is a string with a fixed set of values.
 
-    It hashes as a string does, because a plan looks words up by the hundred thousand and an enum's
-    own hash is a call of Python code.
+    It uses the hash of `str`, because planning does hundreds of thousands of lookups and an enum's
+    own hash runs Python code.
     """
 
     __hash__ = str.__hash__
@@ -33,30 +33,31 @@ class BufferKind(Word):
     WEIGHTS = "weights"
     """It is the `weight_high` plane of a unit, or a piece of that plane."""
     STATES = "optimizer states"
-    """It stands for the unit's other planes except the gradient, or for a piece of them."""
+    """It covers all planes of the unit except `weight_high` and the gradient, or a piece of them.
+    """
     GRADIENT = "gradient"
     """It is the unit's gradient plane."""
     HOST_BOUNDARY = "host boundary"
-    """It keeps the input of a block for one micro-batch."""
+    """It is host memory that keeps the input of a block for one micro-batch."""
     CLIP = "clip"
-    """It is the clip factor, once the host knows it."""
+    """It is the clip factor on the host, which is set by the op `clip`."""
     # On the device.
     SLOT = "slot"
-    """It holds the weights of one unit while the unit computes. A piece of a slot is a buffer of
-    its own where an optimizer on the device writes to the slot piece by piece.
+    """It holds the weights of one unit while the unit computes. Where an optimizer on the device
+    writes the slot piece by piece, each piece counts as a separate buffer.
     """
     HIDDEN = "hidden"
     """It is the hidden state of a micro-batch, or the gradient of that state."""
     SAVED = "saved"
-    """It is what a block keeps of one micro-batch from forward to backward."""
+    """It is what a block keeps from forward to backward for one micro-batch."""
     STORE_RING = "store ring"
-    """It carries a boundary on its way to the host."""
+    """It is device memory that a boundary passes through on its way to the host."""
     FETCH_RING = "fetch ring"
-    """It carries a boundary on its way back from the host."""
+    """It is device memory that a boundary passes through on its way back from the host."""
     SUM = "sum"
     """It is an fp32 sum of gradients."""
     STAGING = "staging"
-    """It carries a rounded gradient on its way to the host."""
+    """It is device memory that a rounded gradient passes through on its way to the host."""
     NORM = "norm"
     """It is the squared norm of a unit's gradient."""
     LOSS = "loss"
@@ -65,16 +66,16 @@ class BufferKind(Word):
     UPDATE = "update buffer"
     """It holds a piece of every plane of a unit whose optimizer runs on the device."""
     UPDATE_GRADIENT = "update gradient"
-    """It is the gradient's part of an update buffer, which is filled on its own."""
+    """It is the part of an update buffer for the gradient, which is filled by a separate copy."""
     ARENA = "arena"
-    """It is a stretch of memory that fp32 sums and one update buffer share."""
+    """It is a contiguous range of memory that fp32 sums and one update buffer share."""
     LENDABLE = "lendable"
-    """It is memory that activations of the last blocks and spare update buffers share."""
+    """It is memory that the activations of the last blocks share with the spare update buffers."""
 
 
 class Buffer(NamedTuple):
-    """A buffer has a kind, and is told from others of its kind by unit, by number (of the buffer or
-    of the micro-batch) and by piece.
+    """A buffer has a kind. Unit, number (of the buffer or of the micro-batch) and piece distinguish
+    it from others of its kind.
     """
 
     kind: BufferKind
@@ -99,9 +100,9 @@ class ContentKind(Word):
     """The kind of a content says what is in a buffer."""
 
     READY = "ready"
-    """The buffer holds what it is there for; nothing else is ever in it."""
+    """The buffer holds the one thing that it is ever used for."""
     WEIGHTS = "weights"
-    """It is the weights of a unit."""
+    """The buffer holds the weights of a unit."""
     HIDDEN = "hidden"
     """It is the hidden state after a block, in one round. Without a unit it is the state before the
     first block.
@@ -109,26 +110,28 @@ class ContentKind(Word):
     GRADIENT = "gradient"
     """It is the gradient of the input of a unit, in one round."""
     BOUNDARY = "boundary"
-    """It is the input of a block, told by micro-batch or by round."""
+    """It is the input of a block, identified by micro-batch or by round."""
     ACTIVATIONS = "activations"
-    """It is all that backward needs of a block. Views into the content's `slot` are among it."""
+    """It is everything that the backward of a block needs, including views into the content's
+    `slot`.
+    """
     SUM = "sum"
     """It is the sum of a unit's gradients. On the host and in a staging buffer it is rounded."""
     EARLIER_SUM = "earlier sum"
-    """It is the sum of the rounds before."""
+    """It is the sum over the earlier rounds."""
     FETCHED = "fetched"
-    """It is the states of a piece of a unit, as they are on the host."""
+    """The buffer holds the optimizer states of a piece of a unit, as fetched from the host."""
     UPDATED = "updated"
-    """It is the same states after AdamW."""
+    """The buffer holds the optimizer states of that piece after AdamW."""
     STATES = "states"
-    """It is optimizer states of any unit, in memory that is shared with fp32 sums."""
+    """The memory that is shared with fp32 sums holds optimizer states of any unit."""
     LENT = "lent"
     """The memory of activations serves as spare update buffers."""
 
 
 class Content(NamedTuple):
     """A content has a kind, and belongs to a unit, to a round or micro-batch (`number`) and to a
-    piece. `slot` is the slot that kept activations point into.
+    piece. For kept activations, `slot` is the slot that they hold views into.
     """
 
     kind: ContentKind
@@ -160,7 +163,7 @@ def _text(kind: Word, unit: str, number: int | None, piece: int | None) -> str:
 
 
 def _parts(text: str) -> tuple[str, str, int | None, int | None]:
-    """Returns kind, unit, number and piece of what `_text` has written."""
+    """Returns the kind, unit, number and piece in a text that `_text` wrote."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} names no buffer and no content")

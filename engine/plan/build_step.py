@@ -1,12 +1,12 @@
-"""A plan of one step is built from the units and from choices. Nothing here runs, and policy lives
-in `engine.fit.choose`. No torch.
+"""The plan of one step is built here, from the units and from choices. This file runs no op and
+makes no choices; `engine.fit.choose` makes them. No torch.
 
 Three passes turn a step into ops:
 
-1. `assign_slots` gives every use of a block its slot, and says when the slot must be filled.
+1. `assign_slots` assigns a slot to every use of a block, and decides when the slot must be filled.
 2. `write_ops` puts the ops into program order, each with what it reads and writes:
    - Every round goes forward through embed, the blocks and the loss, and backward again.
-   - Prefetches stand as early as their slot and the prefetch depth allow.
+   - Each prefetch comes as early as its slot and the prefetch depth allow.
    - After a unit's backward its gradient is rounded and sent to the host.
    - After the last round come the summary, the clip factor and the updates. `device_updates` writes
      the ops of optimizers that run on the device.
@@ -59,10 +59,11 @@ def build_step_plan(
 
 
 def build_forward_plan(blocks: list[str], tied: bool, choices: PlanChoices) -> StepPlan:
-    """Returns the plan of a pass without gradients, for evaluation and sampling. `loss` ops end it.
+    """Returns the plan of a pass without gradients, for evaluation and sampling. The pass ends with
+    its `loss` ops.
 
-    Of the choices it takes the micro-batches, the slots, the prefetch depth and the resident
-    blocks; the others keep their defaults.
+    Of the choices, only the micro-batches, the slots, the prefetch depth and the resident blocks
+    should differ from their defaults.
     """
     writer = StepWriter(blocks, tied, choices, PlaneSizes({}), StepEnd.LOSS)
     return StepPlan(ops=with_waits(writer.write()), slots=writer.buffers.slot_units())
@@ -86,7 +87,9 @@ def _refuse_contradictions(blocks: list[str], choices: PlanChoices) -> None:
 
 
 def _refuse_wrong_spares(choices: PlanChoices) -> None:
-    """Spare buffers are some of the update buffers; some of the kept blocks lend them memory."""
+    """Raises ValueError unless some but not all update buffers are spare, and some of the kept
+    blocks lend them memory.
+    """
     spare, lenders = choices.spare_buffers, choices.spare_blocks
     if not (spare or lenders):
         return

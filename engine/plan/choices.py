@@ -1,6 +1,4 @@
-"""`PlanChoices` and `PlaneSizes` are what a plan is built from, beside the names of the units. No
-torch.
-"""
+"""A plan is built from `PlanChoices`, `PlaneSizes` and the names of the units. No torch."""
 
 from __future__ import annotations
 
@@ -24,15 +22,15 @@ class PlanChoices:
     slots: int = 2
     """This many device buffers are shared by the blocks that are not resident."""
     prefetch_depth: int = 1
-    """A prefetch may be issued this many block uses ahead (at most slots - 1 can be under way)."""
+    """A prefetch may be issued this many block uses ahead (at most slots - 1 can be in flight)."""
     resident_blocks: int = 0
-    """This many blocks, counted from the last, keep a slot of their own all step long."""
+    """This many blocks, counted from the last, keep their own slot throughout the step."""
     kept_blocks: int = 0
     """This many blocks, counted from the last, keep their activations from forward to backward.
     They are not recomputed.
     """
     host_boundaries: bool = False
-    """Boundaries wait on the host, not on the device."""
+    """Boundaries are kept on the host until backward, not on the device."""
     boundary_rings: int = 3
     """Host boundaries pass through this many device buffers each way."""
     gradient_sum: GradientSum = GradientSum.VERTICAL
@@ -48,8 +46,8 @@ class PlanChoices:
     host.
     """
     spare_buffers: int = 0
-    """This many of the update buffers, never all of them, are made from the memory of activations
-    while there are no activations.
+    """This many of the update buffers, never all of them, use the memory of activations while no
+    activations are kept.
     """
     spare_blocks: int = 0
     """The memory for the spare buffers comes from this many blocks, counted from the last. All of
@@ -57,17 +55,19 @@ class PlanChoices:
     """
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the choices as plain data, as records have them."""
+        """Returns the choices as plain data, in the form used in run records."""
         return asdict(self) | {"gradient_sum": self.gradient_sum.value}
 
 
 @dataclass(frozen=True)
 class PlaneSizes:
-    """A `PlaneSizes` tells how large the planes of the units are. A plan needs them where an
-    optimizer runs on the device.
+    """A `PlaneSizes` gives the sizes of the units' planes. A plan needs them where an optimizer
+    runs on the device.
     """
 
     numel: Mapping[str, int]
     """Each plane of a unit has this many elements."""
     state_bytes: int = 14
-    """One element takes this many bytes over all planes of its unit: 14 in bfloat16."""
+    """One element takes this many bytes in total over all planes of its unit: 14 with bfloat16
+    weights.
+    """

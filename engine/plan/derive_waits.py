@@ -6,12 +6,12 @@ write. No torch.
   that buffer since (write after write, write after read). This is why a prefetch cannot overwrite a
   slot in use: it writes the slot, so it waits for all ops that compute from the slot's weights.
 - A wait is left out where the order of a lane, or another wait, implies it. Each op has a vector
-  clock, which knows the latest op of every lane that has finished before the op starts. An op whose
-  need is in its clock already needs no wait for it.
-- The needs are looked at from the latest op to the earliest, because a later op's clock often
-  covers the earlier ones. So few waits remain, and each of them is needed.
-- Plans of consecutive steps are equal. The drafts of one step are looked at twice: in the second
-  turn, waits for ops of the first turn are waits for the step before.
+  clock, which gives for every lane the latest op that has finished before the op starts. Where this
+  clock already covers an op that must have finished, no wait is added.
+- The ops that must have finished are checked from the latest to the earliest, because a later op's
+  clock often covers the earlier ones. So few waits remain, and each of them is needed.
+- Plans of consecutive steps are equal, so the drafts of one step are processed twice: in the second
+  pass, a wait for an op of the first pass is a wait for the step before.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from engine.plan.vector_clocks import VectorClock, merge
 
 @dataclass(slots=True)
 class Draft:
-    """A draft is an op before it is known what the op waits for."""
+    """A draft is an op whose waits have not been derived yet."""
 
     type: type[Op]
     unit: str
     reads: Mapping[Buffer, Content]
     writes: Mapping[Buffer, Content]
     fields: Mapping[str, Any]
-    """These are the fields that only ops of its kind have."""
+    """The fields specific to the op's kind are given here by name."""
 
 
 def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
@@ -64,21 +64,23 @@ def with_waits(drafts: Sequence[Draft]) -> tuple[Op, ...]:
 
 @dataclass
 class _History:
-    """A history knows, of the ops that were looked at so far, which touched each buffer last and
-    which are known to have finished. A position counts the ops over both steps.
+    """A history records, for the ops processed so far, which of them used each buffer last and what
+    each of them implies to have finished. Positions count over both steps.
     """
 
     _lanes: list[Lane] = field(default_factory=list)
     """The op at each position runs on this lane."""
     _clocks: list[VectorClock] = field(default_factory=list)
-    """Once the op at a position has finished, so has everything in its clock."""
+    """The clock of the op at each position; once that op has finished, everything in its clock has
+    too.
+    """
     _latest: dict[Lane, int] = field(default_factory=dict)
     _writer: dict[Buffer, int] = field(default_factory=dict)
     _readers: dict[Buffer, list[int]] = field(default_factory=dict)
     """These ops have read a buffer since it was last written."""
 
     def add(self, draft: Draft) -> list[int]:
-        """Returns the positions of the ops that `draft`, the next op, waits for, and adds it."""
+        """Adds `draft` as the next op, and returns the positions of the ops that it waits for."""
         position = len(self._lanes)
         lane = draft.type.lane
         clock = self._clocks[self._latest[lane]].copy() if lane in self._latest else {}

@@ -4,10 +4,10 @@ are streamed there and back. No torch.
 - A unit's planes travel in pieces: each piece is fetched into an update buffer on STATES IN,
   updated there on UPDATE and sent back on STATES OUT. Each lane takes the pieces in the order in
   which the next forward pass needs the weights.
-- As many pieces as there are buffers are fetched before the gradients are complete.
-- Between two steps most of the device's memory is of no other use. So with fp32 sums on the device
-  the buffers lie over the sums of blocks, which are of no use between the end of a step and the
-  first backward of the next. Spare buffers take the place of activations: the first
+- The first pieces, one for each buffer, are fetched before the gradients are complete.
+- Between two steps most of the device's memory is idle. With fp32 sums on the device, the buffers
+  therefore reuse the memory of the blocks' sums, which are not needed between the end of a step and
+  the first backward of the next. Spare buffers reuse the memory of activations: the first
   `choices.spare_buffers` buffers exist only while the activations of the last
   `choices.spare_blocks` blocks do not.
 """
@@ -39,8 +39,8 @@ Piece = tuple[str, int]
 """A piece is named by its unit and its number within the unit."""
 
 LEAD = 2
-"""The states of this many pieces leave their buffers before the weights of the first piece that is
-fetched into one of these buffers.
+"""The states of this many pieces are sent from their buffers before the weights of the first piece
+that is then fetched into one of these buffers.
 """
 
 _STEP = "step"
@@ -51,8 +51,8 @@ _ACTIVATIONS, _LENT = Content(ContentKind.ACTIVATIONS), Content(ContentKind.LENT
 class DeviceUpdates:
     """A `DeviceUpdates` writes the ops of units whose optimizer runs on the device, into `drafts`.
 
-    blocks: all blocks, in forward order. slots: those blocks that are still in a slot when a step
-    ends, with the slot, their own or a shared one.
+    blocks: all blocks, in forward order. slots: the blocks that are still in a slot when a step
+    ends, each with that slot (private or shared).
     """
 
     def __init__(
@@ -77,21 +77,22 @@ class DeviceUpdates:
             ]
         self.spare = self.buffers[: choices.spare_buffers]
         self._own = self.buffers[choices.spare_buffers :]
-        """These buffers live all run long."""
+        """The update buffers that exist throughout the run, that is, all but the spare ones."""
         self.lenders = blocks[len(blocks) - choices.spare_blocks :] if self.spare else []
-        """The activations of these blocks give their memory to the spare buffers."""
+        """The spare buffers reuse the memory of these blocks' activations."""
         self._bounds = {
             unit: _cut(sizes.numel[unit], self.piece_numel) for unit in choices.device_homes
         }
         self._pieces = self._pieces_in_order(blocks)
         self._buffer = dict(zip(self._pieces, self._buffers_in_turn()))
-        # No other gradient takes the place of these in the staging buffers before the step ends.
+        # The gradients of these units are not overwritten in the staging buffers before the step
+        # ends.
         self._may_stay_staged = {EMBED, *blocks[:2]}
         self._staging: dict[str, Buffer] = {}
         """The complete gradients of these units stay in this staging buffer."""
         self.arena: list[str] = []
         self._sums_of: dict[Buffer, list[str]] = {}
-        """A buffer lies over the sums of these blocks."""
+        """A buffer shares memory with the sums of these blocks."""
         if self._units and choices.gradient_sum == GradientSum.DEVICE:
             self._lay_over_sums(blocks, sizes)
         # What was written so far.
@@ -108,20 +109,21 @@ class DeviceUpdates:
         return pieces
 
     def _buffers_in_turn(self) -> Iterator[Buffer]:
-        """Yields the buffers that pieces go through: each spare buffer once, then the others in
-        turn.
+        """Yields a buffer for each piece in order: each spare buffer once, then the others in turn
+        without end.
 
-        A later piece finds no space in a spare buffer, because the spare buffer would be needed
-        again before the piece was sent back.
+        A spare buffer takes only one piece, because its memory is needed for activations again
+        before a second piece could be sent back.
         """
         yield from self.spare
         yield from itertools.cycle(self._own)
 
     def _lay_over_sums(self, blocks: list[str], sizes: PlaneSizes) -> None:
-        """Orders the sums of the blocks in one stretch of memory, with the buffers at its front.
+        """Places the sums of the blocks in one contiguous range of memory, whose front the buffers
+        share.
 
-        The sums stand in the order in which backward has done with them, so that the first buffers
-        are free early.
+        The sums are in the order in which backward completes them, so that the memory of the first
+        buffers is free early.
         """
         self.arena = [*reversed(blocks)]
         buffer_bytes = self.piece_numel * sizes.state_bytes
@@ -136,8 +138,9 @@ class DeviceUpdates:
     # ------------------------------------------------------------------ what other ops must know
 
     def placed(self, unit: str) -> Buffer | None:
-        """Returns the slot in which the unit is updated because it is still there when the step
-        ends; None where the unit is in no slot then, or its optimizer runs on the host.
+        """Returns the slot that the unit is still in when the step ends, and in which it is
+        therefore updated. Returns None where the unit is in no slot then, or its optimizer runs on
+        the host.
         """
         return self._slots.get(unit) if unit in self._units else None
 
@@ -147,8 +150,8 @@ class DeviceUpdates:
         return tuple((unit, slot) for unit, slot in slots if slot is not None)
 
     def planes(self, unit: str) -> dict[Buffer, Content]:
-        """Returns the weights on the host. With the optimizer on the device they arrive there piece
-        by piece.
+        """Returns the buffers of the unit's weights on the host: one, or one for each piece where
+        the optimizer runs on the device and sends the weights back piece by piece.
         """
         if unit not in self._units:
             return {Buffer(BufferKind.WEIGHTS, unit): READY}
@@ -164,7 +167,9 @@ class DeviceUpdates:
         return {_part(slot, number, pieces): content for number in range(pieces)}
 
     def arena_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the parts of the arena that the block's sum lies in, while sums are in them."""
+        """Returns the parts of the arena that the sum of a block uses, with sums as their
+        content.
+        """
         return {
             _arena(buffer): Content(ContentKind.SUM)
             for buffer, blocks in self._sums_of.items()
@@ -172,8 +177,8 @@ class DeviceUpdates:
         }
 
     def activations_of(self, block: str) -> dict[Buffer, Content]:
-        """Returns the memory of the block's activations while they are there; at other times it is
-        lent. It is empty for a block that lends nothing.
+        """Returns the memory that the block lends to spare buffers, with activations as its
+        content. The result is empty for a block that lends nothing.
         """
         return {_LENDABLE: _ACTIVATIONS} if block in self.lenders else {}
 
@@ -197,12 +202,12 @@ class DeviceUpdates:
     # ------------------------------------------------------------------ during backward
 
     def lend(self) -> None:
-        """Writes that spare buffers take the place of the lenders' activations."""
+        """Writes the op from which on spare buffers use the memory of the lenders' activations."""
         self._lent = True
         self._drafts.append(Draft(Lend, _STEP, {}, {_LENDABLE: _LENT}, {}))
 
     def reclaim(self) -> None:
-        """Writes that activations need the memory of the spare buffers again."""
+        """Writes the op that returns the memory of the spare buffers to activations."""
         self._drafts.append(Draft(Reclaim, _STEP, {}, {_LENDABLE: _ACTIVATIONS}, {}))
 
     def fetch_first(self, finished: Collection[str]) -> None:
@@ -230,11 +235,12 @@ class DeviceUpdates:
     def write(self) -> None:
         """Updates all pieces, sends them back, and fetches the pieces that are missing.
 
-        A late piece, one that was not among the first, waits for the buffer of an earlier piece. So
-        those buffers are sent first. The weights of a late piece go out before states that no fetch
-        waits for; the states of `LEAD` pieces go before them, in the time that the late piece takes
-        to arrive. Spare buffers, which the forward pass needs back, are sent in between. What
-        nothing waits for is last.
+        A late piece, one that was not among the first to be fetched, waits for the buffer of an
+        earlier piece. So the pieces in those buffers are sent first. The weights of a late piece
+        are sent before states that no fetch waits for, but after the states of `LEAD` pieces, which
+        are sent while the late piece is being fetched. The pieces in spare buffers, whose memory
+        the forward pass needs back, are sent in between. Pieces that nothing waits for are sent
+        last.
         """
         lent, others = self._first()
         late = self._pieces[len(self.buffers) :]
@@ -244,7 +250,7 @@ class DeviceUpdates:
             self._send_weights_if_fetched(piece)
         awaited, unawaited = others[: len(late)], others[len(late) :]
         lead = min(LEAD, len(self._own))
-        sent = 0  # whole pieces that have left a buffer of a late piece
+        sent = 0  # pieces sent so far, those in spare buffers not counted
         updated = 0  # late pieces that were fetched and updated
         for piece in (*_alternating(awaited, lent), *unawaited, *late):
             self._send_rest(piece)
@@ -258,7 +264,7 @@ class DeviceUpdates:
                 updated += 1
 
     def _update(self, piece: Piece) -> None:
-        """Writes AdamW on a piece, after what of the piece is not fetched yet."""
+        """Writes AdamW on a piece, preceded by the fetches of the piece that are still missing."""
         (unit, number), buffer = piece, self._buffer[piece]
         if piece not in self._fetched:
             self._fetch(piece)
@@ -280,13 +286,13 @@ class DeviceUpdates:
 
     def _send_weights_if_fetched(self, piece: Piece) -> None:
         """Sends the weights of a piece at once if the next forward pass fetches them from the host.
-        For a unit that is placed, no prefetch waits for them.
+        No prefetch waits for the weights of a unit that is updated in its slot.
         """
         if self.placed(piece[0]) is None:
             self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
 
     def _send_rest(self, piece: Piece) -> None:
-        """Sends what of a piece was not sent yet."""
+        """Sends the parts of a piece that have not been sent yet."""
         if self.placed(piece[0]) is not None:
             self._send(OffloadWeights, piece, BufferKind.WEIGHTS)
         self._send(OffloadStates, piece, BufferKind.STATES)
@@ -322,7 +328,7 @@ class DeviceUpdates:
         self._emit(type_, piece, reads, {Buffer(kind, unit, piece=number): READY})
 
     def _states_in_arena(self, buffer: Buffer) -> dict[Buffer, Content]:
-        """Returns the buffer's part of the arena, while states are in it."""
+        """Returns the buffer's part of the arena, with states as its content."""
         return {_arena(buffer): Content(ContentKind.STATES)} if self._sums_of.get(buffer) else {}
 
     def _lent_memory(self, buffer: Buffer) -> dict[Buffer, Content]:
@@ -336,7 +342,7 @@ class DeviceUpdates:
         writes: dict[Buffer, Content],
         **fields: Any,
     ) -> None:
-        """Writes the next op. fields: those that only ops of its kind have."""
+        """Writes the next op. fields: the fields specific to the op's kind."""
         unit, number = piece
         fields = {"piece": self._bounds[unit][number], "buffer": self._buffer[piece], **fields}
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
@@ -360,7 +366,7 @@ def _part(slot: Buffer, number: int, pieces: int) -> Buffer:
 
 
 def _arena(buffer: Buffer) -> Buffer:
-    """Returns the part of the arena that an update buffer lies over."""
+    """Returns the part of the arena that an update buffer occupies."""
     return Buffer(BufferKind.ARENA, number=buffer.number)
 
 

@@ -1,10 +1,10 @@
 """A training step is a list of ops in order, as plain data. No torch.
 
 - An op runs on one lane. Ops of one lane run in plan order.
-- Between lanes only `waits` order the ops.
-- Every op declares what it reads and writes. So `validate` can show, without running anything, that
-  no op reads a buffer before it is filled or overwrites one that is still needed, within a step and
-  across two consecutive steps.
+- Ops on different lanes are ordered by `waits` only.
+- Every op declares what it reads and writes. From these declarations `validate` proves, without
+  running anything, that no op reads a buffer before it is filled or overwrites one that is still
+  needed, within a step and across two consecutive steps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UPDATE_LANES = (Lane.STATES_IN, Lane.UPDATE, Lane.STATES_OUT)
 
 
 class OpKind(Word):
-    """The kind of an op says what it does. The values stand in records of runs."""
+    """The kind of an op says what it does. The values are written to run records."""
 
     PREFETCH = "prefetch"
     EMBED = "embed"
@@ -59,8 +59,8 @@ class OpKind(Word):
 
 
 class GradientSum(Word):
-    """A `GradientSum` says where gradients add up over the rounds of a step, and how often the sums
-    are rounded.
+    """A `GradientSum` says where gradients are summed over the rounds of a step, and how often the
+    sums are rounded.
     """
 
     VERTICAL = "vertical"
@@ -72,12 +72,14 @@ class GradientSum(Word):
 
 
 Uses = tuple[tuple[Buffer, Content], ...]
-"""These are buffers, each with what is in it."""
+"""The type holds the buffers that an op reads or writes, each with the content that it expects or
+leaves there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An op is one piece of work of one unit on one lane. Each kind is a class of its own, with the
+    """An op is one piece of work of one unit on one lane. Each kind has its own class, with the
     fields that it needs.
     """
 
@@ -85,14 +87,16 @@ class Op:
     lane: ClassVar[Lane]
 
     index: int
-    """The op stands at this place in the plan."""
+    """The op has this position in the plan."""
     unit: str
     reads: Uses = ()
     writes: Uses = ()
     waits: tuple[int, ...] = ()
     """These ops of this step, on other lanes, must have finished before the op starts."""
     waits_previous: tuple[int, ...] = ()
-    """These are such ops of the step before. Plans of consecutive steps are equal."""
+    """The op also starts only after these ops of the step before. Plans of consecutive steps are
+    equal, so indices into this plan can name them.
+    """
 
     @property
     def label(self) -> str:
@@ -117,7 +121,7 @@ class OfSum(OfMicroBatch):
     slot: Buffer = field(kw_only=True)
     grad: Buffer = field(kw_only=True)
     first: bool = field(kw_only=True)
-    """The op begins the sum rather than adding to it."""
+    """The op writes the first gradient to `grad` rather than adding to the sum there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class OfPiece(Op):
     piece: tuple[int, int] = field(kw_only=True)
     """The piece begins at the first of these elements of the planes and ends before the second."""
     buffer: Buffer = field(kw_only=True)
-    """The piece goes through this update buffer."""
+    """The piece is fetched, updated and sent back in this update buffer."""
 
 
 # ---------------------------------------------------------------------- the kinds, lane by lane
@@ -153,8 +157,8 @@ class FetchBoundary(OfMicroBatch):
 
 @dataclass(frozen=True, slots=True)
 class FetchGrad(Op):
-    """A `FetchGrad` brings the gradient plane to a staging buffer, so that a sum over rounds on the
-    host goes on.
+    """A `FetchGrad` brings the gradient plane to a staging buffer, so that the next round can add
+    to the sum that is kept on the host.
     """
 
     kind, lane = OpKind.FETCH_GRAD, Lane.H2D
@@ -174,7 +178,7 @@ class Embed(OfMicroBatch):
 @dataclass(frozen=True, slots=True)
 class Forward(OfMicroBatch):
     """A `Forward` runs a block on its boundary, the block's input. It keeps the boundary or all
-    activations. `ring` is where a boundary waits for its way to the host.
+    activations. `ring` is the buffer from which the boundary is sent to the host.
     """
 
     kind, lane = OpKind.FORWARD, Lane.COMPUTE
@@ -212,7 +216,7 @@ class Reduce(Op):
     grad: Buffer = field(kw_only=True)
     staging: Buffer = field(kw_only=True)
     adds: bool = field(kw_only=True)
-    """The op adds the sum to what the rounds before left in the staging buffer."""
+    """The op adds the sum to that of the earlier rounds, which is in the staging buffer."""
     last: bool = field(kw_only=True)
     """The op belongs to the last round, so it also computes the norm."""
 
@@ -295,8 +299,8 @@ class FetchGradient(OfPiece):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUpdate(OfPiece):
-    """A `DeviceUpdate` runs AdamW in the update buffer. It takes the gradient from `staging` where
-    that still holds it, and writes the weights to `slot` too where the unit is still in a slot.
+    """A `DeviceUpdate` runs AdamW in the update buffer. If `staging` still holds the gradient, it
+    is read from there. If the unit is still in a slot, the weights are also written to `slot`.
     """
 
     kind, lane = OpKind.DEVICE_UPDATE, Lane.UPDATE
@@ -306,8 +310,8 @@ class DeviceUpdate(OfPiece):
 
 @dataclass(frozen=True, slots=True)
 class OffloadWeights(OfPiece):
-    """An `OffloadWeights` sends updated weights to their plane on the host. It goes before the
-    other planes, because a prefetch may wait for the weights.
+    """An `OffloadWeights` sends updated weights to their plane on the host. It comes before the
+    copy of the other planes, because a prefetch may wait for the weights.
     """
 
     kind, lane = OpKind.OFFLOAD_WEIGHTS, Lane.STATES_OUT
@@ -347,7 +351,7 @@ OP_TYPES: dict[OpKind, type[Op]] = {
         OffloadStates,
     )
 }
-"""Each kind of op has its class here."""
+"""Every kind of op has one class. This mapping is used to parse the text of a plan."""
 
 
 # ---------------------------------------------------------------------- a step
@@ -355,8 +359,9 @@ OP_TYPES: dict[OpKind, type[Op]] = {
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads`,
-    `stagings` and `rings` are those buffers, with the units that each must be able to hold.
+    """A `StepPlan` is one step: its ops, and the device buffers that they use. `slots`, `grads` and
+    `stagings` map each buffer to the units that it must be able to hold; `rings` lists the buffers
+    of boundaries.
     """
 
     ops: tuple[Op, ...]
@@ -372,20 +377,18 @@ class StepPlan:
     """The optimizers of these units run on the device."""
     placed: tuple[tuple[str, Buffer], ...] = ()
     """These units, with their slots, are updated on the device in the slot that still holds their
-    weights when a step ends. Their weights are fetched before the first step after everything was
-    applied, and updated in the slot from then on.
+    weights when a step ends. Their weights are fetched before the first step and after every drain;
+    from then on they are updated in the slot.
     """
     update_buffers: tuple[Buffer, ...] = ()
     spare_buffers: tuple[Buffer, ...] = ()
-    """These update buffers are made from memory of activations, from `lend` to the next step's
-    `reclaim`.
-    """
+    """These update buffers use memory of activations, from `lend` to the next step's `reclaim`."""
     piece_numel: int = 0
     """An update buffer holds this many elements of each plane."""
     arena: tuple[str, ...] = ()
-    """The fp32 sums of these blocks lie in this order in one stretch of memory. The update buffers
-    lie over its front, because sums are of no use between the end of a step and the first backward
-    of the next.
+    """The fp32 sums of these blocks are in one contiguous range of memory, in this order. The
+    update buffers share its front, because the sums are not needed between the end of a step and
+    the first backward of the next.
     """
 
 

@@ -1,11 +1,11 @@
-"""`simulate` computes when every op of a plan would run, from how long each takes. Pure arithmetic,
-no torch.
+"""`simulate` computes when every op of a plan would run, given the duration of each op. Pure
+arithmetic, no torch.
 
 - Lanes are simulated as the backends run them: each lane runs its ops in plan order.
 - An op starts once its lane is free and every op that it waits for has ended, in this step or in
   the step before.
-- The plan is run for a few steps in a row. Then the time from one step's end to the next no longer
-  depends on the first step, and the last step's times are the answer.
+- The plan is run for a few steps in a row. By the last of them, the time from one step's end to the
+  next no longer depends on the first step. The times of the last step are returned.
 
 How long an op takes is estimated in `engine.fit.cost`.
 """
@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from engine.plan.ops import Lane, Op, StepPlan
 
 _STEPS = 4
-"""After this many steps in a row, the time of one no longer depends on the first."""
+"""After this many consecutive steps, the time of a step no longer depends on the first."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """A `Simulated` is a step in the steady state."""
+    """A `Simulated` gives the times of a simulated step in the steady state."""
 
     seconds: float
-    """This much time passes from the moment a step is applied to the moment the next one is."""
+    """The time from the moment a step is applied to the moment the next one is applied."""
     busy: dict[Lane, float]
-    """Each lane works for this many seconds."""
+    """Each lane is busy for this many seconds of the step."""
     starts: tuple[float, ...]
     """Each op begins this many seconds after the first op of its step, in plan order."""
     ends: tuple[float, ...]
@@ -42,7 +42,7 @@ class Simulated:
 def simulate(plan: StepPlan, seconds_of: Callable[[Op], float], inline: bool = False) -> Simulated:
     """Returns the times at which the ops of `plan` would run.
 
-    seconds_of: how long an op runs on its lane. inline: all lanes are one thread, as on the CPU.
+    seconds_of: how long an op runs on its lane. inline: all lanes run on one thread, as on the CPU.
     """
     durations = [seconds_of(op) for op in plan.ops]
     free = dict.fromkeys(Lane, 0.0)
@@ -71,8 +71,8 @@ def _run_step(
     previous: Sequence[float],
     inline: bool,
 ) -> tuple[list[float], list[float]]:
-    """Returns when the ops of one step start and end, and moves `free` on, the time at which each
-    lane is free. previous: when the ops of the step before ended; empty for the first step.
+    """Returns when the ops of one step start and end, and updates `free`, the time at which each
+    lane becomes free. previous: when the ops of the step before ended; empty for the first step.
     """
     starts: list[float] = []
     ends: list[float] = []

@@ -1,5 +1,5 @@
-"""`StepBuffers` gives names to the buffers that the ops of a step use. It takes rings and staging
-buffers in turn. No torch.
+"""`StepBuffers` determines which buffers the ops of a step use. Rings and staging buffers are used
+in turn. No torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from engine.plan.ops import GradientSum
 
 LOSS, SUMMARY, CLIP = Buffer(BufferKind.LOSS), Buffer(BufferKind.SUMMARY), Buffer(BufferKind.CLIP)
 BLOCK_SUM, OUTER_SUM = Buffer(BufferKind.SUM, number=0), Buffer(BufferKind.SUM, number=1)
-"""The first is the sum of one block at a time, the second that of embed or head."""
+"""The buffer of the first holds the sum of one block at a time, that of the second the sum of embed
+or head.
+"""
 BLOCK_STAGINGS = Buffer(BufferKind.STAGING, number=0), Buffer(BufferKind.STAGING, number=1)
 OUTER_STAGING = Buffer(BufferKind.STAGING, number=2)
 
@@ -39,8 +41,8 @@ class StepBuffers:
     def lasting_slots(self) -> dict[str, Buffer]:
         """Returns the blocks that are still in their slot when a step ends, with the slot.
 
-        Backward ends with the first blocks, and nothing takes their slots before the next step
-        does.
+        Backward ends with the first blocks, and no other unit is fetched to their slots before the
+        next step.
         """
         lasting = [*self._resident, *self._streamed[: self._choices.slots]]
         return {block: self.slots[block] for block in lasting}
@@ -57,8 +59,9 @@ class StepBuffers:
     def grad(self, unit: str) -> Buffer:
         """Returns the buffer in which the unit's gradient is summed.
 
-        A sum that lasts all step has a buffer of its own: with sums of all rounds on the device,
-        and for the outer units of a tied model, whose gradients grow at both ends of a pass.
+        A sum that is kept throughout the step has its own buffer. This is the case if the sums of
+        all rounds stay on the device, and for the outer units of a tied model, which get gradients
+        at both ends of a pass.
         """
         outer = unit in (EMBED, HEAD)
         lasts_all_step = self._choices.gradient_sum == GradientSum.DEVICE or (outer and self._tied)
@@ -81,8 +84,8 @@ class StepBuffers:
         return units
 
     def rings(self) -> tuple[Buffer, ...]:
-        """Returns the ring buffers of both ways; there are none where boundaries stay on the
-        device.
+        """Returns the ring buffers of both directions. The result is empty where boundaries stay on
+        the device.
         """
         if not self._choices.host_boundaries:
             return ()
@@ -92,13 +95,13 @@ class StepBuffers:
         return (*store, *fetch)
 
     def next_ring(self, way: BufferKind) -> Buffer:
-        """Returns the ring buffer whose turn it is on its way to the host or back."""
+        """Returns the next ring buffer in turn, for a copy to the host or back."""
         turn = self._ring_turn[way]
         self._ring_turn[way] = (turn + 1) % self._choices.boundary_rings
         return Buffer(way, number=turn)
 
     def next_staging(self, unit: str) -> Buffer:
-        """Returns the staging buffer for the unit's next gradient; blocks take two in turn."""
+        """Returns the staging buffer for the unit's next gradient; blocks use two in turn."""
         if unit in (EMBED, HEAD):
             return OUTER_STAGING
         self._staging_turn = 1 - self._staging_turn
@@ -106,7 +109,9 @@ class StepBuffers:
 
 
 def hidden(micro_batch: int) -> Buffer:
-    """Returns the buffer of a micro-batch's hidden state, and in backward of its gradient."""
+    """Returns the buffer that holds a micro-batch's hidden state and, in backward, the gradient of
+    that state.
+    """
     return Buffer(BufferKind.HIDDEN, number=micro_batch)
 
 

@@ -1,5 +1,5 @@
-"""A plan has two text forms: one that is read back, so that a change of the planner shows as a
-difference of lines, and a grid for the eye. No torch.
+"""A plan has two text forms: one that can be parsed back, in which a change to the planner shows as
+a diff of lines, and a grid for human readers. No torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("first", "adds", "last"), lambda text: text == "yes"),
     **dict.fromkeys(("slot", "grad", "staging", "ring", "buffer"), read_buffer),
 }
-"""The field of an op with this name is read back by this function."""
+"""Each function parses the text of the op field of that name."""
 
 
 def to_text(plan: StepPlan) -> str:
-    """Returns one line for each fact of the plan, an empty line, and one line for each op."""
+    """Returns the plan as text: one line for each property, an empty line, and one line for each
+    op.
+    """
     placed = "; ".join(f"{unit} in {slot}" for unit, slot in plan.placed)
     facts = [
         f"kept units: {', '.join(sorted(plan.kept_units))}",
@@ -48,7 +50,7 @@ def from_text(text: str) -> StepPlan:
         plan = _read_plan(text)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not the text of a plan: {error}") from None
-    # Reading passes over labels, lanes and some words, so the text is compared as a whole.
+    # Parsing ignores labels, lanes and some words, so the whole text is compared.
     if to_text(plan) != text:
         raise ValueError("not the text of a plan: written again, it reads otherwise")
     return plan
@@ -156,8 +158,9 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def grid(plan: StepPlan, limit: int = 400) -> str:
-    """Returns the plan for the eye: one row for each op, one column for each lane, and at the right
-    what the op waits for. limit: further ops are only counted.
+    """Returns the plan as a grid for human readers: one row for each op, one column for each lane,
+    and at the right what the op waits for. limit: at most this many ops are shown; the others are
+    only counted.
     """
     rows = grid_rows(plan, range(min(len(plan.ops), limit)))
     more = len(plan.ops) - limit

@@ -1,18 +1,19 @@
 """`validate` proves that a plan has no race and reads nothing wrong. No torch.
 
-It runs the plan twice in a row on paper and shows three things of every op:
+It walks through the plan twice in a row, without running it, and proves three things about every
+op:
 
 - Order: each wait names an op that comes before it.
 - Reads: the latest write of each buffer that the op reads happened before the op, and left what the
-  op expects to find there. A buffer that nothing has written is read only where it holds something
+  op expects to find there. A buffer that no op has written yet may be read only if it is filled
   before the first step.
 - Writes: all earlier reads and writes of each buffer that the op writes happened before the op.
 
 "Happened before" follows lane order and waits only, by vector clocks over the lanes. So the proof
-holds for any speeds of the lanes. Two turns are enough, because plans of consecutive steps are
-equal and an op waits for ops of its own step or of the step before.
+holds whatever the speeds of the lanes. Two passes are enough, because plans of consecutive steps
+are equal and an op waits for ops of its own step or of the step before.
 
-The validator takes the ops as they are. It does not know how the builder found their waits.
+The validator sees only the finished ops. It does not depend on how the builder derived their waits.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def validate(plan: StepPlan) -> None:
 
 
 class _Proof:
-    """A proof knows what the ops of two steps have done so far. Positions count over both steps."""
+    """A proof records what the ops of two steps have done so far. Positions run over both steps."""
 
     def __init__(self, plan: StepPlan):
         self._plan = plan
@@ -113,8 +114,8 @@ class _Proof:
                     )
 
     def _is_there_before(self, buffer: Buffer, content: Content) -> bool:
-        """Tells whether a buffer holds its content before the first step. Planes do, and so do
-        weights in the slot in which they are updated.
+        """Tells whether a buffer holds its content before the first step. This is true of planes,
+        and of slots in which a unit is updated.
         """
         on_host = buffer.kind in (BufferKind.WEIGHTS, BufferKind.STATES, BufferKind.GRADIENT)
         return on_host or self._placed.get(buffer.whole) == content.unit
@@ -128,7 +129,7 @@ class _Proof:
         return f"{self._plan.ops[index].label} (op {index})"
 
     def _error(self, op: Op, problem: str) -> PlanError:
-        """Returns the error of an op, with the rows of the grid around it."""
+        """Returns the error for an op; its message includes the rows of the grid around the op."""
         near = range(max(0, op.index - 6), min(self._count, op.index + 3))
         rows = grid_rows(self._plan, near, marked=op.index)
         return PlanError("\n".join([f"op {op.index} ({op.label} on {op.lane}) {problem}", *rows]))

@@ -1,9 +1,10 @@
-"""From the spans of a step, this file finds how long compute waited, and for what. Pure functions.
+"""From the spans of a step, this file derives how long the COMPUTE lane waited, and for what. Pure
+functions.
 
-- A gap is time in which the COMPUTE lane had ended one op and not begun the next.
-- Its cause is read off the plan. Among the ops that the next one waited for, by the plan or because
-  they were before it on its lane, the one that ended last is the cause.
-- Then the cause of that op is looked for in the same way, back to the start of the gap.
+- A gap is the time between the end of one op on the COMPUTE lane and the start of the next.
+- Its cause follows from the plan. Among the ops that the next one waited for, by the plan or
+  because they were before it on its lane, the one that ended last is the cause.
+- What that op waited for is found in the same way, and so on, back to the start of the gap.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ CAUSES = {Lane.H2D: "h2d", Lane.D2H: "d2h", Lane.HOST: "optimizer"} | dict.fromk
     UPDATE_LANES, "optimizer"
 )
 OTHER = "other"
-"""This is the cause where no op explains the wait, such as launch overhead."""
+"""The cause of a wait that no op explains, such as launch overhead, is given as this."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait is a stretch in which COMPUTE waited, in seconds on the clock of the spans. `cause`
-    says for what: h2d, d2h, optimizer or other.
+    """A wait is an interval in which COMPUTE waited, in seconds on the clock of the spans. `cause`
+    is what it waited for: h2d, d2h, optimizer or other.
     """
 
     start: float
@@ -45,13 +46,14 @@ def seconds_by_cause(waits: Iterable[Wait]) -> dict[str, float]:
 def waits_of(
     spans: Sequence[Span], previous: Sequence[Span] | None, inline: bool, seconds: float = math.inf
 ) -> list[Wait]:
-    """Returns the stretches of one step in which COMPUTE waited, in order of time. They never
+    """Returns the intervals of one step in which COMPUTE waited, in order of time. They never
     overlap.
 
     spans: one for each op of the plan, in plan order. previous: those of the step before, or None
     for the first step after a stop. inline: all lanes ran on one thread, so whatever ran in a gap
-    is its cause. seconds: what the step is said to have taken. Only so much time before its COMPUTE
-    lane ended is looked at, since a gap before may belong to the step before.
+    is its cause. seconds: the reported duration of the step. Only gaps within this many seconds
+    before the end of its COMPUTE lane are considered, since an earlier gap may belong to the step
+    before.
     """
     step = _Step(spans, None if previous is None else _Step(previous, None))
     others = _other_lanes([*(previous or ()), *spans]) if inline else []
@@ -88,7 +90,7 @@ def _other_lanes(spans: Sequence[Span]) -> list[Span]:
 
 
 def _joined(waits: Sequence[Wait]) -> list[Wait]:
-    """Joins neighbours of one cause, and leaves out what takes no time."""
+    """Joins adjacent waits with the same cause, and leaves out waits of no length."""
     joined: list[Wait] = []
     for wait in waits:
         if wait.end <= wait.start:
@@ -101,7 +103,7 @@ def _joined(waits: Sequence[Wait]) -> list[Wait]:
 
 
 class _Step:
-    """A `_Step` knows the spans of a step, and what each had to wait for."""
+    """A `_Step` holds the spans of a step, and finds what each had to wait for."""
 
     def __init__(self, spans: Sequence[Span], before: _Step | None):
         self.spans = spans
@@ -140,9 +142,9 @@ def _waited_for(begin: float, span: Span, step: _Step) -> list[Wait]:
         limiting, step = max(waits, key=lambda wait: wait[0].end)
         if limiting.end <= begin:
             break
-        # Between the end of what was waited for and the next op's start lies only launch overhead.
-        # Clocks of host and device differ by microseconds, so what was waited for may seem to end
-        # late.
+        # The time from the end of the limiting op to the start of the next op is only launch
+        # overhead. Clocks of host and device differ by microseconds, so the limiting op may seem to
+        # end after the next one has started.
         late = min(end, limiting.end)
         start = min(late, max(begin, limiting.start))
         found.append(Wait(late, end, OTHER))
@@ -153,8 +155,8 @@ def _waited_for(begin: float, span: Span, step: _Step) -> list[Wait]:
 
 
 def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wait]:
-    """Explains the gap from `begin` to `end` by what ran in it. `others`, in order of time, do not
-    overlap: they ran on one thread.
+    """Explains the gap from `begin` to `end` by what ran in it. The spans in `others` are in order
+    of time and do not overlap, because they ran on one thread.
     """
     found = []
     # The last span that started before the gap may reach into it.
@@ -170,8 +172,8 @@ def _inline_causes(begin: float, end: float, others: Sequence[Span]) -> list[Wai
 
 
 def as_records(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Returns spans as the record keeps them, in plan order. Times are seconds from the first
-    start, to the microsecond.
+    """Returns the spans in the form used in run records, in plan order. Times are seconds from the
+    first start, rounded to microseconds.
     """
     begin = min(span.start for span in spans)
     return [_as_record(span, begin) for span in spans]
@@ -190,8 +192,9 @@ def _as_record(span: Span, begin: float) -> dict[str, Any]:
 
 
 def waits_as_records(waits: Sequence[Wait], spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """Returns waits beside `as_records(spans)`, on the same clock. A wait that began before the
-    step's first op did has a start below 0. Waits shorter than half a microsecond are left out.
+    """Returns the waits as records, on the same clock as `as_records(spans)`. A wait that began
+    before the step's first op has a negative start. Waits shorter than half a microsecond are left
+    out.
     """
     begin = min(span.start for span in spans)
     records = []
@@ -203,14 +206,14 @@ def waits_as_records(waits: Sequence[Wait], spans: Sequence[Span]) -> list[dict[
 
 
 def overlap_seconds(spans: Sequence[Span], lane: Lane, other: Lane) -> float:
-    """Returns the seconds in which both lanes were at work."""
+    """Returns the number of seconds in which both lanes were busy."""
     ours, theirs = _stretches(spans, lane), _stretches(spans, other)
     total = 0.0
     while ours and theirs:
         our_start, our_end = ours[-1]
         their_start, their_end = theirs[-1]
         total += max(0.0, min(our_end, their_end) - max(our_start, their_start))
-        # Of the two, the stretch that begins later meets no earlier one of the other lane.
+        # The interval that begins later overlaps no earlier interval of the other lane.
         if our_start > their_start:
             ours.pop()
         else:
@@ -219,7 +222,9 @@ def overlap_seconds(spans: Sequence[Span], lane: Lane, other: Lane) -> float:
 
 
 def _stretches(spans: Sequence[Span], lane: Lane) -> list[tuple[float, float]]:
-    """Returns from when to when a lane was at work, in order of time; neighbours are joined."""
+    """Returns the intervals in which a lane was busy, in order of time. Adjacent ones are joined
+    into one.
+    """
     found: list[tuple[float, float]] = []
     for start, end in sorted((span.start, span.end) for span in spans if span.op.lane == lane):
         if found and start <= found[-1][1]:

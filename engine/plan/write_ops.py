@@ -36,7 +36,7 @@ from engine.plan.ops import (
 from engine.plan.step_buffers import CLIP, LOSS, SUMMARY, StepBuffers, hidden, host_gradient
 
 STEP = "step"
-"""An op about the whole step has this name as its unit."""
+"""An op that concerns the whole step has this name in place of a unit."""
 
 Uses = dict[Buffer, Content]
 
@@ -45,16 +45,16 @@ class StepEnd(Enum):
     """A step ends with one of these ops."""
 
     LOSS = "loss"
-    """It is a pass without gradients."""
+    """The pass has no gradients."""
     SUMMARY = "summary"
-    """It is a dry run: no op writes weights or moments."""
+    """The step is a dry run: no op writes weights or moments."""
     UPDATES = "updates"
-    """It is a training step."""
+    """The step is a full training step."""
 
 
 @dataclass(frozen=True)
 class _Round:
-    """A round takes some of the step's micro-batches through the whole model."""
+    """A round is one pass of some of the step's micro-batches through the whole model."""
 
     number: int
     micro_batches: Sequence[int]
@@ -63,22 +63,24 @@ class _Round:
 
 @dataclass
 class _HostBoundaries:
-    """These are the boundaries of one block on the host, for its backward in one round."""
+    """A `_HostBoundaries` tracks how the boundaries of one block come back from the host for its
+    backward in one round.
+    """
 
     waiting: Iterator[int]
     """The boundaries of these micro-batches are not fetched yet."""
     rings: dict[int, Buffer] = field(default_factory=dict)
-    """The boundary of each other micro-batch comes in this ring buffer."""
+    """The boundary of every other micro-batch is fetched to this ring buffer."""
 
     def comes_in(self, micro_batch: int, ring: Buffer) -> None:
         self.rings[micro_batch] = ring
 
 
 class StepWriter:
-    """A `StepWriter` writes one step's ops, once.
+    """A `StepWriter` writes the ops of one step. It can be used once.
 
     blocks: unit names in forward order. tied: the head also uses the embed unit's weights. end: the
-    step stops after this.
+    kind of op that ends the step.
     """
 
     def __init__(
@@ -106,9 +108,9 @@ class StepWriter:
         }
         self._uses = assign_slots(blocks, self.buffers.slots, there, choices.rounds, self._training)
         self._current = 0
-        """The block that is written next stands at this place in `_uses`."""
+        """The block use that is written next has this index in `_uses`."""
         self._next_fetch = 0
-        """The prefetches of all uses before this place are written."""
+        """The prefetches of all uses before this index of `_uses` are written."""
 
     # ------------------------------------------------------------------ the step
 
@@ -146,7 +148,7 @@ class StepWriter:
             is_last_block = block == self._blocks[-1]
             if first_round and is_last_block and self.device.placed(HEAD) is None:
                 # The head's weights are not prefetched earlier: the head's update comes last, and a
-                # prefetch that waits for it holds up all copies behind it on the lane.
+                # prefetch that waits for it would delay all later copies on the lane.
                 self._prefetch(HEAD, slot_of(HEAD))
             if first_round and self._training and self._is_first_lender(block):
                 self.device.reclaim()
@@ -165,8 +167,8 @@ class StepWriter:
             self._fetch_ahead()
             self._backward_unit(block, round_, boundaries)
             if following is not None:
-                # Boundaries go before the next prefetch, which waits for a slot: behind it, the
-                # first backward of the next block would wait for both.
+                # Boundaries are fetched before the next prefetch, which waits for a slot. In the
+                # opposite order, the first backward of the next block would wait for both.
                 boundaries = self._fetch_boundaries(following, round_)
             self._current += 1
             self._fetch_ahead()
@@ -181,8 +183,8 @@ class StepWriter:
         self._finish_gradient(EMBED, round_)
 
     def _is_first_lender(self, block: str) -> bool:
-        """Tells whether this is the first block, in forward order, whose activations' memory is
-        lent. Backward comes to it last of the lenders.
+        """Tells whether this is the first block, in forward order, that lends the memory of its
+        activations. Of the lenders, it is the last in backward.
         """
         return self.device.lenders[:1] == [block]
 
@@ -209,8 +211,8 @@ class StepWriter:
     # ------------------------------------------------------------------ weights
 
     def _fetch_ahead(self) -> None:
-        """Writes the prefetches of uses up to `prefetch_depth` ahead, in order. It stops at one
-        whose slot is still needed.
+        """Writes the prefetches of the uses up to `prefetch_depth` ahead, in order. It stops at the
+        first use whose slot is still needed.
         """
         last = min(self._current + self._choices.prefetch_depth, len(self._uses) - 1)
         while self._next_fetch <= last:
@@ -227,7 +229,7 @@ class StepWriter:
         self._emit(Prefetch, unit, self.device.planes(unit), writes, slot=slot)
 
     def _current_use(self) -> BlockUse:
-        """Returns the use of the block that is written now."""
+        """Returns the block use whose ops are being written."""
         return self._uses[self._current]
 
     # ------------------------------------------------------------------ forward
@@ -265,9 +267,10 @@ class StepWriter:
             )
 
     def _saved(self, block: str, round_: _Round, slot: Buffer) -> Content:
-        """Returns what a forward leaves on the device for its backward."""
+        """Returns the content that a forward leaves on the device for its backward."""
         if block in self.buffers.kept:
-            # What is kept points into the slot, so backward must find the block in the same one.
+            # Kept activations hold views into the slot, so backward must find the block in the same
+            # slot.
             return Content(ContentKind.ACTIVATIONS, number=round_.number, slot=slot)
         return Content(ContentKind.BOUNDARY, number=round_.number)
 
@@ -291,8 +294,8 @@ class StepWriter:
     # ------------------------------------------------------------------ backward
 
     def _fetch_boundaries(self, block: str, round_: _Round) -> _HostBoundaries:
-        """Fetches the first of the block's boundaries on the host. The others follow one by one as
-        rings become free.
+        """Fetches the first of the block's boundaries from the host. The others are fetched one by
+        one as ring buffers become free.
         """
         on_host = self._choices.host_boundaries and block not in self.buffers.kept
         boundaries = _HostBoundaries(iter(round_.micro_batches if on_host else ()))
@@ -399,7 +402,7 @@ class StepWriter:
         self._emit(Offload, unit, rounded, host_gradient(unit, round_.number), staging=staging)
 
     def _emit(self, type_: type[Op], unit: str, reads: Uses, writes: Uses, **fields: Any) -> None:
-        """Writes the next op. fields: those that only ops of its kind have."""
+        """Writes the next op. fields: the fields specific to the op's kind."""
         self._drafts.append(Draft(type_, unit, reads, writes, fields))
 
 
@@ -407,12 +410,14 @@ class StepWriter:
 
 
 def _state_after(block: str, round_: _Round) -> Content:
-    """Returns a hidden state; `block` is empty before the first block."""
+    """Returns the content of a hidden state after `block`; before the first block, `block` is
+    empty.
+    """
     return Content(ContentKind.HIDDEN, block, round_.number)
 
 
 def _gradient_of(unit: str, round_: _Round) -> Content:
-    """Returns the gradient of the unit's input."""
+    """Returns the content that is the gradient of the unit's input."""
     return Content(ContentKind.GRADIENT, unit, round_.number)
 
 

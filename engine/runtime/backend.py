@@ -1,4 +1,4 @@
-"""A backend runs the lanes of a plan on one device; this file tells its interface.
+"""A backend runs the lanes of a plan on one device. This file defines its interface.
 
 An executor submits ops in plan order. A backend runs each op on its lane once the ops that it waits
 for have finished. `engine.runtime.cpu_backend` runs the ops one by one, and
@@ -17,7 +17,7 @@ from engine.plan.ops import Lane
 
 
 class Ticket(Protocol):
-    """A ticket stands for one submitted op; later ops wait for it."""
+    """A ticket identifies one submitted op, so that later ops can wait for it."""
 
     def span(self) -> tuple[float, float]:
         """Returns start and end of the op in seconds on the backend's clock. The op must have
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @property
     def device_name(self) -> str:
-        """The name of the device, as rates are stored under it."""
+        """Returns the name of the device, under which its rates are stored."""
 
     def submit(self, lane: Lane, waits: Sequence[Ticket], work: Callable[[], None]) -> Ticket:
         """Runs `work` on `lane` after the ops of `waits`, which are tickets of this backend. Raises
@@ -40,14 +40,14 @@ class Backend(Protocol):
         """
 
     def finish_step(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` on the HOST lane after all ops that were submitted to HOST so far."""
+        """Calls `callback` on the HOST lane once all ops submitted to HOST so far have finished."""
 
     def drain(self) -> None:
         """Waits until every submitted op has finished. Raises the first error of any lane."""
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Writes `source` [numel] to `target` [numel] between host and device, as part of an op.
-        Copies of other lanes can pass between two parts.
+        Copies of other lanes can run between two parts.
         """
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
@@ -64,7 +64,7 @@ class Backend(Protocol):
         """
 
     def unregister(self, pointer: int) -> None:
-        """Takes the registration of the host memory at `pointer` back."""
+        """Takes back the registration of the host memory at `pointer`."""
 
     def limit_memory(self, nbytes: int) -> None:
         """Refuses device allocations beyond `nbytes` from now on."""
@@ -81,12 +81,12 @@ class Backend(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Returns bytes: `allocated`, `reserved`, their peaks `peak` and `peak_reserved`, `total`
-        and `free`. `retries` counts how often cached memory had to be given back, which stalls the
+        and `free`. `retries` counts how often cached memory had to be released, which stalls the
         device. The CPU reports zeros.
         """
 
     def reset_peak(self) -> None:
-        """Gives cached device memory back and counts the peaks anew."""
+        """Releases cached device memory and resets the peaks."""
 
     def close(self) -> None:
-        """Ends the backend's threads and gives its memory back."""
+        """Ends the backend's threads and releases its memory."""

@@ -1,12 +1,12 @@
-"""Each kind of op does one thing. Here, and in `engine.runtime.compute_ops`, the words of a plan
-become tensor work.
+"""The ops of a plan are implemented here and in `engine.runtime.compute_ops`, as work on tensors.
+Each kind of op does one thing.
 
 Copies between host and device (lanes H2D and D2H):
 
 - `prefetch` copies the plane weight_high of a unit to its slot.
-- `store_boundary` and `fetch_boundary` take a block's input to the host and back.
-- `offload` copies a rounded gradient from its staging buffer to the plane grad; `fetch_grad` brings
-  it back, where the sum over rounds is kept on the host.
+- `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
+- `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
+  rounds is kept on the host, `fetch_grad` copies the gradient back.
 
 COMPUTE (all but the last three in `engine.runtime.compute_ops`):
 
@@ -17,25 +17,25 @@ COMPUTE (all but the last three in `engine.runtime.compute_ops`):
 - `loss` runs final norm, head and cross-entropy in chunks, with their backward in training.
 - `backward` recomputes the block if needed, runs its backward, and adds the gradients of its
   parameters to an fp32 sum. `embed_backward` does the same for the embedding.
-- `reduce` rounds an fp32 sum to a staging buffer, and measures its norm in the last round.
+- `reduce` rounds an fp32 sum to a staging buffer, and computes its norm in the last round.
 - `summary` computes the clip factor on the device, and copies loss and norms to the host.
-- `lend` makes spare update buffers from memory of activations; `reclaim` frees them again.
+- `lend` allocates spare update buffers in memory that activations have left; `reclaim` frees them.
 
 Optimizers on the device (lanes STATES IN, UPDATE and STATES OUT) work on pieces of a unit's planes:
 
 - `fetch_states` and `fetch_gradient` bring a piece to an update buffer.
 - `device_update` applies AdamW there, and refreshes the weights of a slot that still holds them.
-- `offload_weights` and `offload_states` take the updated planes back.
+- `offload_weights` and `offload_states` copy the updated planes back.
 
 HOST:
 
 - `clip` reads loss and norms, stops the run where one is not finite, and computes the clip factor.
 - `update` applies AdamW to the planes of a unit.
-- `home` does nothing: it waits until all pieces of a step are on the host.
+- `home` does no work: by its waits, it finishes once all pieces of a step are on the host.
 
-`BlockOps` owns no policy and no threads. The executor calls ``work(op, step)`` to get the function
-that the backend runs on the op's lane. Copies are submitted without waiting (`non_blocking`); what
-reads their target waits for the op, as the plan says.
+`BlockOps` makes no choices and has no threads. The executor calls ``work(op, step)`` to get the
+function that the backend runs on the op's lane. Copies are submitted without waiting
+(`non_blocking`). Every op that reads their target waits for them by the plan.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from engine.runtime.op_context import EngineParts, OpContext
 from engine.runtime.step import StepResult, StepUnderWay
 
 Work = Callable[[OpContext, Any, StepUnderWay], None]
-"""A function of this kind does one op of a step."""
+"""A function of this type runs one op of a step."""
 
 
 class BlockOps:
@@ -93,17 +93,18 @@ class BlockOps:
 
 
 def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
-    """Does an op of a pass with caches.
+    """Runs an op of a pass with caches.
 
-    A failed op breaks its lane for good, and a run must not end for a cache that its model cannot
-    use. So the rest of the pass is left out instead, and the caller is told.
+    An op that raises makes its lane unusable, and a run must not end because its model cannot use a
+    cache. So the error is recorded in the step, and the rest of the pass is skipped.
     """
     if step.failure is not None:
         return
     try:
         do(context, op, step)
     except Exception as error:  # noqa: BLE001  the model's own code may raise anything
-        # Words only: the error's frames would keep the caches alive, in a cycle with this step.
+        # Only the text is kept: the frames of the error would form a cycle with this step and keep
+        # the caches alive.
         step.give_up(str(error) or type(error).__name__)
 
 
@@ -112,9 +113,9 @@ def _attempt(do: Work, context: OpContext, op: Op, step: StepUnderWay) -> None:
 
 def _prefetch(context: OpContext, op: Prefetch, _step: StepUnderWay) -> None:
     plane = context.store.tensor(op.unit, "weight_high")
-    # `data` has a version of its own, so autograd does not notice this write. Kept blocks saved
-    # views of this slot, and find the same weights in it again when their backward comes. The
-    # plan's tags prove that they do.
+    # `data` has its own version counter, so autograd does not notice this write. Kept blocks have
+    # saved views of this slot. By their backward, the slot holds the same weights again, which the
+    # contents in the plan prove.
     context.state.slots[op.slot].data[: plane.numel()].copy_(plane, non_blocking=True)
 
 
@@ -145,7 +146,7 @@ def _offload(context: OpContext, op: Offload, _step: StepUnderWay) -> None:
 
 def _summary(context: OpContext, _op: Summary, step: StepUnderWay) -> None:
     context.state.clip.copy_(clip_of(context.state.norms, step.inputs.max_grad_norm))
-    # To pinned memory, so that the launching thread does not wait; `clip` waits for this op.
+    # The target is pinned memory, so the launching thread does not wait. `clip` waits for this op.
     context.summary.copy_(context.state.norms, non_blocking=True)
 
 
@@ -182,7 +183,7 @@ def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> 
     factors = StepFactors(context.state.clip, step.inputs.scalars)
     update(planes, grad, factors, decayed, context.plan.compiled)
     if op.slot is not None:
-        # By way of `data`, as in a prefetch.
+        # The write goes through `data`, as in a prefetch.
         context.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
 
 
@@ -211,7 +212,7 @@ def _copy_states(context: OpContext, op: OfPiece, names: Sequence[str], to_devic
 
 
 def _applied(_context: OpContext, _op: Applied, _step: StepUnderWay) -> None:
-    """Does nothing: everything that the op waits for is done."""
+    """Does nothing: all ops that it waits for have finished."""
 
 
 def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
@@ -264,4 +265,4 @@ WORK: dict[OpKind, Work] = {
     OpKind.CLIP: _clip,
     OpKind.UPDATE: _update,
 }
-"""Every kind of op has its work here."""
+"""This mapping gives the function that runs each kind of op."""

@@ -1,5 +1,5 @@
-"""Boundaries are the inputs of blocks. This file gives them host memory, where they wait for the
-backward of their block.
+"""Boundaries, the inputs of blocks, can be kept in host memory until the backward of their block.
+This file allocates that memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class HostBoundaries:
         memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
         memory.zero_()
         backend.register(memory.data_ptr(), self.nbytes)
-        # A finalizer also covers an engine whose construction fails later, for want of device
-        # memory: the system gives these addresses to other memory then, which could not be
-        # registered while they still count as registered.
+        # A finalizer also covers an engine whose construction fails later for lack of device
+        # memory. Without it these addresses would still count as registered when the system reuses
+        # them, and the new memory there could not be registered.
         self._unregister = weakref.finalize(self, backend.unregister, memory.data_ptr())
         # At the end of the process the driver releases everything itself.
         self._unregister.atexit = False
@@ -40,7 +40,7 @@ class HostBoundaries:
             self.tensors[key] = memory[start : start + numel]
 
     def close(self) -> None:
-        """Unregisters the memory and lets go of it. May be called twice."""
+        """Unregisters and frees the memory. May be called twice."""
         if self._unregister is not None:
             self._unregister()
         self.tensors.clear()

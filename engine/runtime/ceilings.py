@@ -1,6 +1,6 @@
-"""The ceilings of this machine are what it does at most. The bus, the device, host memory and AdamW
-are each measured alone and with what runs beside them in a step. All work goes through the lanes of
-a backend, as that of a step does, and is timed there.
+"""The ceilings of this machine are the highest rates that it reaches. The bus, the device, host
+memory and AdamW are each measured alone and together with the work that runs at the same time in a
+step. All work is submitted to the lanes of a backend, as in a step, and is timed there.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from engine.runtime.host_store import HostStore
 from engine.runtime.host_threads import Workers, default_threads, ranges
 
 PARAMETERS = {"cuda": 1 << 27, "cpu": 1 << 22}
-"""The planes that are copied and updated have this many: far more than any cache holds."""
+"""The planes that are copied and updated have this many parameters: far more than fit in any
+cache.
+"""
 PRODUCT = {"cuda": (16384, 4096, 16384), "cpu": (256, 1024, 1024)}
 """The matrix product has these rows, inner width and columns."""
 ATTENTION = {"cuda": (8, 32, 4096, 128), "cpu": (1, 4, 256, 64)}
 """The attention has these rows, heads, tokens and width of a head."""
 UNIT = "bench"
 CALLS = 64
-"""This many small operations are timed together."""
+"""The time of a small operation is the mean over this many in a row."""
 COPIED_BYTES = 2
 """A parameter that is copied takes this many bytes: it is bf16."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """A machine does at most this many bytes, FLOPs or parameters a second. Copies on the host and
-    in the device's memory count bytes read and written.
+    """The fields are the highest rates of a machine in bytes, FLOPs or parameters a second. Copies
+    on the host and in the device's memory count both bytes read and bytes written.
     """
 
     h2d: float
@@ -54,32 +56,40 @@ class Ceilings:
     attention_forward: float
     attention_backward: float
     host_copy: dict[int, float]
-    """The key is the number of threads."""
+    """The key is the number of threads, the value is the bytes that they copy a second."""
     adamw: dict[int, float]
-    """The key is the number of threads."""
+    """The key is the number of threads, the value is the parameters that they update a second."""
     adamw_with_copies: float
-    """AdamW has as many threads as in a run, while the bus is busy both ways."""
+    """AdamW updates this many parameters a second, with as many threads as in a run, while copies
+    run in both directions.
+    """
     h2d_with_all: float
-    """The bus is busy both ways while AdamW runs."""
+    """Copies to the device reach this many bytes a second while copies back and AdamW also run."""
     d2h_with_all: float
-    """The bus is busy both ways while AdamW runs."""
+    """Copies to the host reach this many bytes a second while copies to the device and AdamW also
+    run.
+    """
     sweep: float | None
-    """The traffic of AdamW in place, with next to no arithmetic and as many threads, comes to this
-    many parameters a second; None if it was not asked for.
+    """A pass with the memory traffic of AdamW and almost no arithmetic, on the same threads, covers
+    this many parameters a second. It is None if it was not requested.
     """
     passes: float
-    """What is computed between matrix products comes to this many bytes a second. On a GPU these
-    are the bytes of its memory.
+    """The operations between matrix products move this many bytes a second. On a GPU this is the
+    bandwidth of its memory.
     """
     overhead: float
-    """`engine.machine.rates.Rates.overhead` tells what this is."""
+    """The time has the meaning of `engine.machine.rates.Rates.overhead`, in seconds."""
     call: float
-    """`engine.machine.rates.Rates.call` tells what this is."""
+    """The time has the meaning of `engine.machine.rates.Rates.call`, in seconds."""
     packed_attention: float
-    """`engine.machine.rates.Rates.packed_attention` tells what this is."""
+    """The rate has the meaning of `engine.machine.rates.Rates.packed_attention`, in FLOPs a
+    second.
+    """
 
     def rates(self) -> Rates:
-        """Returns the rates that the engine can count on while everything runs at once."""
+        """Returns the rates that the engine can rely on while copies, compute and AdamW run at
+        once.
+        """
         return Rates(
             h2d=self.h2d_with_d2h,
             d2h=self.d2h_with_h2d,
@@ -103,10 +113,10 @@ def measure(
     backend: Backend, seconds: float, say: Callable[[str], None], for_plans: bool = False
 ) -> Ceilings:
     """Returns the ceilings. Each figure is measured for about `seconds`, and the matrix product
-    three times as long, since clocks fall under a lasting load.
+    three times as long, since clock rates fall under sustained load.
 
-    With `for_plans` it measures only what plans are made with: neither the host's figures with
-    fewer threads nor the sweep. Raises FitError where the memory is not there.
+    With `for_plans` it measures only the rates that planning uses: neither the host's figures with
+    fewer threads nor the sweep. Raises FitError where there is not enough memory.
     """
     device = backend.device
     numel = PARAMETERS[device.type]
@@ -163,7 +173,9 @@ def measure(
 
 
 def one_thread_rates(backend: Backend, seconds: float) -> Rates:
-    """Measures the CPU with one thread for tensors. Copies and AdamW have threads of their own."""
+    """Returns the measured rates of the CPU with torch limited to one thread. Copies and AdamW keep
+    their own threads.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -173,8 +185,8 @@ def one_thread_rates(backend: Backend, seconds: float) -> Rates:
 
 
 def _both(forward: float, backward: float) -> float:
-    """Returns the FLOPs a second of attention in a forward and a backward together. A backward has
-    two and a half times the FLOPs of a forward.
+    """Returns the FLOPs a second of attention over a forward and a backward together. A backward
+    has two and a half times the FLOPs of a forward.
     """
     return 3.5 / (1 / forward + 2.5 / backward)
 
@@ -195,7 +207,7 @@ def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
     try:
         yield store
     finally:
-        backend.drain()  # the planes must not go while a copy is under way
+        backend.drain()  # the planes must not be freed during a copy
         store.close()
 
 
@@ -204,7 +216,9 @@ def _planes(backend: Backend, numel: int) -> Iterator[HostStore]:
 
 @dataclass(frozen=True)
 class _Work:
-    """Each call of `run` does `amount` units of work: bytes, FLOPs or parameters."""
+    """A `_Work` is a function to time. Each call of `run` does `amount` units of work: bytes, FLOPs
+    or parameters.
+    """
 
     run: Callable[[], Any]
     amount: float
@@ -212,7 +226,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Calls:
-    """`run` is called `count` times."""
+    """A `_Calls` is a function, `run`, and the number of times to call it."""
 
     run: Callable[[], Any]
     count: int
@@ -220,7 +234,7 @@ class _Calls:
 
 @dataclass(frozen=True)
 class _Meter:
-    """A meter times work on the lanes of a backend, for about `seconds` each."""
+    """A meter times work on the lanes of a backend. Each measurement takes about `seconds`."""
 
     backend: Backend
     seconds: float
@@ -230,7 +244,7 @@ class _Meter:
         return self.rates({lane: work})[lane]
 
     def rates(self, lanes: Mapping[Lane, _Work]) -> dict[Lane, float]:
-        """Returns the units of work a second on each lane, all lanes at once."""
+        """Returns the units of work a second on each lane while all lanes run at once."""
         single = {lane: _Calls(work.run, 1) for lane, work in lanes.items()}
         self.timed(single)  # warms up
         once = self.timed(single)
@@ -300,8 +314,9 @@ def _attention(
 
 
 def _packed_attention(meter: _Meter, memory: float) -> float:
-    """Returns the FLOPs a second of the products alone. What comes on top of them by
-    `engine.fit.cost` is taken off; `memory` is the bytes a second of the device's memory.
+    """Returns the FLOPs a second of the products in the variable-length kernel alone. The extra
+    time that `engine.fit.cost` adds to the products is subtracted from the measured time. `memory`
+    is the bandwidth of the device's memory in bytes a second.
     """
     rows, heads, tokens, width = ATTENTION[meter.backend.device.type]
     pattern = Pattern(Documents.whole_rows(rows, tokens, meter.backend.upload))
@@ -341,8 +356,8 @@ def _update_with(adamw: HostAdamW) -> Callable[[], None]:
 
 
 def _sweep(meter: _Meter, store: HostStore, threads: int) -> float:
-    """Returns the parameters a second of a pass over the planes that AdamW reads and writes. Its
-    threads share the planes as those of AdamW do.
+    """Returns the parameters a second of a pass over the planes that AdamW reads and writes. The
+    planes are divided among the threads as for AdamW.
     """
     names = ("grad", "weight_high", "weight_low", "exp_avg", "exp_avg_sq")
     planes = tuple(store.array(UNIT, name) for name in names)
@@ -355,15 +370,15 @@ def _sweep(meter: _Meter, store: HostStore, threads: int) -> float:
 
 
 def _updates_for(meter: _Meter, store: HostStore, alone: float) -> int:
-    """Returns how many updates last as long as the meter measures, where AdamW updates `alone`
-    parameters a second.
+    """Returns the number of updates that take as long as one measurement of the meter, if AdamW
+    updates `alone` parameters a second.
     """
     return max(2, round(meter.seconds * alone / store.layouts[UNIT].numel))
 
 
 def _call_seconds(meter: _Meter, store: HostStore, alone: float) -> float:
-    """Returns the seconds of launching one small operation while AdamW has its cores. AdamW updates
-    `alone` parameters a second by itself.
+    """Returns the seconds that launching one small operation takes while AdamW runs on its threads.
+    When nothing else runs, AdamW updates `alone` parameters a second.
     """
     small = torch.zeros(1024, device=meter.backend.device)
 
@@ -375,7 +390,7 @@ def _call_seconds(meter: _Meter, store: HostStore, alone: float) -> float:
         launch()
         once = meter.timed({Lane.COMPUTE: _Calls(launch, 8)})[Lane.COMPUTE] / 8
         count = max(8, round(meter.seconds / 4 / once))
-        # The updates go on longer than the launches, however much these are held up.
+        # The updates must last longer than the launches, however much they slow the launches down.
         updates = _Calls(_update_with(adamw), _updates_for(meter, store, alone))
         took = meter.timed({Lane.HOST: updates, Lane.COMPUTE: _Calls(launch, count)})
     return took[Lane.COMPUTE] / (count * CALLS)
@@ -388,13 +403,14 @@ def _all_at_once(
     copies: Mapping[Lane, _Work],
     without: Mapping[Lane, float],
 ) -> dict[Lane, float]:
-    """Returns the rates of AdamW and of copies both ways while all three run. AdamW updates `alone`
-    parameters a second by itself; the copies come to `without` bytes a second without it.
+    """Returns the rates of AdamW and of the copies in both directions while all three run. When
+    nothing else runs, AdamW updates `alone` parameters a second. Without AdamW, the copies reach
+    `without` bytes a second.
     """
     calls = {}
     for lane, work in copies.items():
-        # Copies that last longer than the updates: some more than half of their speed is left to
-        # both.
+        # These copies must last longer than the updates. Copies and updates each keep somewhat more
+        # than half of their speed.
         calls[lane] = _Calls(
             work.run, max(2, round(2 * meter.seconds * without[lane] / work.amount))
         )
@@ -405,12 +421,12 @@ def _all_at_once(
     found = {Lane.HOST: count * store.layouts[UNIT].numel / updating}
     for lane, work in copies.items():
         copied = calls[lane].count * work.amount
-        # After the updates, the copies went on at their speed without them.
+        # Once the updates had ended, the copies continued at the rate without AdamW.
         after = max(0.0, took[lane] - updating)
         beside = copied - without[lane] * after
         if after and 0 < beside < without[lane] * updating:
             found[lane] = beside / updating
         else:
-            # Copies were over first, or timers are too coarse to tell: the whole time counts.
+            # The copies ended first, or the timers are too coarse to show it: use the whole time.
             found[lane] = copied / took[lane]
     return found

@@ -1,10 +1,10 @@
-"""Torch compiles blocks and the loss here: into fused kernels in forward and backward, with what is
-cheap recomputed in backward.
+"""Torch compiles blocks and the loss here into fused kernels for forward and backward. Cheap
+operations are recomputed in backward.
 
-The attention stays outside of the compiled parts: which kernel runs it, and how a packed row is
-split, is decided as it runs. Autograd then keeps of a compiled block the block's input, the results
-of its matrix products (but for the last one) and what attention keeps. Norms, rotary embeddings,
-activations and residual sums are computed again from these.
+The attention is left out of the compiled graphs, because its kernel and the split of a packed row
+are chosen at run time. For a compiled block, autograd then keeps the block's input, the results of
+its matrix products (except for the last one) and the tensors that attention keeps. Norms, rotary
+embeddings, activations and residual sums are computed again from these.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from engine.errors import first_line
 from engine.model.attention import leave_uncompiled
 
 RECOMPILE_LIMIT = 64
-"""The code of one block may be compiled to this many graphs: for its kinds, with and without
-training, and for a few shapes, for every engine of the process.
+"""The code of one block class may be compiled to this many graphs per process: one for each kind of
+block, mode (training or not) and shape, for every engine.
 """
 
 
@@ -32,14 +32,15 @@ _this_thread = threading.local()
 
 
 def set_up_compiler() -> None:
-    """Makes the settings of torch's compiler for this thread. It must run before anything is
-    compiled in a thread: in newer torch, settings belong to a thread.
+    """Configures torch's compiler for this thread. In newer torch the settings are local to a
+    thread, so each thread must call this before it compiles anything.
     """
     if getattr(_this_thread, "set_up", False):
         return
     _this_thread.set_up = True
-    # Compile in this process: helpers would be forked from a process that holds the planes. The
-    # setting goes by the environment too, since autograd compiles backward in threads of its own.
+    # Compile in this process: worker processes would be forked from a process that holds the
+    # planes. The setting is also put in the environment, since autograd compiles backward in its
+    # own threads.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     import torch._dynamo
     import torch._functorch.config
@@ -48,13 +49,14 @@ def set_up_compiler() -> None:
     torch._dynamo.config.recompile_limit = max(
         RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit
     )
-    # Otherwise the inputs of every matrix product are kept as well as recomputed: half as much
-    # memory again.
+    # By default the inputs of every matrix product would be kept instead of recomputed, which takes
+    # half as much memory again.
     torch._functorch.config.ban_recompute_materialized_backward = False
-    # The same goes for what is gathered for experts.
+    # The same applies to the tokens that are gathered for experts.
     torch._functorch.config.ban_recompute_used_far_apart = False
-    # Go on inside the module that calls the attention. Otherwise each call around it is a graph of
-    # its own, and what the first norm gives is kept as the input of the next one.
+    # Continue the graph inside the module that calls the attention. Otherwise each call around it
+    # becomes a separate graph, and the output of the first norm is kept as the input of the next
+    # graph.
     if hasattr(torch._dynamo.config, "nested_graph_breaks"):
         torch._dynamo.config.nested_graph_breaks = True
     torch._inductor.config.compile_threads = 1
@@ -63,7 +65,7 @@ def set_up_compiler() -> None:
 
 class CompiledBlock:
     """A `CompiledBlock` is compiled when it first runs, and again for shapes that differ much.
-    Where that fails the block runs as it is, and `problem` says why.
+    Where compiling fails, the block runs uncompiled, and `problem` says why.
     """
 
     def __init__(self, block: nn.Module):
@@ -72,10 +74,10 @@ class CompiledBlock:
         self._compiled = torch.compile(block)
         self.problem = ""
         self.seconds = 0.0
-        """The first run took this long: nearly all of it is compiling."""
+        """The first run took this many seconds, nearly all of them for compiling."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        set_up_compiler()  # the caller's thread may be a new one
+        set_up_compiler()  # the calling thread may not be set up yet
         if self.problem:
             return self._block(*args, **kwargs)
         began = time.perf_counter()
@@ -84,22 +86,22 @@ class CompiledBlock:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  the compiler raises many kinds
-            # An error of the block itself comes again below.
+            # If the block itself raised the error, the call below raises it again.
             self.give_up(error)
             return self._block(*args, **kwargs)
         self.seconds = self.seconds or time.perf_counter() - began
         return out
 
     def give_up(self, error: Exception) -> None:
-        """Runs the block as it is from now on. Backward is compiled when it first runs, so it may
-        be what fails.
+        """Runs the block uncompiled from now on. Since backward is compiled only when it first
+        runs, the error may come from there.
         """
         self.problem = first_line(error)
 
 
 class CompiledFunction:
     """A `CompiledFunction` is compiled for each shape that it is called with, or once for all
-    (`dynamic`). Where that fails the function runs as it is, and `problem` says why.
+    (`dynamic`). Where compiling fails, the function runs uncompiled, and `problem` says why.
     """
 
     def __init__(self, function: Callable[..., Any], dynamic: bool):
@@ -107,7 +109,7 @@ class CompiledFunction:
         self._compiled = torch.compile(function, dynamic=dynamic)
         self.problem = ""
         self.ran = False
-        """It has run compiled, for some shape."""
+        """It is True once the function has run compiled for some shape."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         set_up_compiler()
@@ -119,19 +121,20 @@ class CompiledFunction:
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001  the compiler raises many kinds
-                # Nothing was changed in place before the kernels were there, so the call below
-                # begins anew. An error of the function itself comes again there.
+                # Nothing was changed in place before the kernels were compiled, so the call below
+                # starts from the same inputs. If the function itself raised the error, that call
+                # raises it again.
                 self.give_up(error)
         return self._function(*args, **kwargs)
 
     def give_up(self, error: Exception) -> None:
-        """Runs the function as it is from now on."""
+        """Runs the function uncompiled from now on."""
         self.problem = first_line(error)
 
 
 @functools.cache
 def compiled_function(function: Callable[..., Any], dynamic: bool = False) -> CompiledFunction:
-    """Returns the one compiled form of `function` in this process, so that a second run finds what
-    the first one compiled.
+    """Returns the compiled form of `function`, of which a process has only one, so that a second
+    run uses the kernels of the first.
     """
     return CompiledFunction(function, dynamic)

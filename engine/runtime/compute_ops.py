@@ -1,7 +1,7 @@
 """These are the ops of COMPUTE: embedding, forward, loss, backward and the sums of gradients.
 
-`engine.runtime.block_ops` tells what each op does. Every function here does one op: it takes the
-context of the plan, the op, and the step under way.
+`engine.runtime.block_ops` describes what each op does. Every function for an op takes the same
+arguments: the context of the plan, the op, and the step under way.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from engine.runtime.op_context import OpContext
 from engine.runtime.step import StepUnderWay
 
 Gradients = Sequence[torch.Tensor | None]
-"""The gradients of a unit's parameters stand in layout order. A parameter without use has None."""
+"""The gradients of a unit's parameters are in layout order. The gradient of an unused parameter is
+None.
+"""
 
 
 # ---------------------------------------------------------------- embedding
 
 
 def _seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
-    """Seeds dropout by place: run, step, unit and micro-batch. So it draws the same numbers in a
-    recompute and after a resume.
+    """Seeds dropout from the run, the step, the unit and the micro-batch, so that a recompute or a
+    resumed run draws the same numbers.
 
-    The generator is the process's own. A pass without dropout, perhaps beside another engine's
-    training, leaves it alone.
+    The generator is global to the process. A pass without dropout does not touch it, since another
+    engine may be training at the same time.
     """
     if not step.inputs.training:
         return
@@ -53,7 +55,7 @@ def _seed(context: OpContext, op: OfMicroBatch, step: StepUnderWay) -> None:
 
 def _capture(context: OpContext, op: Embed | EmbedBackward, step: StepUnderWay) -> Capture:
     """Runs the model's own forward up to its first block. Raises CacheError where the model gives
-    its blocks another number of caches than one.
+    its blocks no cache or more than one.
     """
     _seed(context, op, step)
     skeleton = context.model.skeleton
@@ -82,7 +84,9 @@ def embed(context: OpContext, op: Embed, step: StepUnderWay) -> None:
 
 
 def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) -> None:
-    """Captures again with gradients on, and adds the gradients of the embedding to their sum."""
+    """Repeats the capture pass with gradients on, and adds the gradients of the embedding to their
+    sum.
+    """
     unit = context.units[EMBED]
     with torch.enable_grad():
         captured = _capture(context, op, step)
@@ -92,7 +96,7 @@ def embed_backward(context: OpContext, op: EmbedBackward, step: StepUnderWay) ->
         step.hidden.pop(op.micro_batch),
         allow_unused=True,
     )
-    del step.arguments[op.micro_batch]  # no op needs the masks and rotary tables any more
+    del step.arguments[op.micro_batch]  # the masks and rotary tables are no longer needed
     _add_to_sum(unit.layout, _sum_of(context, EMBED, op, EMBED), gradients, op.first)
 
 
@@ -107,7 +111,8 @@ def _run(
     unit = context.units[op.unit]
     arguments = step.arguments[op.micro_batch][context.block_positions[op.unit]]
     block: Callable[..., Any] = context.state.template(op.slot, unit)
-    # Shapes of sampling change with every token: compiling would take longer than it saves.
+    # The shapes of sampling change with every token, so compiling would cost more time than it
+    # saves.
     if context.plan.compiled and step.inputs.training:
         block = context.state.compiled[op.slot, unit.kind]
     return arguments.call(block, hidden)
@@ -122,9 +127,9 @@ def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
         with torch.no_grad():
             step.hidden[op.micro_batch] = _run(context, op, step, hidden)
         return
-    # A compiled block that is recomputed also runs with gradients, and what autograd keeps is let
-    # go of at once. Without gradients the block would be compiled otherwise, and its results would
-    # differ in their last bits.
+    # A compiled block that will be recomputed also runs with gradients, and the tensors that
+    # autograd keeps are freed at once. Without gradients the block would be compiled differently,
+    # and its results would differ in their last bits.
     leaf = hidden.detach().requires_grad_()
     with torch.enable_grad():
         out = _run(context, op, step, leaf)
@@ -138,8 +143,8 @@ def forward(context: OpContext, op: Forward, step: StepUnderWay) -> None:
 def _keep_boundary(
     context: OpContext, op: Forward, step: StepUnderWay, hidden: torch.Tensor
 ) -> None:
-    """Keeps the block's input for its recompute: in a ring buffer on its way to the host, or as it
-    is.
+    """Keeps the block's input for its recompute: as a copy in a ring buffer that is sent to the
+    host, or as the tensor itself.
     """
     if op.ring is not None:
         context.state.rings[op.ring][: hidden.numel()].copy_(hidden.reshape(-1))
@@ -165,8 +170,8 @@ def backward(context: OpContext, op: Backward, step: StepUnderWay) -> None:
     except Exception as error:
         if not context.plan.compiled:
             raise
-        # Backward could not be compiled. The block runs as it is from now on, and an error of
-        # another kind comes again.
+        # If compiling backward failed, the block runs uncompiled from now on. An error with another
+        # cause is raised again.
         context.state.compiled[op.slot, unit.kind].give_up(error)
         with torch.enable_grad():
             out = _run(context, op, step, leaf)
@@ -190,8 +195,8 @@ def _block_gradients(
     step: StepUnderWay,
     ends: tuple[torch.Tensor, torch.Tensor],
 ) -> tuple[torch.Tensor, ...]:
-    """Returns the gradients of a block's input and of its parameters. `ends` are the block's input
-    and output.
+    """Returns the gradients of a block's input and of its parameters. `ends` holds the block's
+    input and output.
     """
     leaf, out = ends
     parameters = context.state.parameters(op.slot, context.units[op.unit])
@@ -257,8 +262,8 @@ def _logits(context: OpContext, op: Loss, step: StepUnderWay, at: torch.Tensor) 
 
 
 def _sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tensor:
-    """Returns the owner's part [numel] of its fp32 gradient buffer. A tied loss op also sums into
-    the buffer of the embed unit.
+    """Returns the part [numel] of an fp32 gradient buffer that the owner uses. The loss op of a
+    tied model also adds to the buffer of the embed unit.
     """
     buffer = op.grad if owner == unit else Buffer(BufferKind.SUM, owner)
     return context.state.grads[buffer][: context.units[owner].layout.numel]
@@ -267,8 +272,8 @@ def _sum_of(context: OpContext, owner: str, op: OfSum, unit: str) -> torch.Tenso
 def _add_to_sum(
     layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients, first: bool
 ) -> None:
-    """Adds to the sum in `buffer` [numel]. The first gradients begin it: they are copied where they
-    fill the whole plane, which saves zeroing it.
+    """Adds to the sum in `buffer` [numel]. The first gradients start the sum: where they fill the
+    whole plane they are copied, which saves zeroing it.
     """
     present = [gradient for gradient in gradients if gradient is not None]
     fills_plane = len(present) == len(gradients) and layout.numel == layout.parameter_count
@@ -289,8 +294,8 @@ def _add(layout: UnitLayout, buffer: torch.Tensor, gradients: Gradients) -> None
 
 
 def reduce(context: OpContext, op: Reduce, _step: StepUnderWay) -> None:
-    """Rounds a unit's fp32 sum to the staging buffer, once a round, and measures the norm of the
-    whole gradient in the last round.
+    """Rounds a unit's fp32 sum to the staging buffer, once a round. Torch's `copy_` rounds ties to
+    even. In the last round the op also computes the norm of the whole gradient.
     """
     numel = context.units[op.unit].layout.numel
     grad = context.state.grads[op.grad][:numel]

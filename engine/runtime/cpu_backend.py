@@ -1,4 +1,4 @@
-"""The backend for the CPU runs every op when it is submitted. This is one legal order of a plan."""
+"""The backend for the CPU runs every op when it is submitted. Plan order satisfies every wait."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.runtime.backend import Ticket
 
 @dataclass(frozen=True)
 class DoneTicket:
-    """A `DoneTicket` stands for an op that has run already; its times are in seconds."""
+    """A `DoneTicket` is the ticket of an op that has already run; its times are in seconds."""
 
     start: float
     end: float
@@ -37,14 +37,14 @@ class CpuBackend:
 
     def share_work(self, product: float) -> None:
         """Chooses the number of threads for blocks whose largest matrix product has `product`
-        FLOPs: one thread where that is faster. The choice depends on the plan alone, since another
-        number of threads rounds differently.
+        FLOPs: one thread where that is faster. The choice depends on the plan alone, since results
+        are rounded differently with another number of threads.
         """
         torch.set_num_threads(1 if product < SMALL_PRODUCT else self._threads)
 
     def submit(
         self,
-        lane: Lane,  # noqa: ARG002  every lane is this thread
+        lane: Lane,  # noqa: ARG002 every lane runs on the calling thread
         waits: Sequence[Ticket],  # noqa: ARG002  what was submitted before has run
         work: Callable[[], None],
     ) -> DoneTicket:
@@ -77,7 +77,7 @@ class CpuBackend:
         """Does nothing: the CPU needs no registration."""
 
     def limit_memory(self, nbytes: int) -> None:
-        """Does nothing: the limits of the host hold."""
+        """Does nothing: the host's own limits apply."""
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)
@@ -100,5 +100,5 @@ class CpuBackend:
         """Does nothing: no memory is counted."""
 
     def close(self) -> None:
-        """Gives torch back the number of threads that it had before."""
+        """Restores the number of threads that torch used before."""
         torch.set_num_threads(self._threads)

@@ -1,32 +1,33 @@
-"""The backend for a CUDA GPU runs the lanes at the same time, on streams and a host thread. Events
-order the lanes, and nothing else does. Only this file speaks of CUDA.
+"""The backend for a CUDA GPU runs the lanes at the same time, on streams and a host thread. Lanes
+are ordered by events only. No other file calls CUDA.
 
 Which lane runs where:
 
 - COMPUTE ops are launched from the caller's thread on the default stream.
 - The copy lanes (H2D, D2H) and the three lanes of optimizers on the device (STATES IN, UPDATE,
-  STATES OUT) have a stream and a thread each. A prefetch must wait for a host update, and in a
-  thread of its own this wait does not hold up the launches of COMPUTE.
-- HOST ops run on a thread of their own.
+  STATES OUT) have a stream and a thread each. A prefetch must wait for a host update. Since the
+  lane has its own thread, this wait does not delay the launches of COMPUTE.
+- HOST ops run on a separate thread.
 
 What waits for what:
 
 - Ops of one lane run in the order in which they were submitted: a lane has one stream or one
   thread.
 - Every op has a ticket. `issued` is set once the op's end event is recorded in its stream; for a
-  HOST op, once the op has finished. Whoever waits for an op first waits for `issued`, since an
-  event that is not recorded yet would hold nothing up.
+  HOST op, once the op has finished. A thread that waits for an op first waits for `issued`, since a
+  wait for an event that is not recorded yet would return at once.
 - An op of a stream that waits for an op of another stream makes its own stream wait for the end
-  event. No host thread sleeps for that.
+  event. No host thread blocks on it.
 - Ops of the optimizer lanes are the exception: their thread sleeps until the end event has passed,
   and only then issues the op.
 - A HOST op that waits for an op of a stream sleeps until that end event has passed.
-- An op of a stream that waits for a HOST op needs `issued` alone: the HOST op has finished then.
+- An op of a stream that waits for a HOST op waits for `issued` only, because the HOST op has
+  finished by then.
 
 How memory stays alive: a queued op is a closure that holds the tensors of its step. Torch's caching
-allocator reuses a freed tensor in the order of the stream that allocated it, and activations are
-allocated and freed on the stream of COMPUTE alone. Buffers that several streams use live as long as
-the engine, and the waits of the plan protect their contents.
+allocator reuses the memory of a freed tensor in the order of the stream that allocated it, and
+activations are allocated and freed on the stream of COMPUTE only. Buffers that several streams use
+live as long as the engine, and the waits of the plan protect their contents.
 """
 
 from __future__ import annotations
@@ -49,32 +50,34 @@ from engine.runtime.backend import Ticket
 from engine.words import GIB
 
 SWITCH_SECONDS = 0.0005
-"""A thread that waits for the interpreter's lock asks for it after this many seconds."""
+"""A thread that waits for the interpreter's lock requests it after this many seconds."""
 PART_BYTES = 128 << 20
 """A copy in parts moves this many bytes at a time, which takes about two milliseconds."""
 
 
 def _set_up_cuda() -> None:
-    """Sets the environment variables that are read when CUDA starts. A user's own values stay."""
+    """Sets the environment variables that are read when CUDA starts. Values that the user has set
+    are kept.
+    """
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
     if "expandable_segments" not in settings:
-        # Growing segments leave no gaps when the shapes of micro-batches vary, and states find
-        # space where activations were.
+        # Expandable segments leave no gaps when the shapes of micro-batches vary, and states can be
+        # allocated in memory that activations have left.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ",".join(
             filter(None, (settings, "expandable_segments:True"))
         )
-    # Each of our streams gets a queue of the hardware to itself; the default is 8 queues for all.
+    # Each of our streams gets its own hardware queue; by default all streams share 8.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def cuda_available() -> bool:
     """Says whether torch sees a usable GPU."""
-    _set_up_cuda()  # asking already starts CUDA
+    _set_up_cuda()  # the query itself starts CUDA
     return torch.cuda.is_available()
 
 
 class _Ticket:
-    """A ticket stands for a submitted op. `issued` is set once the end event of the op is recorded,
+    """A ticket identifies a submitted op. `issued` is set once the end event of the op is recorded,
     or once the op has failed.
     """
 
@@ -87,7 +90,7 @@ class _Ticket:
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
-        """Keeps the error of the op for whoever waits for it."""
+        """Keeps the error of the op for the ops that wait for it."""
         self.error = error
 
     def require(self) -> None:
@@ -98,7 +101,9 @@ class _Ticket:
 
 
 class _DeviceTicket(_Ticket):
-    """A device ticket stands for an op of a stream, with an event at its start and its end."""
+    """A device ticket identifies an op of a stream, with one event at its start and one at its
+    end.
+    """
 
     def __init__(self, backend: CudaBackend):
         super().__init__(backend)
@@ -114,7 +119,9 @@ class _DeviceTicket(_Ticket):
 
 
 class _HostTicket(_Ticket):
-    """A host ticket stands for an op of the host thread. It is issued when the op has finished."""
+    """A host ticket identifies an op of the host thread. It counts as issued once the op has
+    finished.
+    """
 
     start = end = 0.0
 
@@ -128,34 +135,37 @@ class _HostTicket(_Ticket):
 
 
 _Item = tuple[_Ticket, Sequence[_Ticket], Callable[[], None]]
-"""An op in the queue of a lane: its ticket, the tickets that it waits for, and its work."""
+"""An item in the queue of a lane is an op: its ticket, the tickets that it waits for, and its
+work.
+"""
 
 
 class CudaBackend:
     """A `CudaBackend` runs each lane as soon as its waits allow. `engine.runtime.backend.Backend`
-    tells what the methods promise.
+    documents the methods.
     """
 
     def __init__(self, index: int = 0):
         _set_up_cuda()
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
-        # A stream for each lane of the device: what two streams do can overlap. COMPUTE has the
-        # default stream, on which models and autograd launch anyway.
+        # Each lane of the device has a stream, since work on different streams can overlap. COMPUTE
+        # has the default stream, on which models and autograd launch anyway.
         self._streams: dict[Lane, torch.cuda.Stream] = {
             lane: torch.cuda.Stream(self.device)
             for lane in Lane
             if lane not in (Lane.COMPUTE, Lane.HOST)
         }
         self._streams[Lane.COMPUTE] = torch.cuda.default_stream(self.device)
-        # A queue, served by a thread, for every lane but COMPUTE. None ends the thread.
+        # Every lane except COMPUTE has a queue and a thread that serves it. None in the queue ends
+        # the thread.
         self._queues: dict[Lane, queue.SimpleQueue[_Item | None]] = {
             lane: queue.SimpleQueue() for lane in Lane if lane != Lane.COMPUTE
         }
         self._error: BaseException | None = None
         self._limit = torch.cuda.get_device_properties(self.device).total_memory
-        # Threads that launch take turns with those of the optimizer. Python's own turns of five
-        # milliseconds are too long.
+        # Threads that launch ops share the interpreter with those of the optimizer. Python's
+        # default switch interval of five milliseconds is too long.
         sys.setswitchinterval(SWITCH_SECONDS)
         self._broken: dict[Lane, BaseException] = {}
         self._set_anchor()
@@ -189,11 +199,12 @@ class CudaBackend:
         return _DeviceTicket(self)
 
     def _require(self, lane: Lane, waits: Sequence[_Ticket]) -> None:
-        """Waits until the ops of `waits` are issued. Raises what broke one of them, or an earlier
-        op of this lane.
+        """Waits until the ops of `waits` are issued. Raises the error of any of them, or of an
+        earlier op of this lane.
 
-        The order of a lane is a wait too, so that no update follows a failed clip. Lanes that need
-        nothing of the failed op go on, so that the step before it is still applied.
+        An op also fails after an earlier op of its lane has failed, so that no update follows a
+        failed clip. Lanes that do not depend on the failed op continue, so that the step before is
+        still applied.
         """
         if lane in self._broken:
             raise self._broken[lane]
@@ -210,8 +221,8 @@ class CudaBackend:
             for wait in waits:
                 if isinstance(wait, _DeviceTicket):
                     if lane in UPDATE_LANES:
-                        # An op of these lanes is issued only when it can run. Otherwise copies
-                        # of states would queue up in a copy engine ahead of a prefetch.
+                        # An op of these lanes is issued only once it can run. Otherwise copies of
+                        # states would be queued in a copy engine ahead of a prefetch.
                         wait.end.synchronize()
                     stream.wait_event(wait.end)
             with torch.cuda.stream(stream):
@@ -220,13 +231,13 @@ class CudaBackend:
                 ticket.end.record(stream)
         except BaseException as error:  # noqa: BLE001  kept for whoever waits for this op
             self._fail(lane, ticket, error)
-        # Only now may others wait for the end event: it is recorded, or the error is there.
+        # Only now may other ops wait for the end event: it is recorded, or the error is set.
         ticket.issued.set()
 
     def _run_on_host(
         self, ticket: _HostTicket, waits: Sequence[_Ticket], work: Callable[[], None]
     ) -> None:
-        """Runs an op on the host thread, once the device has finished what it waits for."""
+        """Runs an op on the host thread, once the ops that it waits for have finished."""
         try:
             self._require(Lane.HOST, waits)
             for wait in waits:
@@ -239,7 +250,9 @@ class CudaBackend:
         ticket.issued.set()
 
     def _fail(self, lane: Lane, ticket: _Ticket, error: BaseException) -> None:
-        """Keeps the error: for the ops that wait, for the lane, and for the next `submit`."""
+        """Stores the error for the ops that wait for this one, for the lane, and for the next
+        `submit`.
+        """
         if isinstance(error, torch.OutOfMemoryError):
             memory = self.memory()
             error = GpuMemoryError(
@@ -251,8 +264,8 @@ class CudaBackend:
             self._error = error
 
     def _serve(self, lane: Lane) -> None:
-        """Runs the ops of a lane, in a thread of its own, until the backend is closed."""
-        torch.cuda.set_device(self.device)  # CUDA's current device belongs to a thread
+        """Runs the ops of a lane in the lane's own thread, until the backend is closed."""
+        torch.cuda.set_device(self.device)  # CUDA's current device is set per thread
         while True:
             item = self._queues[lane].get()
             if item is None:
@@ -262,16 +275,16 @@ class CudaBackend:
                 self._run_on_host(ticket, waits, work)
             else:
                 self._launch(lane, cast("_DeviceTicket", ticket), waits, work)
-            # The closure holds the tensors of a step: let go of them before waiting for the next
-            # item, which may not come for long.
+            # The closure holds the tensors of a step. Release them now, because the wait for the
+            # next item may be long.
             del item, ticket, waits, work
 
     def copy_in_parts(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Writes `source` [numel] to `target` [numel] on the current stream, a part at a time.
 
-        A copy engine goes on with one stream until that stream has nothing more to copy. A weight
-        that is needed now would wait for all the gigabytes of states that are issued, so the engine
-        must run dry between two parts.
+        A copy engine serves one stream until that stream has no more copies queued. A weight that
+        is needed now would wait for all the gigabytes of states that are issued, so the queue of
+        the stream must run empty between two parts.
         """
         size = PART_BYTES // target.element_size()
         for start in range(0, target.numel(), size):
@@ -283,7 +296,7 @@ class CudaBackend:
     def finish_step(self, callback: Callable[[], None]) -> None:
         def finish() -> None:
             callback()
-            # Spans of this step were read against the old anchor; the next step gets the new one.
+            # The spans of this step use the old anchor; those of the next step use the new one.
             self.anchor = self._next_anchor
 
         self._queues[Lane.HOST].put((_HostTicket(self), (), finish))
@@ -294,7 +307,7 @@ class CudaBackend:
             mark = self._new_ticket(lane)
             self._queues[lane].put((mark, (), lambda: None))
             marks.append(mark)
-        # First the threads must have issued everything, then the device must have done it.
+        # First wait until the threads have issued every op, then until the device has finished.
         for mark in marks:
             mark.issued.wait()
         torch.cuda.synchronize(self.device)
@@ -307,29 +320,33 @@ class CudaBackend:
     # ------------------------------------------------------------------ clocks
 
     def _set_anchor(self) -> None:
-        """Ties the device's clock to the host's: an event, and the host's time when it passed."""
+        """Sets the anchor that relates the device's clock to the host's: an event, and the host's
+        time when it passed.
+        """
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._streams[Lane.COMPUTE])
         event.synchronize()
         self.anchor = self._next_anchor = (event, time.perf_counter())
 
     def _synchronize(self, ticket: _DeviceTicket) -> None:
-        """Waits, on the host thread, for an op of a stream, and makes its end the next anchor.
+        """Blocks the host thread until an op of a stream has finished, and makes its end the next
+        anchor.
 
-        An end that was waited for ties the device's clock to the host's anew, since the two drift.
-        Elapsed times are single-precision milliseconds, so an anchor near the measured step keeps
-        microseconds.
+        The two clocks drift, so each such end is used to relate them again. Elapsed times are
+        single-precision milliseconds, so only an anchor close to the measured step gives a
+        resolution of microseconds.
         """
         waited = not ticket.end.query()
         ticket.end.synchronize()
-        # An end that passed earlier has no host time of its own; its span has the best estimate.
+        # If the end had already passed, its host time was not observed, and its span gives the best
+        # estimate.
         self._next_anchor = (ticket.end, time.perf_counter() if waited else ticket.span()[1])
 
     # ------------------------------------------------------------------ memory
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        """Returns the array as a tensor of the same shape. The pinned source may be freed at once:
-        torch keeps its memory until the copy has passed.
+        """Returns the array as a tensor of the same shape. The pinned source may be freed at once,
+        because torch does not reuse its memory before the copy has finished.
         """
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
@@ -351,8 +368,8 @@ class CudaBackend:
         torch.cuda.cudart().cudaHostUnregister(pointer)
 
     def _clear_error(self) -> None:
-        """Takes CUDA's error of a refused call. CUDA reports it to the next call, whichever that
-        is, so that call is a launch of no importance.
+        """Clears the error that a refused call has left. CUDA reports it again on the next call,
+        whatever that is, so a dummy launch is made to receive it.
         """
         with contextlib.suppress(RuntimeError):
             torch.zeros(1, device=self.device).add_(1)
@@ -392,7 +409,7 @@ class CudaBackend:
         return torch.cuda.get_device_name(self.device)
 
     def close(self) -> None:
-        """Ends the threads of the lanes and gives cached device memory back. Raises RamstreamError
+        """Ends the threads of the lanes and releases cached device memory. Raises RamstreamError
         when a thread does not end within a minute.
         """
         for lane in self._queues:

@@ -1,12 +1,12 @@
-"""AdamW runs here on a piece of a unit's planes that was brought to the device. The arithmetic is
-that of `engine.runtime.host_kernels`, written in tensors.
+"""AdamW runs here on a piece of a unit's planes that was copied to the device. The arithmetic is
+that of `engine.runtime.host_kernels`, written as tensor operations.
 
-- The formula and the split of an fp32 weight into two planes are the same, and so is the rounding
-  to bf16: halves go away from zero. Sums and products may be fused otherwise, so results can differ
-  from the host's in their last bits.
-- Subnormal first moments become 0 and squared gradients get the same bias as on the host.
-- The device decides by itself whether a step is applied: `clip_of` gives a factor of 0 or 1, so
-  that no update waits for the host to see that loss and norm are finite.
+- The formula is the same, and so is the split of an fp32 weight into two planes, in which ties are
+  rounded away from zero. Sums and products may be fused differently, so results can differ from the
+  host's in their last bits.
+- As on the host, subnormal first moments become 0, and the same bias is added to squared gradients.
+- Whether a step is applied is decided on the device: `clip_of` computes a flag of 0 or 1, so that
+  no update waits for the host to check that loss and norm are finite.
 - Compiled, an update is one pass over the planes. Without a compiler it runs in pieces that keep
   its temporaries small.
 """
@@ -22,7 +22,9 @@ from engine.runtime.compiled import CompiledFunction, compiled_function
 
 _SMALLEST_NORMAL = 2.0**-126
 _UNCOMPILED = 1 << 22
-"""Without a compiler, this many elements are updated at once: some 150 MiB of temporaries."""
+"""Without a compiler, this many elements are updated at once, which takes about 150 MiB of
+temporaries.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,17 @@ class StepFactors:
     clip: torch.Tensor
     """The result of `clip_of` is float32 [2]."""
     scalars: torch.Tensor
-    """`HostAdamW.scalars` are float32 [8]; the last one is what weight decay leaves of a weight."""
+    """The values of `HostAdamW.scalars` are float32 [8]. The last one is the factor by which weight
+    decay scales a weight.
+    """
 
 
 def clip_of(norms: torch.Tensor, max_grad_norm: float | None) -> torch.Tensor:
-    """Returns float32 [2] on the device of `norms`: the factor of the gradients, and 1 where loss
-    and norm are finite, else 0.
+    """Returns float32 [2] on the device of `norms`: the clip factor of the gradients, and a flag
+    that is 1 where loss and norm are finite and 0 otherwise.
 
-    `norms` [units + 1] are the squared gradient norms of the units, and the loss last. The result
-    is that of the host, without waiting for it.
+    `norms` [units + 1] holds the squared gradient norms of the units, followed by the loss. The
+    host computes the same values, but the device does not wait for them.
     """
     squares = norms[:-1].double()
     norm = squares.sum().sqrt()
@@ -60,7 +64,7 @@ def update(
     compiled: bool,
 ) -> None:
     """Applies a step to `planes`, in place, with the gradient `grad`. All are flat, shape [numel].
-    Where the clip factors forbid it, the planes stay as they are, to the bit.
+    Where the flag in `factors.clip` is 0, no bit of the planes changes.
 
     Weight decay applies to the first `decayed` elements.
     """
@@ -81,8 +85,8 @@ def update(
 
 
 def _is_ready(compiled_update: CompiledFunction | None) -> bool:
-    """Says whether the update has run compiled. A first call that finds out that it cannot be
-    compiled must not find itself with a whole piece either.
+    """Says whether the update has run compiled. Until then it is given few elements at a time,
+    because the first call may find that it cannot be compiled and run uncompiled.
     """
     return compiled_update is not None and compiled_update.ran and not compiled_update.problem
 
@@ -94,13 +98,13 @@ def _moments(
     clip: torch.Tensor,
     scalars: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the new moments and what is taken off the weights, each [numel]."""
+    """Returns the new moments and the amount to subtract from the weights, each [numel]."""
     one_minus_beta1, beta2, one_minus_beta2, step_size, root, eps, bias = (
         scalars[k] for k in range(7)
     )
     g = grad.float() * clip[0]
     m = exp_avg + (g - exp_avg) * one_minus_beta1
-    # As the host does it: subnormal moments are slow there.
+    # The host does the same, because subnormal moments are slow there.
     m = torch.where(m.abs() < _SMALLEST_NORMAL, 0.0, m)
     v = exp_avg_sq * beta2 + one_minus_beta2 * (g * g + bias)
     return m, v, step_size * (m / (v.sqrt() * root + eps))
@@ -120,7 +124,7 @@ def _update_split(  # noqa: PLR0913  a compiled function takes tensors and no va
     m, v, taken = _moments(grad, exp_avg, exp_avg_sq, clip, scalars)
     old_bits = (high.view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)
     bits = (old_bits.view(torch.float32) * scalars[7] - taken).view(torch.int32)
-    # The bit patterns are literals: the compiler may take a global integer for a variable.
+    # The bit patterns are literals, because the compiler may treat a global integer as a variable.
     magnitude, sign = bits & 0x7FFFFFFF, bits & -0x80000000
     # A finite value that bf16 would round to infinity becomes the largest that it does not.
     bits = torch.where(

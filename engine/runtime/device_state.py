@@ -1,5 +1,5 @@
-"""Everything lives here that stays on the device besides activations: slots, templates, gradient
-sums, staging buffers, rings and update buffers.
+"""All state on the device except activations is kept here: slots, templates, gradient sums, staging
+buffers, rings and update buffers.
 
 Its size depends on the largest unit and on the plan's choices, never on the depth of the model.
 """
@@ -23,7 +23,7 @@ class DeviceState:
     """A `DeviceState` owns the buffers of one plan on one device.
 
     A slot is a flat buffer; templates are block modules whose parameters are views of it.
-    Overwriting a slot bumps no autograd version, so nothing but the plan's waits protects a slot
+    Overwriting a slot does not change an autograd version, so only the plan's waits protect a slot
     that is still in use.
     """
 
@@ -36,7 +36,9 @@ class DeviceState:
         self._compiles = plan.compiled
         self._units = {unit.name: unit for unit in model.units}
         self.slots = {name: self._zeros(units, self.dtype) for name, units in plan.slots.items()}
-        """The weights of a unit lie in a slot, flat: shape [numel of its largest unit]."""
+        """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a
+        unit.
+        """
         self._spare = plan.spare_buffers
         self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
@@ -44,22 +46,30 @@ class DeviceState:
         self.stagings = {
             name: self._zeros(units, self.dtype) for name, units in plan.stagings.items()
         }
-        """Gradients lie in a staging buffer, rounded and flat, on their way to the host."""
+        """Each staging buffer is a flat tensor that holds a rounded gradient until it is copied to
+        the host.
+        """
         self.rings = {
             name: torch.empty(boundary_numel, dtype=self.dtype, device=device)
             for name in plan.rings
         }
-        """Boundaries lie in a ring buffer, flat, on their way to the host and back."""
+        """Each ring buffer is a flat tensor through which boundaries are copied to the host or
+        back.
+        """
         self._cut_update_buffers(plan)
         self.clip = torch.zeros(2, dtype=torch.float32, device=device)
-        """The clip factor of the step, and 1 where the step may be applied, are float32 [2]."""
+        """The float32 [2] are the clip factor of the step and a flag: 1 if the step may be applied,
+        else 0.
+        """
         self.norms = torch.zeros(len(model.units) + 1, dtype=torch.float32, device=device)
-        """The squared gradient norm of each unit, and the loss last, are float32 [units + 1]."""
+        """The float32 [units + 1] are the squared gradient norm of each unit, followed by the
+        loss.
+        """
         self._training: bool | None = None
         self._templates: dict[tuple[Buffer, int], nn.Module] = {}
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
-        """The templates are compiled here, by (slot, kind of block), where the plan says so."""
+        """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
         self._place_skeleton()
         for slot, units in plan.slots.items():
             for name in units:
@@ -70,9 +80,9 @@ class DeviceState:
     # ------------------------------------------------------------------ buffers
 
     def _allocate_arena(self, plan: StepPlan) -> None:
-        """Makes the fp32 sums of gradients. Those of the plan's arena lie one after the other in
-        one stretch of memory, and update buffers lie over its front: a step needs either these sums
-        or the buffers at a time.
+        """Allocates the fp32 sums of gradients. The sums of the plan's arena are contiguous in
+        memory, and update buffers share its front, since at any time a step needs only one of the
+        two.
         """
         sums: dict[Buffer, int] = {}
         for name, units in plan.grads.items():
@@ -96,11 +106,13 @@ class DeviceState:
 
     @property
     def _buffer_bytes(self) -> int:
-        """An update buffer has this many bytes: a piece of every plane."""
+        """An update buffer has this many bytes, enough for a piece of every plane."""
         return self._piece_numel * sum(PLANE_ITEM_BYTES[self.model.dtype].values())
 
     def _cut_update_buffers(self, plan: StepPlan) -> None:
-        """Makes the update buffers that lie in the arena; `lend` makes the spare ones."""
+        """Places the update buffers in the arena, except for the spare ones, which `lend`
+        allocates.
+        """
         self.states: dict[Buffer, dict[str, torch.Tensor]] = {}
         size = self._buffer_bytes
         for place, buffer in enumerate(plan.update_buffers[len(self._spare) :]):
@@ -108,14 +120,14 @@ class DeviceState:
             self.states[buffer] = self._states(memory, plan.piece_numel)
 
     def _states(self, memory: torch.Tensor, numel: int) -> dict[str, torch.Tensor]:
-        """Returns one plane of each kind, of `numel` elements, in a buffer's `memory`, a flat
-        tensor of bytes.
+        """Returns one plane of each kind, of `numel` elements each, as views of a buffer's
+        `memory`, a flat tensor of bytes.
         """
         planes, start = {}, 0
         for plane, item in PLANE_ITEM_BYTES[self.model.dtype].items():
             view = memory[start : start + item * numel].view(self._plane_dtype(plane))
-            # A tensor of its own on the same memory: torch does not compile what changes views of
-            # different dtypes.
+            # This makes a separate tensor on the same memory, because torch does not compile
+            # functions that change views of different dtypes.
             planes[plane] = torch.from_dlpack(view) if numel else view
             start += item * numel
         return planes
@@ -128,11 +140,11 @@ class DeviceState:
         return torch.float32
 
     def lend(self) -> None:
-        """Makes the spare buffers, from memory that activations have left.
+        """Allocates the spare buffers, in memory that activations have left.
 
-        This runs on COMPUTE, whose allocator knows when the memory is free. The allocator's
-        segments must be growing ones (`engine.runtime.cuda_backend`), so that what activations of
-        other sizes left is one piece.
+        This runs on COMPUTE, where the allocator frees and reuses memory in order. The allocator
+        must use expandable segments (set in `engine.runtime.cuda_backend`), so that the memory left
+        by activations of other sizes is contiguous.
         """
         for buffer in self._spare:
             self.states[buffer] = {
@@ -143,7 +155,7 @@ class DeviceState:
             }
 
     def reclaim(self) -> None:
-        """Frees the spare buffers; no op may use them any more."""
+        """Frees the spare buffers. No op may use them afterwards."""
         for buffer in self._spare:
             self.states.pop(buffer, None)
 
@@ -155,8 +167,8 @@ class DeviceState:
     # ------------------------------------------------------------------ modules
 
     def _place_skeleton(self) -> None:
-        """Binds the parameters of embed and head to their slots, and brings every buffer to the
-        device.
+        """Binds the parameters of embed and head to their slots, and moves the model's buffers to
+        the device.
         """
         skeleton = self.model.skeleton
         in_blocks = {id(module) for block in skeleton.blocks for module in block.modules()}
@@ -188,10 +200,11 @@ class DeviceState:
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
         """Makes a copy of a block whose parameters are views of a slot."""
         assert unit.block is not None  # only blocks have templates
-        # All copies share one configuration object, as the blocks of a model do.
+        # All templates share one configuration object, as the blocks of a model do.
         config = getattr(unit.block, "config", None) or self.model.config
         template = copy.deepcopy(unit.block, {id(config): config})
-        # The block's own `forward` is a recorder (`engine.model.skeleton`); the class's computes.
+        # The `forward` on the block instance only records (`engine.model.skeleton`); that of the
+        # class computes.
         template.__dict__.pop("forward", None)
         template.train()
         parameters = self._views(slot, unit)
@@ -212,7 +225,7 @@ class DeviceState:
             owner, _, attribute = name.rpartition(".")
             template.get_submodule(owner)._buffers[attribute] = buffer
         for name, index in unit.indices.items():
-            # Torch's types know tensors and modules alone as attributes of a module.
+            # Torch's type hints allow only tensors and modules as attributes of a module.
             template.get_submodule(name).layer_idx = index  # type: ignore[assignment]
         return template
 
@@ -222,7 +235,7 @@ class DeviceState:
 
     def set_training(self, training: bool) -> None:
         """Switches dropout on or off, in the templates and around them."""
-        # A pass of sampling is one token, and this walks through every module.
+        # This visits every module, which is slow for sampling, where a pass is a single token.
         if training == self._training:
             return
         self._training = training
@@ -234,8 +247,8 @@ class DeviceState:
 
     @property
     def compiling(self) -> tuple[float, list[str]]:
-        """Compiling the blocks has taken these seconds so far; some run as they are for these
-        reasons.
+        """The pair gives the seconds spent on compiling blocks so far, and the reasons for which
+        some blocks run uncompiled.
         """
         seconds = sum(block.seconds for block in self.compiled.values())
         problems = [block.problem for block in self.compiled.values() if block.problem]

@@ -1,6 +1,6 @@
-"""A block takes time on the CPU besides its matrix products and its attention: norms, rotary
-embedding, gated activation and residual sums. Here this time is measured on a block of a common
-family as the library runs it, one operator after another, forward and backward.
+"""On the CPU, norms, rotary embedding, gated activation and residual sums take time in addition to
+a block's matrix products and attention. This file measures that time on a typical block, run
+uncompiled (one operator after another), forward and backward.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import torch
 from engine.model.library import transformers
 
 TINY, SMALL = (1, 8, 16), (8, 128, 128)
-"""These are rows, tokens and width of two blocks: one that is nothing but calls, and one whose
-vectors fit in a cache as those of small models do.
+"""Each is the rows, tokens and width of a block: the first is so small that its time is call
+overhead only; the vectors of the second fit in a cache, as those of small models do.
 """
 HEADS = 4
 GATE = 3
-"""The inner width of the gated part is this many times the width."""
+"""The inner width of the gated MLP is this many times the width."""
 LEAST_PASSES = 5
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A `Pass` says what one forward and backward together take: these seconds."""
+    """A `Pass` gives the seconds that one forward and backward take together, and the work in
+    them.
+    """
 
     seconds: float
     products: float
@@ -38,16 +40,17 @@ class Pass:
 
 
 def eager_rates(seconds: float, matmul: float, attention: float) -> tuple[float, float]:
-    """Returns the seconds that calls take in one forward, and the bytes a second of the passes over
-    what is kept, as `engine.fit.cost.Cost` counts them.
+    """Returns the seconds that call overhead takes in one forward, and the rate of the passes over
+    kept tensors in bytes a second, as `engine.fit.cost.Cost` counts them.
 
-    A backward costs two forwards of calls, of products and of passes, and two and a half of
-    attention. `matmul` and `attention` are FLOPs a second. Each of two blocks runs for `seconds`.
+    A backward costs twice as much as a forward for calls, products and passes, and two and a half
+    times as much for attention. `matmul` and `attention` are FLOPs a second. Two blocks run, each
+    for `seconds`.
     """
     tiny, small = _measured(TINY, seconds), _measured(SMALL, seconds)
     known = 3 * small.products / matmul + 3.5 * small.attention / attention
-    # Where timers or other programs leave nothing, the passes are as fast as in a tenth of the
-    # time.
+    # If inexact timers or other programs leave no time for the passes, a tenth of the measured time
+    # is assumed.
     rest = max(small.seconds - tiny.seconds - known, 0.1 * small.seconds)
     return tiny.seconds / 3, 6 * small.kept / rest
 
@@ -94,7 +97,7 @@ def _kept_bytes(
     forward: Callable[[], torch.Tensor], given: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, int]:
     """Returns the result of `forward` [rows, tokens, width] and the bytes that autograd keeps for
-    its backward, those of `given` left out.
+    its backward, without those of `given`.
     """
     known = {tensor.untyped_storage()._cdata for tensor in given}
     kept: dict[int, int] = {}

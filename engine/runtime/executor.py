@@ -1,8 +1,8 @@
-"""The executor walks a plan and knows no policy.
+"""The executor submits the ops of a plan and makes no choices.
 
 - It takes the ops in plan order. Each op goes to its lane, together with the tickets of the ops
   that it waits for: ops of this step (`waits`) and of the step before (`waits_previous`).
-- It never waits itself. `run` returns once every op is submitted; updates may still be under way
+- It never waits itself. `run` returns once every op is submitted; updates may still be running
   then, and the prefetches of the next step wait for them unit by unit.
 - When the last HOST op of a step has finished, the step is applied and its spans can be read.
 """
@@ -38,7 +38,7 @@ class Executor:
         update is applied, and all spans can be read without waiting.
 
         `check` is called before each op while no op of the step changes weights, that is, up to the
-        summary. An exception of `check` gives the step up, and `drain` must follow.
+        summary. An exception from `check` aborts the step, and `drain` must follow.
         """
         if self._previous is None:
             self._fill_placed(step)
@@ -57,14 +57,14 @@ class Executor:
             self.backend.finish_step(lambda: on_applied(step, self._spans(tickets)))
 
     def _fill_placed(self, step: StepUnderWay) -> None:
-        """Fetches the weights that a step expects in a slot, where the step before would have
-        updated them. There is none before the first step, nor after a drain.
+        """Fetches the weights that a step expects in a slot because the step before updates them
+        there. It is needed for the first step and after a drain, when no step came before.
         """
         for unit, slot in self.plan.placed:
             op = Prefetch(0, unit, slot=slot)
             self.backend.submit(op.lane, (), self.ops.work(op, step))
         if self.plan.placed:
-            # No wait of the plan orders these prefetches before their readers.
+            # The plan has no waits for these prefetches.
             self.backend.drain()
 
     def _spans(self, tickets: list[Ticket]) -> list[Span]:

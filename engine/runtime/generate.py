@@ -1,17 +1,18 @@
-"""Sampling goes through the same streamed blocks that train: greedy, temperature, top-p.
+"""Sampling (greedy, temperature, top-p) runs on the same streamed blocks as training.
 
 A prompt passes through the blocks once, and then one token at a time, with the model's own
-key-value cache. Where a model's cache cannot be trusted, or a row's cache would not fit, each token
-is one pass over all tokens so far: slow, and the same answer.
+key-value cache. Where a model's cache cannot be trusted, or a row's cache would not fit, each new
+token takes a pass over all tokens so far. This is slow, but gives the same answer.
 
-How rows are put together with a cache:
+How rows are grouped when a cache is used:
 
 - A wave is a number of rows that go through the blocks together. Their tokens and the bytes of
   their caches are bounded.
-- A group is a part of a wave with one cache. Its rows have like lengths and are not padded: all are
-  fed as many tokens as the shortest has, and then one a step, of their prompt or of their answer.
-  So every row of a cache is at the same position all the time, which is exact for every family.
-- A row that has ended is fed on with its group, and nobody looks at its logits.
+- A group is a part of a wave with one cache. Its rows have similar lengths and are not padded: each
+  row is first fed as many tokens as the shortest has, and then one token of its prompt or answer
+  per pass. So all rows of a cache are always at the same position, which is exact for every model
+  family.
+- A row that has ended is still fed with its group, and its logits are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _TOKENS_AT_ONCE = 16384
 
 @dataclass(frozen=True)
 class AnswerLimits:
-    """An answer ends by these limits."""
+    """An answer ends at these limits."""
 
     max_new_tokens: int
     end_tokens: set[int]
@@ -44,7 +45,7 @@ class AnswerLimits:
     """Prompt and answer together have this many tokens at most; None where nothing bounds them."""
 
     def longest(self, prompt_tokens: int) -> int:
-        """Returns the most tokens that a row comes to, prompt included."""
+        """Returns the most tokens that a row can reach, prompt included."""
         most = prompt_tokens + self.max_new_tokens
         if self.max_length is not None:
             most = min(most, self.max_length)
@@ -53,7 +54,9 @@ class AnswerLimits:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Tokens are drawn from logits in this way. A temperature of 0 takes the likeliest token."""
+    """A `Drawing` says how tokens are drawn from logits. A temperature of 0 takes the likeliest
+    token.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -77,14 +80,14 @@ class _Answers:
         self.new = [[] for _ in self.rows]
 
     def longest(self, row: int) -> int:
-        """Returns the most tokens that row number `row` comes to."""
+        """Returns the most tokens that row number `row` can reach."""
         return self.limits.longest(len(self.rows[row]) - len(self.new[row]))
 
     def goes_on(self, row: int) -> bool:
         return len(self.rows[row]) < self.longest(row)
 
     def take(self, row: int, token: int) -> bool:
-        """Adds a token to a row, and returns whether the row goes on."""
+        """Adds a token to a row, and returns whether the row continues."""
         if token in self.limits.end_tokens:
             return False
         self.rows[row].append(token)
@@ -95,8 +98,8 @@ class _Answers:
 
 
 class _Chooser:
-    """Chooses the next token of each row. Every row has a generator of its own, so that its answer
-    does not depend on the rows beside it.
+    """Chooses the next token of each row. Every row has its own generator, so that its answer does
+    not depend on the other rows.
     """
 
     def __init__(self, drawing: Drawing, rows: int):
@@ -130,14 +133,14 @@ class _Group:
         self.rows.append(row)
 
     def feed(self, stop: int, cache: Any) -> None:
-        """Takes over a cache that holds `stop` tokens of each row."""
+        """Keeps a cache that now holds `stop` tokens of each row."""
         self.fed = stop
         self.cache = cache
 
 
 class Sampler:
-    """A `Sampler` draws answers from the weights of `engine`. It tries the model's cache once, when
-    that is first needed.
+    """A `Sampler` draws answers from the weights of `engine`. It checks the model's cache once,
+    when it is first needed.
     """
 
     def __init__(self, engine: StreamingEngine):
@@ -145,8 +148,8 @@ class Sampler:
 
     @cached_property
     def cache_cost(self) -> CacheCost | None:
-        """A key-value cache costs this much; None where this model gives other logits with a cache
-        than without.
+        """A key-value cache takes this much memory. It is None where this model's logits with a
+        cache differ from those without.
         """
         return try_cache(self.engine)
 
@@ -158,7 +161,8 @@ class Sampler:
         on_token: Callable[[int, int], None] | None = None,
     ) -> list[list[int]]:
         """Continues each prompt (token ids) up to its limits, and returns the new ids, end tokens
-        left out. `on_token(row, token)` is called for each new token; an exception of it stops.
+        left out. `on_token(row, token)` is called for each new token; an exception from it stops
+        the sampling.
         """
         answers = _Answers([list(prompt) for prompt in prompts], limits, on_token)
         chooser = _Chooser(drawing, len(prompts))
@@ -166,7 +170,7 @@ class Sampler:
         cost = self.cache_cost if going else None
         if cost is not None:
             spread = limits.max_new_tokens // 2
-            # Half of the free memory is left to the activations of a pass.
+            # Half of the free memory is left for the activations of a pass.
             free = self.engine.backend.free_memory() // 2
             waves, going = _waves(going, answers, spread, cost, free)
             for wave in waves:
@@ -184,8 +188,8 @@ class Sampler:
     def stream(
         self, prompt: Sequence[int], limits: AnswerLimits, drawing: Drawing = GREEDY
     ) -> Generator[int, None, None]:
-        """Yields the answer that `generate` gives to one prompt, a token at a time. Between two
-        tokens others may use the engine. Closing the iterator frees the cache.
+        """Yields the answer that `generate` gives to one prompt, a token at a time. Other callers
+        may use the engine between two tokens. Closing the iterator frees the cache.
         """
         row = list(prompt)
         most = limits.longest(len(row))
@@ -199,7 +203,7 @@ class Sampler:
                 try:
                     logits = self.engine.cached_logits([np.array([row[fed:]])], caches)
                 except CacheError:
-                    # Let go of the cache; the answer goes on without one.
+                    # Free the cache; the answer continues without one.
                     has_cache = False
                     caches = [None]
                     continue
@@ -220,8 +224,8 @@ def _waves(
     going: list[int], answers: _Answers, spread: int, cost: CacheCost, free: int
 ) -> tuple[list[list[int]], list[int]]:
     """Returns rows that go through the blocks together, shortest first, and rows whose cache alone
-    would take more than `free` bytes. A row stays in its cache with rows up to `spread` tokens
-    longer.
+    would take more than `free` bytes. Rows may share a cache if their lengths differ by up to
+    `spread` tokens.
     """
     waves: list[list[int]] = []
     too_long: list[int] = []
@@ -259,8 +263,8 @@ def _cache_groups(wave: list[int], answers: _Answers, spread: int) -> list[_Grou
 def _with_cache(
     engine: StreamingEngine, wave: list[int], spread: int, answers: _Answers, chooser: _Chooser
 ) -> list[int]:
-    """Answers the rows of a wave. Returns the rows that a failing cache left unfinished; the memory
-    of the caches is free then.
+    """Answers the rows of a wave. Returns the rows that are unfinished because a cache failed. The
+    caches are freed on return.
     """
     groups = _cache_groups(wave, answers, spread)
     going = set(wave)
@@ -278,7 +282,7 @@ def _with_cache(
         for group, stop, cache in zip(groups, stops, caches):
             group.feed(stop, cache)
             for row in group.rows:
-                # The logits of a row count once its last token is in the cache.
+                # The logits of a row are used only once its last token is in the cache.
                 if row in going and len(answers.rows[row]) == stop:
                     due.append(row)
                     places.append(place)
@@ -286,16 +290,16 @@ def _with_cache(
         for row, token in zip(due, chooser.choose(due, logits[places])):
             if not answers.take(row, token):
                 going.discard(row)
-        # A group without rows that go on frees its cache now, before the next pass, and so must
-        # every other name for it.
+        # The cache of a group whose rows have all ended must be freed before the next pass, so no
+        # other reference to the group may remain.
         groups = [group for group in groups if going.intersection(group.rows)]
         del group, cache, caches
     return []
 
 
 def _next_stop(group: _Group, answers: _Answers) -> int:
-    """Returns up to where the rows of a group are fed next: to the end of the shortest at first,
-    and then a token further.
+    """Returns the position up to which the rows of a group are fed next: first the end of the
+    shortest row, then one token further each time.
     """
     if group.fed:
         return group.fed + 1
@@ -316,8 +320,8 @@ def _next_tokens(group: _Group, stop: int, answers: _Answers) -> np.ndarray:
 
 
 def _pass_groups(going: list[int], rows: list[list[int]]) -> list[list[int]]:
-    """Returns rows of like length together, so many at once that a pass, padding included, stays
-    within a fixed number of tokens.
+    """Returns groups of rows of similar length. The tokens of a group, padding included, stay
+    within a fixed number.
     """
     groups: list[list[int]] = []
     for row in sorted(going, key=lambda row: len(rows[row])):

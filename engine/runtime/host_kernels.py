@@ -1,15 +1,18 @@
-"""These kernels work on planes at the speed of host memory. They apply AdamW to planes, split fp32
-values into two 16-bit planes, and join them again.
+"""These kernels work on planes at the speed of host memory. They apply AdamW, split fp32 values
+into two 16-bit planes, and join such planes again.
 
 How an fp32 value becomes two 16-bit values:
 
-- `high` (uint16) holds the bits of the value rounded to bf16. A value halfway between two bf16
-  values is rounded away from zero (torch rounds it to even): ``high = (bits + 0x8000) >> 16``.
-- `low` (int16) holds the rest, with a sign, so that ``bits == (high << 16) + low``. This is the
-  lower half of the bits, since ``high << 16`` ends in 16 zeros.
-- Joining gives the fp32 value back exactly, but for two kinds of values, which the split changes so
-  that `high` alone tells the truth: a NaN becomes the quiet NaN of its sign, and a finite value
-  that would round to infinity becomes the largest that does not.
+- `high` (uint16) holds the bits of the value rounded to bf16. Ties, values halfway between two bf16
+  values, go away from zero: ``high = (bits + 0x8000) >> 16``. The remainder of a tie is then
+  -32,768, which int16 holds; rounding down would need +32,768. (Gradients are not split: torch's
+  `copy_` rounds them, with ties to even.)
+- `low` (int16) holds the signed remainder, so that ``bits == (high << 16) + low``. Its bits are the
+  lower half of `bits`, since ``high << 16`` ends in 16 zeros.
+- Joining gives the fp32 value back exactly, except for two kinds of values. The split changes them
+  so that `high` alone is NaN or infinite exactly when the fp32 value is: a NaN becomes the quiet
+  NaN of its sign, and a finite value that would round to infinity becomes the largest that does
+  not.
 
 One step of AdamW (arXiv 1711.05101), in fp32 and in one pass over the planes:
 
@@ -24,14 +27,15 @@ Where this differs from `torch.optim.AdamW`:
   inverse where torch divides. Results differ in their last bits.
 - An exp_avg (m) in the subnormal range becomes 0.
 - `bias` (see `engine.runtime.host_adamw`) keeps exp_avg_sq (v) out of the subnormal range.
-- In the mode `bfloat16`, gradients are read from bf16, and the weight is a split fp32 value.
+- In the mode `bfloat16`, gradients are read from bf16, and weights are split fp32 values.
 
-Subnormal moments would cost 6 to 18 times a step's time, and for ever, since decay rounds them back
-to themselves. Rows of an embedding or a head that no longer occur in the data get there.
+Subnormal moments would make every later step 6 to 18 times as slow, because the decay of such a
+moment rounds back to the same value. Without these rules, they would arise in the rows of an
+embedding or a head whose tokens no longer occur in the data.
 
 Each kernel is serial and releases the interpreter's lock; `engine.runtime.host_threads` runs it on
-chunks in several threads. All kernels and what they call stand in this one file, because numba's
-cache notices changes of the file of a kernel only.
+chunks in several threads. All kernels and the functions that they call are in this file, because
+numba's cache detects changes only in the file that defines a kernel.
 """
 
 from __future__ import annotations
@@ -63,13 +67,13 @@ _SPLIT_PLANES = types.Tuple((_HALF, _HALF, _REST, _FLOAT, _FLOAT))
 _FLOAT_PLANES = types.Tuple((_FLOAT, _FLOAT, _FLOAT, _FLOAT))
 
 Planes = tuple[np.ndarray, ...]
-"""A kernel gets the planes of one unit in this order: the gradient, the weights (`high` and `low`,
-or one plane in fp32), exp_avg and exp_avg_sq. Each is flat, shape [numel].
+"""A kernel receives the planes of one unit in this order: the gradient, the weights (`high` and
+`low`, or one plane in fp32), exp_avg and exp_avg_sq. Each is flat, shape [numel].
 """
 Scalars = tuple[np.float32, ...]
-"""A kernel gets the scalars of a step in this order: the clip factor, what weight decay leaves of a
-weight, 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction, the inverse root of
-the second one, eps, and what is added to squared gradients.
+"""A kernel receives the scalars of a step in this order: the clip factor, the factor by which
+weight decay scales a weight, 1 - beta1, beta2, 1 - beta2, the rate over the first bias correction,
+the inverse root of the second one, eps, and the bias for squared gradients.
 """
 
 
@@ -84,8 +88,8 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _options() -> dict[str, Any]:
-    """Returns numba's options: no interpreter lock, multiply-adds contracted, and divisions by zero
-    as IEEE 754 has them.
+    """Returns numba's options: no interpreter lock, multiply-adds contracted, and division by zero
+    as in IEEE 754.
     """
     return {"nogil": True, "fastmath": {"contract"}, "error_model": "numpy"}
 
@@ -119,8 +123,8 @@ def _joined(_typing: Any, _high: Any, _low: Any) -> Any:
 
 @_llvm
 def _bits_to_keep(_typing: Any, _value: Any) -> Any:
-    """Returns the bits of an fp32 value, NaNs and values next to infinity changed as the split
-    needs it.
+    """Returns the bits of an fp32 value, with NaNs and the largest finite values changed as
+    described at the top of this file.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -141,8 +145,8 @@ def _bits_to_keep(_typing: Any, _value: Any) -> Any:
 
 @_llvm
 def _high_of(_typing: Any, _bits: Any) -> Any:
-    """Returns the upper half of the bits, rounded: adding half of its last place rounds halves away
-    from zero, since the sign stands apart from the magnitude.
+    """Returns the upper half of the bits, rounded. Adding half a unit of its last place rounds ties
+    away from zero, since the sign bit is separate from the magnitude.
     """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -153,7 +157,9 @@ def _high_of(_typing: Any, _bits: Any) -> Any:
 
 @_llvm
 def _low_of(_typing: Any, _bits: Any) -> Any:
-    """Returns the rest: ``high << 16`` ends in 16 zeros, so the rest is the lower half."""
+    """Returns the signed remainder, which is the lower half of the bits, since ``high << 16`` ends
+    in 16 zeros.
+    """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.trunc(args[0], _I16)
@@ -224,7 +230,7 @@ def _update_float(planes: Planes, scalars: Scalars) -> None:
 
 @_inner
 def _update_nothing(planes: Planes) -> None:
-    """Reads and writes what `_update_split` does, with next to no arithmetic."""
+    """Reads and writes the same memory as `_update_split`, with almost no arithmetic."""
     grad, high, low, exp_avg, exp_avg_sq = planes
     for i in range(grad.size):
         high[i] ^= grad[i]
@@ -235,16 +241,16 @@ def _update_nothing(planes: Planes) -> None:
 
 # ---------------------------------------------------------------- kernels that take chunks
 
-# The updates above are given slices. A loop over a part of an array would not be vectorised: for
-# all that the compiler knows, its start might be negative.
+# The updates above are given slices. A loop over a part of an array would not be vectorised,
+# because the compiler cannot rule out a negative start.
 
 
 @_inner
 def _ranges(
     counter: np.ndarray, chunk: int, decayed: int, numel: int
 ) -> Iterator[tuple[int, int, bool]]:
-    """Yields start, stop and whether weight decay applies, for chunks that no other thread has
-    taken. A chunk is cut where the decayed elements end.
+    """Yields the start, the stop and whether weight decay applies, for chunks that no other thread
+    has taken. A chunk is cut at the end of the decayed elements.
     """
     while True:
         start = _take(counter) * chunk
@@ -258,7 +264,7 @@ def _ranges(
 
 @_inner
 def _without_decay(scalars: Scalars) -> Scalars:
-    """Returns the scalars with 1 as what decay leaves of a weight."""
+    """Returns the scalars with 1 as the factor by which decay scales a weight."""
     return (scalars[0], np.float32(1), *scalars[2:])
 
 
@@ -305,13 +311,13 @@ def kernel(name: str) -> Callable[..., None]:
     - `adamw_split(counter, chunk, decayed, planes, scalars)` and `adamw_float(...)` are for
       `Workers.share`. `decayed` counts the elements at the front that weight decay applies to.
       `planes` and `scalars` are tuples in the order of `Planes` and `Scalars`.
-    - `touch(counter, chunk, planes)` moves the same bytes as `adamw_split` and computes next to
-      nothing.
+    - `touch(counter, chunk, planes)` moves the same bytes as `adamw_split`, with almost no
+      arithmetic.
 
     The first call in a process compiles the kernel, or reads it from numba's cache.
     """
     function, signature = _SIGNATURES[name]
     try:
         return njit(signature, cache=True, **_options())(function)
-    except (RuntimeError, OSError):  # there is no folder that the cache can be written to
+    except (RuntimeError, OSError):  # numba found no writable folder for its cache
         return njit(signature, **_options())(function)

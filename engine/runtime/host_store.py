@@ -1,25 +1,28 @@
 """`HostStore` keeps the planes of every unit in host memory: exactly as many bytes as
 `engine.model.layout` says (law 5).
 
-A plane is one flat array with a value for every parameter of a unit. In the mode `bfloat16` a
+A plane is a flat array with one value for every parameter of a unit. In the mode `bfloat16` a
 parameter takes 14 bytes, in five planes:
 
 - `weight_high` (bf16, 2 bytes) is the fp32 master rounded to bf16. The device computes with it.
-- `weight_low` (int16, 2 bytes) is what the rounding took off: the bits of the master are
-  ``(high << 16) + low``. So the master is kept to the bit, and costs no more than fp32.
+- `weight_low` (int16, 2 bytes) is the remainder of that rounding: the bits of the master are
+  ``(high << 16) + low``. So the master is kept exactly, in no more memory than fp32.
 - `exp_avg` and `exp_avg_sq` (fp32, 4 bytes each) are the moments of AdamW.
-- `grad` (bf16, 2 bytes) is the gradient as the device computed it.
+- `grad` (bf16, 2 bytes) is the gradient from the device, where torch's `copy_` rounded it from
+  fp32, with ties to even.
 
-The split rounds halves away from zero, and changes NaNs and the values next to infinity.
-`engine.runtime.host_kernels` tells how. In the mode `float32` a parameter takes 16 bytes:
+The split of a weight rounds ties away from zero: the remainder is then -32,768, which int16 holds,
+while rounding down would need +32,768. NaNs and the largest finite values are changed, as
+`engine.runtime.host_kernels` describes. In the mode `float32` a parameter takes 16 bytes:
 `weight_high` holds the fp32 weight itself, `grad` is fp32, and there is no `weight_low`.
 
 How memory is managed:
 
-- A plane is an anonymous memory mapping of its own, in huge pages where the kernel has them. It is
-  touched before use, so that a lack of memory shows now and not in the middle of a step.
+- Each plane is a separate anonymous memory mapping, in huge pages where the kernel supports them.
+  It is touched when it is allocated, so that a lack of memory is found then and not in the middle
+  of a step.
 - Planes that the device reads or writes by DMA are registered with it (page-locked).
-- `close` gives the pages back at once, even where a view of a plane is still held.
+- `close` releases the pages at once, even where a view of a plane still exists.
 """
 
 from __future__ import annotations
@@ -47,24 +50,24 @@ DMA_PLANES = ("weight_high", "grad")
 """The device reads or writes these planes by DMA; only they are registered."""
 
 _TOUCH_BYTES = 64 << 20
-_PIECE = 4 << 20  # elements converted at once when a source is not plain fp32
+_PIECE = 4 << 20  # elements that are converted at once
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module yet
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 _Key = tuple[str, str]
-"""A plane is named by its unit and its own name."""
+"""A key is the unit and the name of a plane."""
 
 
 class HostStore:
     """A `HostStore` owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only),
     ``exp_avg``, ``exp_avg_sq`` and ``grad``.
 
-    `register(address, bytes)` and `unregister(address)` make memory known to the device for DMA;
-    they are None without a device. Nothing is allocated until `allocate_weights` and
-    `allocate_states`. Memory comes zeroed, and forked children do not inherit it. `threads` touch
-    and convert memory (by default the cores but two).
+    `register(address, bytes)` and `unregister(address)` register memory with the device for DMA,
+    and undo that; they are None without a device. Nothing is allocated until `allocate_weights` and
+    `allocate_states`. Memory is zeroed at first, and forked children do not inherit it. This many
+    `threads` touch and convert memory (by default all cores but two).
     """
 
     def __init__(
@@ -89,28 +92,31 @@ class HostStore:
         self._tensors: dict[_Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
         if unregister is not None:
-            # For a store that was never closed: the system gives its addresses to other memory,
-            # which could not be registered while they still count as registered.
+            # This covers a store that is never closed. Otherwise its addresses would still count as
+            # registered when the system reuses them, and the new memory there could not be
+            # registered.
             weakref.finalize(self, _unregister_all, self._registered, unregister).atexit = False
 
     # ------------------------------------------------------------------ memory
 
     @property
     def planes(self) -> tuple[str, ...]:
-        """A unit has planes of these names in this dtype."""
+        """Returns the names of the planes that each unit has in this dtype."""
         return tuple(PLANE_ITEM_BYTES[self.dtype])
 
     def allocate_weights(self, progress: Progress = untold) -> None:
         """Allocates, touches and registers the weight planes. `progress` is called with bytes after
-        each plane; an exception of it undoes the allocation. Raises FitError when the memory is not
-        there.
+        each plane; an exception from it undoes the allocation. Raises FitError when there is not
+        enough memory.
         """
         self._allocate(
             [plane for plane in self.planes if plane in WEIGHT_PLANES], "weights", progress
         )
 
     def allocate_states(self, progress: Progress = untold) -> None:
-        """Does for moments and gradients what `allocate_weights` does for weights."""
+        """Allocates, touches and registers the planes of moments and gradients, as
+        `allocate_weights` does for weights.
+        """
         states = [plane for plane in self.planes if plane not in WEIGHT_PLANES]
         self._allocate(states, "optimizer states", progress)
 
@@ -124,7 +130,9 @@ class HostStore:
         return sum(self._registered.values())
 
     def register_states(self, units: Iterable[str]) -> None:
-        """Makes all planes of `units` known to the device, whose optimizer works on them."""
+        """Makes all planes of `units`, whose optimizer runs on the device, known to the device for
+        DMA.
+        """
         for unit in units:
             for plane in self.planes:
                 array = self._arrays[unit, plane]
@@ -132,8 +140,8 @@ class HostStore:
                     self._register_array(array)
 
     def close(self) -> None:
-        """Unregisters and gives all memory back at once. Views that are still held read zeros from
-        now on. No op may be running on the planes.
+        """Unregisters and releases all memory at once. Views that still exist read zeros from now
+        on. No op may be running on the planes.
         """
         self._release(list(self._arrays))
         self._workers.close()
@@ -160,10 +168,10 @@ class HostStore:
     def write(self, unit: str, name: str, tensor: torch.Tensor) -> None:
         """Sets a parameter from a float tensor of its shape, on any device.
 
-        Values of fp32 are kept exactly in both modes but for those that
-        `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or infinity stays one in
-        weight_high, where a sum over the plane finds it. Raises ModelError for a wrong shape or a
-        tensor that is not float.
+        Values of fp32 are kept exactly in both modes, except for the two kinds that
+        `engine.runtime.host_kernels` names; fp64 is rounded to fp32. A NaN or an infinity is also
+        one in weight_high, where a sum over the plane reveals it. Raises ModelError for a wrong
+        shape or a tensor that is not float.
         """
         offset, spec = self._places[unit, name]
         if tuple(tensor.shape) != spec.shape:
@@ -180,7 +188,7 @@ class HostStore:
         if self.dtype == "float32":
             self.view(unit, name).copy_(source)
         elif source.dtype == torch.bfloat16:
-            # A bf16 value needs no rounding, so nothing is left for weight_low.
+            # A bf16 value needs no rounding, so its remainder in weight_low is 0.
             self.view(unit, name).copy_(source)
             self.tensor(unit, "weight_low")[offset : offset + spec.numel].zero_()
         else:
@@ -235,8 +243,8 @@ class HostStore:
             )
         done = 0
         try:
-            # Addresses first, which cost nothing: a limit of the address space shows before the
-            # touching begins, which takes long.
+            # Map all addresses first, which takes no memory: so a limit of the address space is
+            # found before the touching, which takes long, begins.
             for key, size in wanted.items():
                 self._map(key, size, what, total)
             for key, size in wanted.items():
@@ -251,7 +259,7 @@ class HostStore:
             raise
 
     def _map(self, key: _Key, size: int, what: str, total: int) -> None:
-        """Maps memory for one plane. Raises FitError where the system gives none."""
+        """Maps memory for one plane. Raises FitError where the system refuses."""
         kind = self._numpy_type(key[1])
         array = np.empty(0, kind)
         if size:
@@ -260,15 +268,15 @@ class HostStore:
             except (OSError, OverflowError):
                 raise _refused(what, total) from None
             for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
-                # A kernel that was built without one of them is slower, or larger after a fork, and
-                # never wrong.
+                # Where the kernel lacks one of these features, training is slower or a fork takes
+                # more memory, but results do not change.
                 with contextlib.suppress(OSError):
                     region.madvise(advice)
             self._maps[key] = region
             array = np.frombuffer(region, kind)
         tensor = torch.from_numpy(array)
         self._arrays[key] = array
-        # Numpy has no bf16: its bits are uint16 there.
+        # Numpy has no bf16, so arrays hold its bits as uint16.
         self._tensors[key] = tensor.view(torch.bfloat16) if kind is np.uint16 else tensor
 
     def _numpy_type(self, plane: str) -> type[np.generic]:
@@ -279,7 +287,7 @@ class HostStore:
         return np.uint16
 
     def _touch(self, array: np.ndarray, what: str, total: int) -> None:
-        """Makes the kernel back a plane with memory. Raises FitError where it has none."""
+        """Makes the kernel back a plane with memory. Raises FitError where there is not enough."""
         address = array.ctypes.data
 
         def touch_range(start: int, stop: int) -> None:
@@ -304,13 +312,13 @@ class HostStore:
             del array
             region = self._maps.pop(key, None)
             if region is not None:
-                # A view that outlives the store keeps the mapping from being closed.
+                # A view that outlives the store prevents the mapping from being closed.
                 with contextlib.suppress(BufferError):
                     region.close()
 
     def _discard(self, array: np.ndarray) -> None:
-        """Gives the pages of a plane back. A view that outlives the store keeps the addresses
-        valid, so this is done whether or not the mapping can be closed.
+        """Releases the pages of a plane. The mapping cannot be closed while a view outlives the
+        store, so its pages are released separately, and its addresses stay valid.
         """
         address = array.ctypes.data
 
@@ -326,12 +334,12 @@ def _unregister_all(registered: dict[int, int], unregister: Callable[[int], None
 
 
 def _populate(address: int, size: int) -> bool:
-    """Backs a range of addresses with zeroed memory, and says whether there was enough."""
+    """Backs a range of addresses with zeroed memory, and returns whether there was enough."""
     if _libc.madvise(address, size, _MADV_POPULATE_WRITE) == 0:
         return True
     if ctypes.get_errno() != errno.EINVAL:
         return False
-    # An older kernel does not know the advice: writing has the same effect.
+    # An older kernel does not know the advice, but writing has the same effect.
     ctypes.memset(address, 0, size)
     return True
 
@@ -339,9 +347,9 @@ def _populate(address: int, size: int) -> bool:
 def _fp32_pieces(
     tensor: torch.Tensor, buffer: torch.Tensor | None = None
 ) -> Iterator[torch.Tensor]:
-    """Yields a tensor's values in order, as flat fp32 pieces. This is the tensor itself where
-    possible. Otherwise a little at a time is converted into one buffer, so a piece is valid until
-    the next one.
+    """Yields a tensor's values in order, as flat fp32 pieces. Where possible the only piece is the
+    tensor itself. Otherwise a part at a time is converted into one reused buffer, so a piece is
+    valid only until the next one is yielded.
     """
     is_plain = (
         tensor.dtype == torch.float32
@@ -360,7 +368,7 @@ def _fp32_pieces(
         yield piece
         return
     rows = _PIECE * len(tensor) // tensor.numel()
-    # A single row may be too large itself; then each row is cut further.
+    # A single row may already be too large; then each row is cut further.
     parts = tensor.split(rows) if rows else tensor
     for part in parts:
         yield from _fp32_pieces(part, buffer)

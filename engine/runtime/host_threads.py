@@ -1,4 +1,4 @@
-"""The threads of this file run kernels on chunks of host planes.
+"""Kernels run here in several threads, on chunks of host planes.
 
 A kernel is serial and releases the interpreter's lock (the GIL), so several threads run it at the
 same time. The bounds of the chunks are fixed, so results do not depend on the number of threads.
@@ -16,8 +16,8 @@ import numpy as np
 from engine.machine.cgroups import usable_cores
 
 CHUNK = 1 << 20
-"""A worker takes this many elements at once: some milliseconds of work, and a multiple of every
-vector width.
+"""A worker takes this many elements at once. They are a few milliseconds of work, and a multiple of
+every vector width.
 """
 SHARE = 1 << 18
 """A kernel that takes its chunks itself, without the interpreter's lock, takes this many elements
@@ -25,16 +25,16 @@ at once.
 """
 
 MAX_THREADS = 32
-"""More threads than these gain nothing: host memory is saturated by then."""
+"""With more threads than this nothing is gained, because host memory is saturated."""
 FREE_CORES = 2
-"""On a machine of eight cores and more, this many are left to the threads that launch the device's
-work.
+"""On a machine with eight or more cores, this many are left free for the threads that launch the
+device's work.
 """
 
 
 def default_threads() -> int:
-    """Returns the number of threads that work on planes: the cores that this process may use, but
-    for two where there are many.
+    """Returns the number of threads that work on planes: the cores that this process may use, less
+    two on a machine with eight or more.
     """
     cores = usable_cores()
     if cores >= 4 * FREE_CORES:
@@ -44,7 +44,7 @@ def default_threads() -> int:
 
 class Workers:
     """A `Workers` object owns threads that work through a list of chunks. With one thread, the
-    caller does the work itself.
+    calling thread does the work itself.
     """
 
     def __init__(self, threads: int | None, name: str):
@@ -63,8 +63,8 @@ class Workers:
             return
         count = min(self.threads, len(waiting))
         futures = [self._pool.submit(_drain, task, waiting) for _ in range(count)]
-        # Asking for the error waits for the thread. All must be done before one error is raised,
-        # since the caller may free the planes then.
+        # `exception` waits for the thread. All threads must have ended before an error is raised,
+        # since the caller may then free the planes.
         errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
@@ -87,7 +87,9 @@ class Workers:
 
 
 def _drain(task: Callable[..., None], waiting: deque) -> None:
-    """Works through the chunks that are still waiting; several threads do so at the same time."""
+    """Runs the task on the chunks that are still waiting; several threads do so at the same
+    time.
+    """
     while True:
         try:
             chunk = waiting.popleft()  # atomic, so that no chunk is taken twice
@@ -96,7 +98,7 @@ def _drain(task: Callable[..., None], waiting: deque) -> None:
         try:
             task(*chunk)
         except BaseException:
-            waiting.clear()  # the other threads stop after the chunk that they are at
+            waiting.clear()  # the other threads stop after their current chunk
             raise
 
 

@@ -1,9 +1,9 @@
-"""Sampling uses the model's own key-value cache. The capture pass finds it, and a trial shows once
-whether it can be trusted.
+"""Sampling uses the model's own key-value cache. The capture pass finds the cache, and one trial
+run shows whether it can be trusted.
 
-The model's forward makes its cache (sliding, linear, recurrent: whatever the family has) and its
-blocks fill it, so there is nothing here to know about a family. What could go wrong is found by
-doing it: a few tokens with and without a cache.
+The model's forward creates its cache (sliding, linear, recurrent: whatever the family uses) and its
+blocks fill it, so this file contains no knowledge of model families. The trial computes a few
+tokens with and without a cache and compares the logits.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from engine.runtime.streaming_engine import StreamingEngine
 _TRIAL_TOKENS, _TRIAL_STEPS = 16, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 """Logits with and without a cache may differ by this much, relative to their spread. The bound is
-well above what the order of sums changes, and below what a lost token does.
+well above the effect of a different order of sums, and below that of a lost token.
 """
 
 
 @dataclass(frozen=True)
 class CacheCost:
-    """One row's cache takes these bytes on the device."""
+    """The fields give the bytes that the cache of one row takes on the device."""
 
     fixed: int
     per_token: int
 
     def of(self, tokens: int) -> int:
-        """Returns the most bytes that a row of `tokens` takes: a sliding window keeps a whole
-        prompt until the first step.
+        """Returns the most bytes that the cache of a row of `tokens` takes. A sliding window keeps
+        the whole prompt until the first step.
         """
         return self.fixed + self.per_token * tokens
 
 
 def try_cache(engine: StreamingEngine) -> CacheCost | None:
-    """Runs a short row with a cache, one token a step at its end, and without one. Returns None
-    where the logits differ or the model cannot do it; its answers are then made without a cache.
+    """Runs a short row without a cache and with one, at its end one token at a time. Returns None
+    where the logits differ or the model cannot use a cache; its answers are then computed without
+    one.
     """
     text = engine.model.config.get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or _TRIAL_TOKENS
@@ -50,10 +51,10 @@ def try_cache(engine: StreamingEngine) -> CacheCost | None:
     first = length - _TRIAL_STEPS
     if first < 2:
         return None
-    # The tokens differ: among equal ones a lost token would not be missed.
+    # The tokens differ, because a lost token would not be noticed among equal ones.
     row = [int(token) for token in np.linspace(0, text.vocab_size - 1, length + 2)[1:-1]]
     half = first // 2
-    # Two rows of different lengths show what a token of a cache takes.
+    # Two rows of different lengths show how many bytes each token of a cache takes.
     caches: list[Any] = [None, None]
     try:
         both = engine.cached_logits([np.array([row[:first]]), np.array([row[:half]])], caches)
@@ -72,14 +73,16 @@ def try_cache(engine: StreamingEngine) -> CacheCost | None:
 
 
 def _agree(logits: torch.Tensor, truth: torch.Tensor, tolerance: float) -> bool:
-    """Says whether each row of logits [rows, vocabulary] is near the truth, as its spread goes."""
+    """Says whether each row of logits [rows, vocabulary] is close to the truth, relative to its
+    spread.
+    """
     spread = (truth - truth.mean(-1, keepdim=True)).norm(dim=-1)
     return bool(((logits - truth).norm(dim=-1) <= tolerance * spread).all())
 
 
 def cache_bytes(cache: Any) -> int:
-    """Returns the bytes of device memory that a cache holds. A view counts with all that it keeps
-    alive.
+    """Returns the bytes of device memory that a cache holds. A view counts with the whole memory
+    that it keeps alive.
     """
     storages: dict[int, int] = {}
     for _, tensor in tensors_in(cache):

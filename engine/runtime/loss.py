@@ -1,12 +1,12 @@
-"""Cross-entropy in chunks: the logits of a micro-batch are never all in memory.
+"""Cross-entropy is computed in chunks, so that the logits of a micro-batch are never all in memory.
 
-- The positions that carry loss are gathered into one tensor and cut into chunks.
+- The positions that contribute to the loss are gathered into one tensor and cut into chunks.
 - A chunk goes through the model's tail (final norm, head), its logits are upcast to float32 as
   transformers does it, and their cross-entropies are summed.
 - In training, the backward of a chunk follows at once. It gives the gradients of the chunk's hidden
   states, and of the tail's parameters, which the caller adds up.
 - A compiled loss reads the logits once and writes their gradient once, in their own dtype. Kernels
-  are made for each size of a chunk, so the last chunk is filled up to one of few sizes.
+  are compiled for each size of a chunk, so the last chunk is padded to one of a few sizes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from engine.model.skeleton import Skeleton
 from engine.runtime.compiled import compiled_function
 
 SHAPES = 16
-"""Compiled chunks have one of this many sizes at most: kernels are made for each."""
+"""Compiled chunks have at most this many different sizes, since kernels are compiled for each."""
 UNCOMPILED = 4
-"""Without a compiler, logits take this many times the memory. A chunk that was planned for a
-compiled loss is as much smaller then.
+"""Without a compiler, the loss of a chunk takes this many times as much memory. The chunk that was
+planned for a compiled loss is then divided by this number.
 """
 IGNORED = -100
-"""Torch's cross-entropy leaves positions with this label out."""
+"""Torch's cross-entropy ignores positions with this label."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class LossChunks:
 
 @dataclass(frozen=True)
 class TailGradients:
-    """The gradients of the tail's parameters are handed on chunk by chunk."""
+    """The gradients of the tail's parameters are passed to `accumulate` chunk by chunk."""
 
     parameters: list[nn.Parameter]
     accumulate: Callable[[tuple[torch.Tensor | None, ...]], None]
-    """It receives the gradients of `parameters`, in their order and shapes."""
+    """The function receives the gradients of `parameters`, in the same order and shapes."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,9 @@ def chunked_loss(
         except Exception as error:
             if compiled_loss is None:
                 raise
-            # Backward is compiled when it first runs. After `give_up` the function runs as it is,
-            # so that an error of another kind comes again.
+            # Backward is compiled when it first runs, so compiling may have failed here. After
+            # `give_up` the function runs uncompiled, so an error with another cause is raised
+            # again.
             compiled_loss.give_up(error)
             loss, piece_gradient, parameter_gradients = chunk_loss.gradients(
                 piece, piece_labels, loss_of
@@ -142,7 +143,7 @@ def _loss_alone(
     skeleton: Skeleton, selected: torch.Tensor, targets: LossTargets, chunks: LossChunks
 ) -> torch.Tensor:
     """Returns the scaled loss (scalar) of the positions `selected` [n, width], without gradients
-    and not compiled.
+    and uncompiled.
     """
     size = max(1, chunks.size // UNCOMPILED) if chunks.compiled else chunks.size
     total = torch.zeros((), dtype=torch.float32, device=selected.device)
@@ -156,8 +157,8 @@ def _loss_alone(
 def _filled_up(
     selected: torch.Tensor, labels: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `selected` [n, width] and `labels` [n] with positions that count for nothing at the
-    end, so that the last chunk has one of at most SHAPES sizes.
+    """Returns `selected` [n, width] and `labels` [n], padded with ignored positions at the end so
+    that the last chunk has one of at most SHAPES sizes.
     """
     step = -(-size // SHAPES)
     rest = len(labels) % size

@@ -1,4 +1,4 @@
-"""Ops work with the parts of an engine and with the plan that they belong to."""
+"""Every op gets access to the parts of the engine and to its plan through an `OpContext`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EngineParts:
     state: DeviceState
     backend: Backend
     adamw: HostAdamW | None
-    """An engine that only evaluates and samples has no optimizer."""
+    """The optimizer is None in an engine that only evaluates and samples."""
     loss_chunk: int
     """The logits of this many positions exist at once."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
@@ -31,7 +31,9 @@ class EngineParts:
 
 
 class OpContext:
-    """An `OpContext` gives the ops of one plan everything that is not part of a step."""
+    """An `OpContext` holds everything that the ops of one plan use and that is the same for every
+    step.
+    """
 
     def __init__(self, parts: EngineParts, plan: StepPlan):
         self.plan = plan
@@ -44,8 +46,8 @@ class OpContext:
         self.host_boundaries = parts.host_boundaries
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
-        """Each unit has a place among all units."""
+        """Each unit has this index among all units."""
         self.block_positions = {unit.name: place for place, unit in enumerate(parts.model.blocks)}
-        """Each block has a place among the blocks."""
+        """Each block has this index among the blocks."""
         self.summary = parts.backend.host_buffer(len(parts.model.units) + 1, torch.float32)
         """The host reads `DeviceState.norms`, float32 [units + 1], from this pinned copy."""

@@ -1,4 +1,4 @@
-"""Opens the backend of a device, and gives the memory of a run back."""
+"""The two functions of this file open the backend of a device and free the memory of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def give_memory_back() -> None:
 
 
 def open_backend(device: str) -> Backend:
-    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is asked for
+    """Returns the backend for `auto`, `cuda` or `cpu`. Raises ConfigError when cuda is requested
     and there is no usable GPU.
     """
     if device == "cpu" or (device == "auto" and not cuda_available()):

@@ -1,4 +1,4 @@
-"""A step has inputs, things that its ops leave for each other, and a result."""
+"""A step has inputs, intermediate values passed between its ops, and a result."""
 
 from __future__ import annotations
 
@@ -20,36 +20,40 @@ class DeviceBatch:
     position_ids: torch.Tensor | None
     """The positions are int64 [rows, tokens]; None where every row counts from 0."""
     loss_index: torch.Tensor
-    """These flat positions carry loss: int64 [n]."""
+    """The flat positions that contribute to the loss are int64 [n]."""
     labels: torch.Tensor
-    """These are the target tokens of the positions that carry loss: int64 [n]."""
+    """The target tokens at the positions in `loss_index` are int64 [n]."""
     documents: Documents | None = None
-    """The host knows the documents of `position_ids`, so that nothing is read from the device."""
+    """It says where each document lies in the rows. The host computes it, so that no op must read
+    `position_ids` back from the device.
+    """
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """A step is given these inputs. No op changes them, but for `caches`."""
+    """The inputs of a step are not changed by its ops, except for `caches`."""
 
     number: int
     """Optimizer steps count from 1; a pass without gradients has the number 0."""
     batches: list[DeviceBatch]
     loss_scale: float
-    """The scale is 1 / (tokens of the whole step that carry loss)."""
+    """The scale is 1 / (tokens of the whole step that contribute to the loss)."""
     learning_rate: float = 0.0
     max_grad_norm: float | None = None
     seed: int = 0
     training: bool = True
     logits_at: list[torch.Tensor] | None = None
-    """Sampling wants the logits at these flat positions, int64 [n] for each micro-batch. No loss is
-    computed then.
+    """For sampling, the logits are computed at these flat positions, int64 [n] for each
+    micro-batch, and no loss is computed. It is None in all other passes.
     """
     caches: list[Any] | None = None
-    """Sampling passes the key-value cache of each micro-batch. Where it is None, the model makes
-    one, which is put here.
+    """For sampling, the list has the key-value cache of each micro-batch. An entry that is None is
+    replaced by the cache that the model creates.
     """
     scalars: torch.Tensor | None = None
-    """An optimizer on the device gets `HostAdamW.scalars`, float32 [8], as a tensor there."""
+    """If any optimizer runs on the device, the tensor holds `HostAdamW.scalars`, float32 [8], on
+    the device.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,40 +63,40 @@ class StepResult:
     loss: float
     grad_norm: float
     unit_norms: list[float]
-    """Each unit's gradient has one norm; the order is that of the model's units."""
+    """The gradient norm of each unit, in the order of the model's units, is given here."""
     clip_factor: float
 
 
 @dataclass
 class StepUnderWay:
-    """A `StepUnderWay` is a step between its first op and its last. Most of it is kept by
-    micro-batch: one op leaves it for another.
+    """A `StepUnderWay` holds the intermediate values of a step while its ops run. Most of them are
+    kept by micro-batch, stored by one op and read by another.
     """
 
     inputs: StepInputs
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Each micro-batch has its hidden states [rows, tokens, width] here on the way forward, and
-    their gradients on the way back.
+    """Each micro-batch has its hidden states [rows, tokens, width] here in forward, and their
+    gradients in backward.
     """
     shapes: dict[int, torch.Size] = field(default_factory=dict)
     """Each micro-batch's hidden state has this shape."""
     arguments: dict[int, list[BlockArguments]] = field(default_factory=dict)
     """Each micro-batch calls the blocks with these arguments, in forward order."""
     saved: dict[tuple[str, int], tuple[torch.Tensor, ...]] = field(default_factory=dict)
-    """A block keeps this for its backward, by (unit, micro-batch): its input and its output where
-    it keeps its activations, else its input alone.
+    """The tensors that a block keeps for its backward, by (unit, micro-batch), are its input and
+    output if it keeps its activations, and otherwise its input alone.
     """
     logits: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Each micro-batch has its logits [n, vocabulary] here, where `logits_at` asks for them."""
+    """Each micro-batch has its logits [n, vocabulary] here if `logits_at` requests them."""
     failure: str | None = None
     """This says why a pass with caches failed; None while it has not."""
     result: StepResult | None = None
-    """The result is there once the op `clip` has run."""
+    """The result is set by the op `clip`, and is None before."""
 
     def give_up(self, failure: str) -> None:
-        """Leaves out the rest of the pass, and says why."""
+        """Marks the pass as failed, with the reason, so that its remaining ops are skipped."""
         self.failure = failure
 
     def finish(self, result: StepResult) -> None:
-        """Keeps loss and norms; updates may begin."""
+        """Keeps the loss and the norms, after which updates may begin."""
         self.result = result

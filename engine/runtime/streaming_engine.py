@@ -9,10 +9,10 @@ How it works:
   proves that no op reads a buffer before it is filled or overwrites one that is still needed.
 - `train_step` uploads the micro-batches and hands the plan to the executor
   (`engine.runtime.executor`), which submits every op to the backend. The call returns before the
-  updates are applied, so that they run under the next step's forward.
-- A loss or norm that is not finite raises before any update of its step begins.
+  updates are applied, so updates run while the next step's forward is computed.
+- A loss or norm that is not finite raises an error before any update of its step begins.
 - Passes without gradients (evaluation, logits) have a plan for each number of micro-batches. They
-  use the same buffers, so everything must be applied before they begin.
+  use the same buffers, so every step must be applied before they begin.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """An engine is set up with these settings."""
+    """The settings of an engine are its plan and the sizes that go with it."""
 
     choices: PlanChoices
     tokens: int
-    """The largest micro-batch has this many positions (rows x length). Buffers of boundaries have
-    room for them.
+    """The largest micro-batch has this many positions (rows x length). The buffers of boundaries
+    are made for this size.
     """
     loss_chunk: int = 1024
     """The logits of this many positions exist at once."""
@@ -60,7 +60,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class AppliedStep:
-    """A step reports these results once its last update is applied."""
+    """An `AppliedStep` is the report of a step whose last update is applied."""
 
     step: int
     loss: float
@@ -68,12 +68,12 @@ class AppliedStep:
     learning_rate: float
     spans: list[Span]
     unit_norms: list[float]
-    """Each unit's gradient has one norm; the order is that of the model's units."""
+    """The gradient norm of each unit, in the order of the model's units, is given here."""
 
 
 class StreamingEngine:
-    """A `StreamingEngine` moves the units of `model` from `store` through the device of `backend`.
-    Without `adamw` it only evaluates and samples.
+    """A `StreamingEngine` runs `model` on the device of `backend` by streaming its units from
+    `store`. Without `adamw` it only evaluates and samples.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class StreamingEngine:
         )
         self.state = DeviceState(model, self.plan, backend.device, boundary_numel)
         store.register_states(self.plan.device_homes)
-        # The buffers are zeroed on COMPUTE, and no wait of a plan orders that before the first
-        # prefetch.
+        # The buffers are zeroed on COMPUTE, and the plan has no wait that orders this before the
+        # first prefetch.
         backend.drain()
         self._parts = EngineParts(
             model=model,
@@ -143,14 +143,14 @@ class StreamingEngine:
         on_applied: Callable[[AppliedStep], None] | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        """Submits optimizer step `number` (from 1), and returns while it is under way.
+        """Submits optimizer step `number` (from 1), and returns while it is still running.
 
         There are as many `batches` as the plan has micro-batches. Each has numpy arrays `input_ids`
         and `labels` of the shape [rows, tokens], `position_ids` of that shape or None, and
         `loss_tokens`.
 
         `on_applied` is called when the last update is applied. `check` is called often and may
-        raise to give the step up: none of it is applied then, and `drain` must follow.
+        raise to abort the step: then no part of it is applied, and `drain` must follow.
 
         A loss or norm that is not finite raises NonFiniteError here, in a later call, or in
         `drain`. Nothing of that step is applied.
@@ -183,7 +183,7 @@ class StreamingEngine:
         on_device = self._upload(batches)
         scalars = None
         if self.plan.device_homes and number:
-            assert self._adamw is not None  # only a plan with updates has units at home there
+            assert self._adamw is not None  # only a training plan updates units on the device
             scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
         return StepUnderWay(
             StepInputs(
@@ -199,12 +199,12 @@ class StreamingEngine:
 
     def dry_run(self, batches: Sequence, check: Callable[[], None] | None = None) -> None:
         """Computes forward and backward of a step over `batches`, in the same buffers and with the
-        same kernels, and nothing more. Returns once that is done.
+        same kernels, but updates nothing. Returns once that is done.
 
-        Weights, moments and the generators of random numbers stay as they are, to the bit. Gradient
-        planes change, but between two steps nobody needs their contents. `batches` and `check` are
-        those of `train_step`. Everything must be applied before. Raises what a step raises that
-        does not fit.
+        No bit of the weights, the moments and the states of random generators changes. Gradient
+        planes change, but their contents are not needed between two steps. `batches` and `check`
+        are as for `train_step`. Every submitted step must have been applied. Raises the same error
+        as a training step that does not fit.
         """
         plan = self._step_plan(updates=False)
         validate(plan)
@@ -221,12 +221,12 @@ class StreamingEngine:
         try:
             self._train.drain()
         finally:
-            # A step that was given up may have left spare buffers behind.
+            # An aborted step may have left spare buffers allocated.
             self.state.reclaim()
 
     def _upload(self, batches: Sequence) -> list[DeviceBatch]:
-        """Brings micro-batches to the device in one copy. Each copy may have to wait for others on
-        the bus, and the first op waits for all of them.
+        """Copies micro-batches to the device in one copy. Separate copies might each have to wait
+        for other copies on the bus, and the first op would wait for all of them.
         """
         arrays: list[np.ndarray] = []
         for batch in batches:
@@ -258,8 +258,8 @@ class StreamingEngine:
     # ------------------------------------------------------------------ without gradients
 
     def evaluate(self, batches: Iterable) -> float:
-        """Returns the mean cross-entropy over the tokens of `batches` that carry loss. Dropout is
-        off. Everything must be applied before.
+        """Returns the mean cross-entropy over the tokens of `batches` that contribute to the loss.
+        Dropout is off. Every submitted step must have been applied.
         """
         total, count = 0.0, 0
         for batch in batches:
@@ -273,7 +273,7 @@ class StreamingEngine:
 
     def last_logits(self, rows: Sequence[Sequence[int]], pad_token: int = 0) -> torch.Tensor:
         """Returns logits [rows, vocabulary] in float32, on the host, after the last token of each
-        row. Rows are padded on the right, where causal attention never looks.
+        row. Rows are padded on the right, which causal attention never reads.
         """
         longest = max(len(row) for row in rows)
         ids = np.full((len(rows), longest), pad_token, dtype=np.int64)
@@ -286,10 +286,10 @@ class StreamingEngine:
         """Returns logits [all rows, vocabulary] as `last_logits` does, for the rows of all groups
         in order, in one pass over the weights.
 
-        Each group, int64 [rows, tokens], continues what its cache holds. A cache that is None is
-        made and put into `caches`. The rows of a group have one length, also before these tokens,
-        so no row is padded and each row gives what it gives alone. Raises CacheError where the
-        model cannot do it; the caches are of no use then.
+        Each group, int64 [rows, tokens], continues what its cache holds. An entry of `caches` that
+        is None is replaced by a new cache. The rows of a group have the same length, also before
+        these tokens, so no row is padded and each row gets the same logits as alone. Raises
+        CacheError where the model cannot use a cache; the caches must then be discarded.
         """
         last = [np.arange(1, len(ids) + 1) * ids.shape[1] - 1 for ids in groups]
         return self._logits(groups, last, caches)
@@ -320,8 +320,8 @@ class StreamingEngine:
         return torch.cat([step.logits[place] for place in range(len(batches))]).cpu()
 
     def _run_forward(self, step: StepUnderWay) -> None:
-        """Runs a pass without gradients to its end. It uses the slots of training, so nothing of a
-        training step may be under way.
+        """Runs a pass without gradients to its end. It uses the slots of training, so no op of a
+        training step may be running.
         """
         count = len(step.inputs.batches)
         executor = self._executors.get(count)
@@ -338,9 +338,7 @@ class StreamingEngine:
         return self._boundaries.nbytes
 
     def close(self) -> None:
-        """Gives the memory of the boundaries back. Store, optimizer and backend belong to the
-        caller.
-        """
+        """Frees the memory of the boundaries. Store, optimizer and backend belong to the caller."""
         self._boundaries.close()
 
 
