@@ -91,8 +91,8 @@ class PausedCalls:
             return
         try:
             answer.set_result(work(prepared))
-        except BaseException as error:  # noqa: BLE001 it is raised in the calling thread; the run does not end
-            # Draining clears what the failed work left in the lanes.
+        except BaseException as error:  # noqa: BLE001
+            X
             with contextlib.suppress(Exception):
                 prepared.engine.drain()
             answer.set_exception(error)
