@@ -92,7 +92,8 @@ class PausedCalls:
         try:
             answer.set_result(work(prepared))
         except BaseException as error:  # noqa: BLE001
-            X
+            # The error is raised in the calling thread, and the run does not end. Draining clears
+            # what the failed work left in the lanes.
             with contextlib.suppress(Exception):
                 prepared.engine.drain()
             answer.set_exception(error)

@@ -33,6 +33,7 @@ DELIBERATE: tuple[Deliberate, ...] = (
     Deliberate("page/*head", "the page names two more scripts"),
     Deliberate("page/headers of the page/link", "the page names two more scripts"),
     Deliberate("page/files that the page asks for*", "the page names two more scripts"),
+    Deliberate("login/GET /login?link_used=1/body", "a used link is told in plainer words"),
     Deliberate(
         "records/*<order of keys>",
         "a figure's keys come in another order, which JSON does not have",
