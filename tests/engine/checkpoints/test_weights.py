@@ -12,7 +12,9 @@ from engine.errors import ModelError
 from engine.model.build import build_model
 from engine.model.pretrained_files import load_config
 from engine.runtime.host_store import HostStore
+from tests.support.families import tiny_family_config
 from tests.support.folders import make_model
+from tests.support.tiny import plain_model
 
 
 @pytest.fixture
@@ -49,6 +51,25 @@ def test_planes_hold_what_the_library_loads(opened, family, tied, dtype):
     size = model.parameter_count * getattr(torch, dtype).itemsize
     assert told == sorted(told) and told[0] == (0, 2 * size) and told[-1] == (2 * size, 2 * size)
     assert sum(done < size for done, _ in told) > 5, "reading is told too"
+
+
+def test_buffers_that_are_saved_with_the_weights_are_read_with_them(tmp_path):
+    """The correction bias of a router is such a buffer: without it, tokens go to other experts."""
+    folder, name = tmp_path / "model", "model.layers.1.mlp.gate.e_score_correction_bias"
+    plain = plain_model(tiny_family_config("deepseek_v3"))
+    bias = torch.tensor([-0.09, -1.45, 0.6, 1.1])
+    dict(plain.named_buffers())[name].copy_(bias)
+    plain.save_pretrained(folder)
+    source = ModelConfig(source=str(folder), dtype="float32")
+    model = build_model(load_config(str(folder)), source)
+    store = HostStore(model.layouts, "float32", threads=1)
+    store.allocate_weights()
+    load_pretrained(model, str(folder), store)
+    store.close()
+    read = model.persistent_buffers()
+    assert torch.equal(read[name], bias)
+    saved = set(plain.state_dict()) - {own for own, _ in plain.named_parameters()}
+    assert read.keys() == saved
 
 
 def test_giving_up_while_weights_are_read(opened):
