@@ -86,7 +86,15 @@ class CacheError(RamstreamError):
 
 
 class NonFiniteError(RamstreamError):
-    """The loss or the gradient norm became NaN or infinite; no update of that step was applied."""
+    """The loss or the gradient norm became NaN or infinite; no update of that step was applied.
+
+    `step` is that step, or None if the loss is that of an evaluation. `what` names the number.
+    """
+
+    def __init__(self, sentence: str, step: int | None = None, what: str = "loss"):
+        self.step = step
+        self.what = what
+        super().__init__(sentence)
 
 
 class RunError(RamstreamError):

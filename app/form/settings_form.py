@@ -65,6 +65,7 @@ LABELS = {
     "train.beta1": "AdamW beta 1",
     "train.beta2": "AdamW beta 2",
     "train.max_grad_norm": "Gradient norm to clip to",
+    "train.nonfinite": "A loss that is not finite",
     "engine.gpu_memory_gib": "GPU memory cap (GiB)",
     "output.checkpoint_every": "Checkpoint every (steps)",
     "output.keep_checkpoints": "Checkpoints to keep",

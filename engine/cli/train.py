@@ -63,11 +63,13 @@ def run_in_terminal(
     bad input.
     """
     if resume is not None:
-        if preset is not None or overrides:
+        if preset is not None:
             raise ConfigError(
-                "--resume", "a resumed run keeps its own settings; leave the preset and --set out."
+                "--resume",
+                "a resumed run keeps its own settings; leave the preset out, and change single "
+                "settings with --set.",
             )
-        run = resume_run(runs_dir, resume)
+        run = resume_run(runs_dir, resume, overrides)
     elif preset is None:
         raise ConfigError("train", "no preset is given; name a YAML preset or use --resume RUN_ID.")
     else:

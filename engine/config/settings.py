@@ -103,6 +103,12 @@ class OptimConfig:
     max_grad_norm: float | None = 1.0
     """The global gradient norm is clipped to this; null never clips."""
 
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient norm is not a finite number changes no weight. `stop` then
+    saves the step before it and ends the run; `skip` passes the step without an update and goes on,
+    at most 5 times in a row and 100 times in a run. Its rows are recorded.
+    """
+
     seed: int = 42
     """The data order, dropout and the random initialisation depend on this seed."""
 

@@ -50,7 +50,7 @@ def explained(error: Exception, gpu_items: Iterable[Item] = ()) -> RamstreamErro
         # The first line says what happened; torch adds advice on debugging.
         return DeviceError(
             f"The GPU failed ({first_line(error)}); see with nvidia-smi whether it still answers, "
-            "then resume the run from its last checkpoint."
+            "start this program again, then resume the run from its last checkpoint."
         )
     return None
 

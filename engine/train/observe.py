@@ -75,6 +75,11 @@ class Observer:
             ended=time.perf_counter(),
         )
 
+    def forget(self, step: int) -> None:
+        """Forgets `step` and later ones, which were submitted and have failed."""
+        for submitted in [number for number in self._submitted if number >= step]:
+            del self._submitted[submitted]
+
     def start_clock(self) -> None:
         """Starts the time of the next step now instead of at the previous step, since the engine
         was drained.

@@ -17,8 +17,10 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
@@ -56,8 +58,8 @@ from engine.train.session import Session
 class Prepared:
     """A `Prepared` holds everything that the trainer needs for its steps.
 
-    The planes hold the state after `step` optimizer steps. `loading_peak` is the peak of host
-    memory in bytes while weights were read, or None if they came from a checkpoint.
+    `loading_peak` is the peak of host memory in bytes while weights were read, or None if they came
+    from a checkpoint.
     """
 
     model: StreamedModel
@@ -69,8 +71,16 @@ class Prepared:
     engine: StreamingEngine
     planned: Planned
     total_steps: int
-    step: int = 0
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """A copy of the model's persistent buffers is kept on the host: they are never trained, and a
+    lost device does not give them back.
+    """
     loading_peak: int | None = None
+
+    @property
+    def step(self) -> int:
+        """The planes hold the state after this many optimizer steps."""
+        return self.store.held.step
 
     @property
     def chosen(self) -> Chosen:
@@ -167,7 +177,10 @@ def _build(
             lambda: {ShareName.PLANES: store.allocated_bytes, ShareName.DATA: data_bytes(data)}
         )
         kept = "nothing is lost" if job.is_resumed else "nothing was trained yet"
-        step, loading_peak = _fill(session, job, store, account.watched(check, kept))
+        loading_peak = _fill(session, job, store, account.watched(check, kept))
+        # The engine moves these buffers to the device.
+        kept_buffers = model.persistent_buffers().items()
+        buffers = {name: buffer.to("cpu", copy=True) for name, buffer in kept_buffers}
         train = config.train
         hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
         adamw = HostAdamW(store, hyperparameters)
@@ -198,7 +211,7 @@ def _build(
         engine=engine,
         planned=planned,
         total_steps=job.total_steps,
-        step=step,
+        buffers=buffers,
         loading_peak=loading_peak,
     )
 
@@ -265,11 +278,11 @@ def _total_steps(config: TrainConfig, data: PreparedData) -> int:
 
 def _fill(
     session: Session, job: TrainingJob, store: HostStore, check: Callable[[], None]
-) -> tuple[int, int | None]:
+) -> int | None:
     """Allocates and fills the planes.
 
-    Returns the step whose state they hold, and the peak of host memory in bytes while weights were
-    read from the model (None for a checkpoint).
+    Returns the peak of host memory in bytes while weights were read from the model, or None if they
+    came from a checkpoint.
     """
     config, model = session.config, job.model
     allocating = session.progress("allocate", check)
@@ -284,7 +297,7 @@ def _fill(
         # Reading needs additional memory, which is freed before the states are allocated.
         loading_peak = peak.read()
         store.allocate_states(allocating)
-        return 0, loading_peak
+        return loading_peak
     store.allocate_states(allocating)
     found = load_newest_checkpoint(
         session.folder.checkpoints_path, store, model.persistent_buffers(), progress=loading
@@ -295,7 +308,8 @@ def _fill(
         )
     for sentence in found.skipped:
         session.log("warning", sentence)
-    return found.step, None
+    store.held.restore(found.step, found.state.get("skipped", ()))
+    return None
 
 
 def program_version() -> str:

@@ -5,6 +5,7 @@ A resume compares its settings with those of the previous session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -29,17 +30,23 @@ _COMPARED = (
 
 
 def resume_state(
-    config: TrainConfig, fingerprint: str, rounding: dict[str, Any], total_steps: int
+    config: TrainConfig,
+    fingerprint: str,
+    rounding: dict[str, Any],
+    total_steps: int,
+    skipped: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Returns the state that every checkpoint keeps.
 
     It contains no random state, since the order of the rows, dropout and the schedule are functions
-    of the seed and the step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`.
+    of the seed and the step. `fingerprint` is that of the data; `rounding` is `Chosen.rounding`;
+    `skipped` are the steps without an update.
     """
     return {
         "data": fingerprint,
         "rounding": rounding,
         "total_steps": total_steps,
+        "skipped": list(skipped),
         "settings": _settings(config),
     }
 
