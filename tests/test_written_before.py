@@ -194,11 +194,16 @@ def test_the_model_of_each_checkpoint_is_exported_to_the_bit(place):
 # ------------------------------------------------------------------ the preset
 
 
+SINCE_THEN = {"train.nonfinite": "stop"}
+"""These settings are newer than the preset. They have the values with which nothing changes."""
+
+
 def test_the_preset_loads_to_the_same_values():
-    assert (
-        json.loads(json.dumps(TrainConfig.load(BEFORE / "preset.yaml").to_dict()))
-        == EXPECTED["preset"]
-    )
+    found = json.loads(json.dumps(TrainConfig.load(BEFORE / "preset.yaml").to_dict()))
+    for dotted, value in SINCE_THEN.items():
+        section, name = dotted.split(".")
+        assert found[section].pop(name) == value
+    assert found == EXPECTED["preset"]
 
 
 def test_the_settings_of_the_run_are_those_of_its_preset():

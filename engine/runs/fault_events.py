@@ -31,7 +31,6 @@ class PlannedAnew(Event, frozen=True):
     """The step is 0 if the dry run ran out of memory."""
     attempt: Whole = 0
     """The step has run out of memory this many times."""
-    reason: str = ""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     """`before` and `after` hold the choices that differ, by name."""

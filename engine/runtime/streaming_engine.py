@@ -342,8 +342,11 @@ class StreamingEngine:
         return self._boundaries.nbytes
 
     def close(self) -> None:
-        """Frees the memory of the boundaries. Store, optimizer and backend belong to the caller."""
+        """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
+        freed with this object. Store, optimizer and backend belong to the caller.
+        """
         self._boundaries.close()
+        self.state.close()
 
 
 def _readable(spans: Callable[[], list[Span]]) -> list[Span]:

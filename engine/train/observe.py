@@ -140,7 +140,7 @@ class Observer:
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""
-        if self._compiling_told:
+        if self._compiling_told or not self._prepared.has_engine:
             return
         self._compiling_told = True
         seconds, problems = self._prepared.engine.state.compiling

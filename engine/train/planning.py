@@ -63,6 +63,9 @@ class Planned:
     simulated: PlanSimulated | None
     """A step with these choices was simulated; this is None if no rates are known."""
     account: MemoryAccount
+    job: Job
+    target: Target
+    """The choices were made for this job on this target."""
     ceiling: float | None = None
     """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
@@ -106,23 +109,14 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     report = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
     # A resumed run must continue bit for bit, however much memory there is now.
-    chosen = choose(
-        Job(shape, config, row_length, job.rounding),
-        Target(device, gpu_limit, sample_host_memory()[1], rates),
-    )
+    planned_job = Job(shape, config, row_length, job.rounding)
+    target = Target(device, gpu_limit, sample_host_memory()[1], rates)
+    chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
+    matmul_rates = rates
     if isinstance(backend, CpuBackend):
         backend.share_work(product)
         matmul_rates = stored_cpu_rates(product)
-    else:
-        matmul_rates = rates
-    step_rates = rates_of_steps(shape, chosen, rates, row_length, device)
-    simulated = None
-    if step_rates is not None:
-        varlen = shape.varlen(config.data.packing, device)
-        micro_batch = MicroBatch(chosen.micro_batch_size, row_length, varlen)
-        plan, timing = predicted_step(shape, chosen.choices, step_rates, micro_batch, device)
-        simulated = _as_event(plan, timing)
     told = report.to_dict()
     account = MemoryAccount(
         told,
@@ -133,10 +127,23 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     return Planned(
         chosen,
         predictions(told, shape.checkpoint_bytes),
-        simulated,
+        simulated_step(planned_job, chosen, target),
         account,
+        planned_job,
+        target,
         _ceiling(matmul_rates, shape, device),
     )
+
+
+def simulated_step(job: Job, chosen: Chosen, target: Target) -> PlanSimulated | None:
+    """Returns the event of a simulated step with these choices, or None if no rates are known."""
+    shape, device = job.shape, target.device
+    step_rates = rates_of_steps(shape, chosen, target.rates, job.row_length, device)
+    if step_rates is None:
+        return None
+    varlen = shape.varlen(job.config.data.packing, device)
+    micro_batch = MicroBatch(chosen.micro_batch_size, job.row_length, varlen)
+    return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
 
 
 def _judged(

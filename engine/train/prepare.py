@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,11 +29,10 @@ from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.data.loader import PreparedData, prepare_data
 from engine.data.preview import check_first_rows
-from engine.data.rows import padded_length
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
 from engine.fit.choose import Chosen
-from engine.fit.cost import MEASURED_FLOPS_FORMULA
+from engine.fit.cost import MEASURED_FLOPS_FORMULA, largest_product
 from engine.model.build import build_model
 from engine.model.hub import fetch
 from engine.model.pretrained_files import load_config, load_tokenizer
@@ -40,6 +40,7 @@ from engine.model.units import StreamedModel
 from engine.plan.text import grid
 from engine.runs.events import DataPrepared, PlanBuilt, RunStarted
 from engine.runtime.backend import Backend
+from engine.runtime.cpu_backend import CpuBackend
 from engine.runtime.generate import Sampler
 from engine.runtime.host_adamw import AdamWSettings, HostAdamW
 from engine.runtime.host_store import HostStore
@@ -68,7 +69,8 @@ class Prepared:
     backend: Backend
     store: HostStore
     adamw: HostAdamW
-    engine: StreamingEngine
+    config: TrainConfig
+    """These are the settings that the session began with."""
     planned: Planned
     total_steps: int
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -76,6 +78,63 @@ class Prepared:
     lost device does not give them back.
     """
     loading_peak: int | None = None
+    _engine: StreamingEngine | None = None
+
+    @property
+    def engine(self) -> StreamingEngine:
+        """Returns the engine of the current plan. Raises RuntimeError between two plans."""
+        if self._engine is None:
+            raise RuntimeError("there is no engine between two plans")
+        return self._engine
+
+    @property
+    def has_engine(self) -> bool:
+        """Returns False between two plans, and after a device took no plan."""
+        return self._engine is not None
+
+    def drain(self) -> None:
+        """Waits until every submitted step is applied. Raises the first error of any lane."""
+        if self._engine is not None:
+            self._engine.drain()
+
+    def close_engine(self) -> None:
+        """Frees the device's buffers before another plan is made. No work may be in progress."""
+        self.__dict__.pop("sampler", None)
+        engine, self._engine = self._engine, None
+        self._tell_account()
+        if engine is not None:
+            engine.close()
+        del engine
+        gc.collect()
+        self.backend.reset_peak()
+
+    def build_engine(self, planned: Planned) -> PlanBuilt:
+        """Builds the engine of a plan, and returns the event for the record. Raises what the device
+        raises for a lack of memory; there is no engine then.
+        """
+        self.planned = planned
+        chosen, train = planned.chosen, self.config.train
+        tokens = chosen.micro_batch_size * planned.job.row_length
+        settings = EngineSettings(
+            chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
+        )
+        if isinstance(self.backend, CpuBackend):
+            self.backend.share_work(largest_product(planned.job.shape, tokens))
+        self._engine = StreamingEngine(self.model, self.store, self.backend, settings, self.adamw)
+        self._tell_account()
+        return _plan_built(planned, self._engine)
+
+    def _tell_account(self) -> None:
+        """Tells the account of memory what the run holds on purpose."""
+        held = {ShareName.DATA: data_bytes(self.data)}
+        engine, store = self._engine, self.store
+        buffers = 0
+        if engine is not None:
+            held[ShareName.BOUNDARIES] = engine.boundary_bytes
+            buffers = engine.state.fixed_bytes()
+        self.planned.account.holds(
+            lambda: held | {ShareName.PLANES: store.allocated_bytes}, lambda: buffers
+        )
 
     @property
     def step(self) -> int:
@@ -102,8 +161,9 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self.engine):
-                parts.callback(part.close)
+            for part in (self.backend, self.store, self.adamw, self._engine):
+                if part is not None:
+                    parts.callback(part.close)
 
 
 def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepared:
@@ -184,16 +244,20 @@ def _build(
         train = config.train
         hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
         adamw = HostAdamW(store, hyperparameters)
-        engine = _engine(config, job, planned.chosen, store, adamw)
-        account.holds(
-            lambda: {
-                ShareName.PLANES: store.allocated_bytes,
-                ShareName.BOUNDARIES: engine.boundary_bytes,
-                ShareName.DATA: data_bytes(data),
-            },
-            engine.state.fixed_bytes,
+        prepared = Prepared(
+            model=model,
+            tokenizer=tokenizer,
+            data=data,
+            backend=backend,
+            store=store,
+            adamw=adamw,
+            config=config,
+            planned=planned,
+            total_steps=job.total_steps,
+            buffers=buffers,
+            loading_peak=loading_peak,
         )
-        session.recorder.emit(_plan_built(planned, engine))
+        session.recorder.emit(prepared.build_engine(planned))
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
@@ -201,31 +265,7 @@ def _build(
         note_memory(error, account.note)
         raise
     allocated.pop_all()  # from here on, `Prepared.close` frees everything
-    return Prepared(
-        model=model,
-        tokenizer=tokenizer,
-        data=data,
-        backend=backend,
-        store=store,
-        adamw=adamw,
-        engine=engine,
-        planned=planned,
-        total_steps=job.total_steps,
-        buffers=buffers,
-        loading_peak=loading_peak,
-    )
-
-
-def _engine(
-    config: TrainConfig, job: TrainingJob, chosen: Chosen, store: HostStore, adamw: HostAdamW
-) -> StreamingEngine:
-    longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
-    tokens = chosen.micro_batch_size * padded_length(longest_row, config.data.max_seq_len)
-    train = config.train
-    settings = EngineSettings(
-        chosen.choices, tokens, chosen.loss_chunk, train.max_grad_norm, train.seed
-    )
-    return StreamingEngine(job.model, store, job.backend, settings, adamw)
+    return prepared
 
 
 def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:

@@ -203,7 +203,7 @@ class Run:
             # Lanes may still be using the planes, so they must end before the planes are freed.
             # After a device error, both calls may fail as well; the first error is the one to
             # report.
-            for give_back in (prepared.engine.drain, prepared.close):
+            for give_back in (prepared.drain, prepared.close):
                 with contextlib.suppress(Exception):
                     give_back()
             raise

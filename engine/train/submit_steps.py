@@ -1,6 +1,8 @@
 """`Steps` submits the steps of a run, and gets over those that fail before their updates.
 
 - A step whose loss is not finite is skipped, if the settings say so (`engine.train.skipping`).
+- A step for which the GPU's memory does not last is planned anew with less
+  (`engine.train.replanning`), at most three times.
 - Every other failure is raised, and `Trainer` saves the last good step.
 
 A step that failed may come to light only when a later one is submitted, or when the engine is
@@ -13,18 +15,28 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 from engine.config.settings import OptimConfig, TrainConfig
 from engine.data.rows import batches, rows_of_step
-from engine.errors import NonFiniteError
-from engine.runs.events import StepSkipped
+from engine.errors import GpuMemoryError, NonFiniteError
+from engine.runs.events import PlannedAnew, StepSkipped
 from engine.train.dry_run import LEAST_STEPS, longest_batches
-from engine.train.explain import note_memory
-from engine.train.failures import Failure, FailureKind, failure_of
+from engine.train.explain import explained, note_memory
+from engine.train.failures import Failure, FailureKind, failure_of, forget_frames
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
+from engine.train.planning import simulated_step
 from engine.train.prepare import Prepared
+from engine.train.replanning import (
+    MOST_ATTEMPTS,
+    differences,
+    plan_with_less,
+    replanned_in_words,
+)
 from engine.train.schedule import fitting_warm_up, learning_rate
 from engine.train.session import Session
 from engine.train.skipping import refuse_further, skipped_in_words
@@ -46,6 +58,8 @@ class Steps:
         self._config = session.config
         self._done = prepared.step
         self._optim = self._fitting_warm_up()
+        self._attempts = (0, 0)
+        """The step that ran out of memory last, and how often it was planned anew."""
 
     @property
     def done(self) -> int:
@@ -90,13 +104,19 @@ class Steps:
 
     def _try_a_step(self, look: Callable[[], None]) -> None:
         prepared = self._prepared
-        micro_batches = longest_batches(
-            prepared.data.train,
-            self._config.train.batch_size,
-            prepared.chosen.micro_batch_size,
-            self._pad_up_to,
-        )
-        prepared.engine.dry_run(micro_batches, look)
+        while True:
+            micro_batches = longest_batches(
+                prepared.data.train,
+                self._config.train.batch_size,
+                prepared.chosen.micro_batch_size,
+                self._pad_up_to,
+            )
+            try:
+                prepared.engine.dry_run(micro_batches, look)
+                return
+            except (torch.OutOfMemoryError, GpuMemoryError) as error:
+                failed = error
+            self._plan_with_less(0, failed)
 
     @property
     def _pad_up_to(self) -> int:
@@ -124,7 +144,7 @@ class Steps:
             try:
                 while self._done < until:
                     self._submit()
-                self._prepared.engine.drain()
+                self._prepared.drain()
                 return
             except Exception as error:  # noqa: BLE001  as in `advance`
                 failed = error
@@ -160,23 +180,60 @@ class Steps:
         failure = failure_of(error, prepared.chosen.gpu_items)
         # The first error counts. A lost device raises again; then, too, its lanes have ended.
         with contextlib.suppress(Exception):
-            prepared.engine.drain()
+            prepared.drain()
         if failure.kind == FailureKind.NON_FINITE:
             prepared.store.held.give_up()
         return failure
 
     def _get_over(self, error: Exception) -> None:
         """Makes the run go on after a step that failed. Raises `error` where it cannot."""
-        if not isinstance(error, NonFiniteError) or self._config.train.nonfinite != "skip":
-            raise error
-        self.failure(error)
         held = self._prepared.store.held
-        step = held.step + 1
-        refuse_further(error, step, held.skipped)
-        self._skip(step, error)
+        if isinstance(error, NonFiniteError) and self._config.train.nonfinite == "skip":
+            self.failure(error)
+            step = held.step + 1
+            refuse_further(error, step, held.skipped)
+            self._skip(step, error)
+        elif isinstance(error, (torch.OutOfMemoryError, GpuMemoryError)):
+            self.failure(error)
+            if held.is_mixed:
+                raise error
+            step = held.step + 1
+            self._plan_with_less(step, error)
+        else:
+            raise error
         self._done = held.step
         self._observer.forget(step)
         self._observer.start_clock()
+
+    def _plan_with_less(self, step: int, error: Exception) -> None:
+        """Plans `step`, or the dry run, anew. Raises GpuMemoryError if there is nothing less."""
+        prepared, recorder = self._prepared, self._session.recorder
+        note_memory(error, prepared.planned.account.note)
+        while True:
+            before, last = prepared.planned, self._attempts
+            attempt = last[1] + 1 if last[0] == step else 1
+            self._attempts = (step, attempt)
+            forget_frames(error)
+            prepared.close_engine()
+            chosen = None
+            if attempt <= MOST_ATTEMPTS:
+                chosen = plan_with_less(before, prepared.backend, attempt)
+            if chosen is None:
+                raise explained(error, before.chosen.gpu_items, is_least=True) or error
+            simulated = simulated_step(before.job, chosen, before.target)
+            try:
+                built = prepared.build_engine(replace(before, chosen=chosen, simulated=simulated))
+                break
+            except (torch.OutOfMemoryError, GpuMemoryError) as again:
+                note_memory(again, before.account.note)
+                error = again
+        old, new = differences(before.chosen, chosen)
+        anew = chosen.rounding != before.chosen.rounding
+        recorder.emit(PlannedAnew(step, attempt, old, new, anew))
+        self._session.log("warning", replanned_in_words(step, before.chosen, chosen))
+        recorder.emit(built)
+        if simulated is not None:
+            recorder.emit(simulated)
 
     def _skip(self, step: int, error: NonFiniteError) -> None:
         prepared, held = self._prepared, self._prepared.store.held

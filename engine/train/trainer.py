@@ -133,7 +133,7 @@ class Trainer:
         except (RunError, CheckpointError):
             raise  # the record or a checkpoint cannot be written, so nothing more can be saved
         except Discarded:
-            self.prepared.engine.drain()
+            self.prepared.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
                 "discarded",
