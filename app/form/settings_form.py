@@ -47,6 +47,7 @@ LABELS = {
     "name": "Run name",
     "model.source": "Model",
     "model.init": "Weights to start from",
+    "model.start_from": "Train on from a run",
     "model.dtype": "Precision",
     "data.source": "Data set",
     "data.columns.messages": "Column of the turns",

@@ -106,10 +106,10 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     shape = shape_of(job.model)
     longest_row = max(job.data.train.longest, job.data.eval.longest, 1)
     row_length = padded_length(longest_row, config.data.max_seq_len)
-    report = _judged(session, job, shape, row_length, rates)
+    report, rounding = _judged(session, job, shape, row_length, rates)
     gpu_limit = _limit_gpu_memory(backend, config) if device != "cpu" else None
-    # A resumed run must continue bit for bit, however much memory there is now.
-    planned_job = Job(shape, config, row_length, job.rounding)
+    # A resumed run continues bit for bit, if the memory that there is now allows that.
+    planned_job = Job(shape, config, row_length, rounding)
     target = Target(device, gpu_limit, sample_host_memory()[1], rates)
     chosen = choose(planned_job, target)
     product = largest_product(shape, chosen.micro_batch_size * row_length)
@@ -148,19 +148,35 @@ def simulated_step(job: Job, chosen: Chosen, target: Target) -> PlanSimulated | 
 
 def _judged(
     session: Session, job: TrainingJob, shape: ModelShape, row_length: int, rates: Rates | None
-) -> FitReport:
-    """Makes and records the fit report. Raises FitError if the job does not fit."""
+) -> tuple[FitReport, dict[str, Any]]:
+    """Makes and records the fit report. Returns it with the rounding that the planner must keep.
+
+    A resumed run that no longer fits with the plan that it had is planned anew, and the log says
+    so. Raises FitError if the job does not fit.
+    """
     resident = _resident(job.backend.device.type)
-    report = estimate(
-        session.config.with_values({"data.max_seq_len": row_length}),
-        _machine_for(session.folder),
-        shape,
-        SessionFacts(job.rounding, rates, resident, job.total_steps),
-    )
+    config = session.config.with_values({"data.max_seq_len": row_length})
+    machine = _machine_for(session.folder)
+
+    def judged(rounding: dict[str, Any]) -> FitReport:
+        facts = SessionFacts(rounding, rates, resident, job.total_steps)
+        return estimate(config, machine, shape, facts)
+
+    rounding = job.rounding
+    report = judged(rounding)
+    if report.verdict == Verdict.DOES_NOT_FIT and rounding:
+        anew = judged({})
+        if anew.verdict != Verdict.DOES_NOT_FIT:
+            report, rounding = anew, {}
+            session.log(
+                "warning",
+                "The plan that this run had does not fit any more, so the step is planned anew: "
+                "sums are rounded in another order from here on.",
+            )
     session.recorder.emit(FitReported(report.to_dict()))
     if report.verdict == Verdict.DOES_NOT_FIT:
         raise FitError(" ".join([report.headline, *report.reasons[:2]]))
-    return report
+    return report, rounding
 
 
 def _machine_for(folder: RunFolder) -> Machine:

@@ -25,6 +25,7 @@ import torch
 
 from engine.checkpoints.checkpoint import CheckpointInfo
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
+from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
 from engine.data.loader import PreparedData, prepare_data
@@ -51,7 +52,7 @@ from engine.train.memory_account import data_bytes
 from engine.train.memory_shortage import ShareName
 from engine.train.memory_watch import PeakMemory
 from engine.train.planning import Planned, TrainingJob, make_plan
-from engine.train.resume import changed_settings
+from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
 
 
@@ -182,7 +183,10 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     check()
     # A damaged checkpoint is found before anything is allocated.
     newest = newest_checkpoint(session.folder.checkpoints_path) if resume else None
-    if config.model.init == "pretrained" and newest is None:
+    starts_elsewhere = config.model.start_from is not None
+    if newest is None and starts_elsewhere:
+        newest_weights(config.model.start_from or "")  # a missing checkpoint is told at once
+    if config.model.init == "pretrained" and newest is None and not starts_elsewhere:
         # An unusable data set should be reported before a large download.
         check_first_rows(config.data)
         fetch(config.model.source, True, download, check)
@@ -202,7 +206,7 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
     if newest is not None:
         _compare_with_checkpoint(session, newest, data, total_steps)
     backend = open_backend(config.engine.device)
-    rounding = (newest.state.get("rounding") if newest is not None else None) or {}
+    rounding = kept_rounding(config, newest.state) if newest is not None else {}
     job = TrainingJob(model, data, backend, total_steps, newest is not None, rounding)
     with contextlib.ExitStack() as allocated:
         allocated.callback(backend.close)
@@ -298,11 +302,9 @@ def _compare_with_checkpoint(
 
     Raises RunError if the run cannot continue with these settings or this data.
     """
-    if newest.state["data"] != data.fingerprint:
-        raise RunError(
-            f"The data of run {session.folder.id} is no longer what it was trained on; restore "
-            f"{session.config.data.title} or start a new run."
-        )
+    refuse_other_data(
+        session.config, session.folder.id, newest.state, newest.step, data.fingerprint
+    )
     told = changed_settings(
         session.config, session.folder.id, newest.state, newest.step, total_steps
     )
@@ -330,7 +332,11 @@ def _fill(
     peak = PeakMemory()
     store.allocate_weights(allocating)
     if not job.is_resumed:
-        if config.model.init == "random":
+        if config.model.start_from is not None:
+            buffers = model.persistent_buffers()
+            start = load_start(config.model.start_from, store, buffers, loading)
+            session.log("info", f"The weights are those of {start.path}.")
+        elif config.model.init == "random":
             initialise(model, store, config.train.seed, job.backend.device, loading)
         else:
             load_pretrained(model, config.model.source, store, loading)
