@@ -71,7 +71,17 @@ def _app(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from engine.cli.train import run_in_terminal
 
-    return run_in_terminal(arguments.preset, arguments.set, arguments.runs_dir, arguments.resume)
+    if arguments.resume is not None and arguments.from_run is not None:
+        raise ConfigError(
+            "--resume, --from", "a run goes on or a new one starts from it; leave one of them out."
+        )
+    return run_in_terminal(
+        arguments.preset,
+        arguments.set,
+        arguments.runs_dir,
+        arguments.resume,
+        arguments.from_run,
+    )
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -185,6 +195,13 @@ def _train_arguments(commands: _Commands) -> None:
     _set_argument(train)
     _runs_dir_argument(train)
     train.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    train.add_argument(
+        "--from",
+        dest="from_run",
+        metavar="RUN_ID",
+        help="a new run that starts from the weights of an earlier one, with its settings or the "
+        "preset's",
+    )
     train.set_defaults(run=_train)
 
 

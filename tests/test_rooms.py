@@ -60,6 +60,7 @@ LATE = {
         {
             "engine.runtime.open_backend",
             "engine.train.explain",
+            "engine.train.failures",
             "engine.train.prepare",
             "engine.train.session",
             "engine.train.trainer",

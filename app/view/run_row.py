@@ -64,6 +64,7 @@ def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
         ("export", is_readable and run.state != "preparing"),
         ("details", True),
         ("draft", is_readable),
+        ("train-on", can_talk and is_readable and can_delete),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

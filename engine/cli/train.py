@@ -41,6 +41,7 @@ from engine.runs.events import (
     StepFinished,
 )
 from engine.runs.field_types import Comparison
+from engine.runs.folder import open_run
 from engine.runs.following import EVENTS_FILE, last_of_kind
 from engine.runs.listing import RunSummary, list_runs
 from engine.train.run import Run, resume_run, start_run
@@ -53,9 +54,16 @@ BAD_INPUT = {error.__name__ for error in (ConfigError, DataError, ModelError, Fi
 
 
 def run_in_terminal(
-    preset: Path | None, overrides: list[str], runs_dir: Path, resume: str | None
+    preset: Path | None,
+    overrides: list[str],
+    runs_dir: Path,
+    resume: str | None = None,
+    start_from: str | None = None,
 ) -> int:
     """Trains `preset`, or resumes the run `resume`; returns the exit code.
+
+    A new run may start from the weights of the run `start_from`, whose settings it takes if there
+    is no preset.
 
     The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
     used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
@@ -63,13 +71,20 @@ def run_in_terminal(
     bad input.
     """
     if resume is not None:
-        if preset is not None or overrides:
+        if preset is not None:
             raise ConfigError(
-                "--resume", "a resumed run keeps its own settings; leave the preset and --set out."
+                "--resume",
+                "a resumed run keeps its own settings; leave the preset out, and change single "
+                "settings with --set.",
             )
-        run = resume_run(runs_dir, resume)
+        run = resume_run(runs_dir, resume, overrides)
+    elif start_from is not None:
+        run = start_run(trained_on(runs_dir, start_from, preset, overrides), runs_dir)
     elif preset is None:
-        raise ConfigError("train", "no preset is given; name a YAML preset or use --resume RUN_ID.")
+        raise ConfigError(
+            "train",
+            "no preset is given; name a YAML preset, or use --resume RUN_ID or --from RUN_ID.",
+        )
     else:
         run = start_run(TrainConfig.load(preset, overrides), runs_dir)
     screen = _Screen(run)
@@ -93,6 +108,20 @@ def run_in_terminal(
         folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
         _say(f"Resume it with: python launch.py train --resume {run.id}{folder}")
     return 0
+
+
+def trained_on(
+    runs_dir: Path, run_id: str, preset: Path | None, overrides: list[str]
+) -> TrainConfig:
+    """Returns the settings of a new run that starts from the newest weights of run `run_id`.
+
+    They are those of `preset`, or else of that run. Raises RunError if there is no such run, and
+    ConfigError for bad input.
+    """
+    folder = open_run(runs_dir, run_id)
+    config = folder.config if preset is None else TrainConfig.load(preset)
+    values = {"model.start_from": str(folder.path.resolve())}
+    return config.with_values(values).with_overrides(overrides)
 
 
 def _say(text: str, file: TextIO | None = None) -> None:

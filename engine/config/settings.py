@@ -41,6 +41,12 @@ class ModelConfig:
     """`pretrained` loads the weights; `random` initialises them from the model's own configuration.
     """
 
+    start_from: str | None = None
+    """The run trains on from the weights of an earlier run: this is the run's folder, of which the
+    newest checkpoint counts, or the folder of one checkpoint. Steps, moments and the order of rows
+    begin anew. null takes the weights that `init` names.
+    """
+
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The GPU computes in this type. `bfloat16` keeps an exact fp32 master in split planes (14
     bytes a parameter on the host, gradient included); `float32` computes in fp32 (16 bytes).
@@ -102,6 +108,12 @@ class OptimConfig:
 
     max_grad_norm: float | None = 1.0
     """The global gradient norm is clipped to this; null never clips."""
+
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient norm is not a finite number changes no weight. `stop` then
+    saves the step before it and ends the run; `skip` passes the step without an update and goes on,
+    at most 5 times in a row and 100 times in a run. Its rows are recorded.
+    """
 
     seed: int = 42
     """The data order, dropout and the random initialisation depend on this seed."""

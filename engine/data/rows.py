@@ -195,6 +195,16 @@ def padded_length(length: int, at_most: int) -> int:
     return max(length, min(multiples * ROW_MULTIPLE, at_most))
 
 
+def rows_of_step(rows: RowSet, batch_size: int, step: int) -> list[int]:
+    """Returns the numbers of the rows that step `step` (from 1) reads, in the order of the data."""
+    first = (step - 1) * batch_size
+    chosen = []
+    for place in range(first, first + batch_size):
+        epoch, within = divmod(place, len(rows))
+        chosen.append(int(rows.order(epoch)[within]))
+    return chosen
+
+
 def batches(
     rows: RowSet, batch_size: int, micro_batch_size: int, step: int, pad_up_to: int = 0
 ) -> list[MicroBatch]:
@@ -204,11 +214,7 @@ def batches(
     step, rows are sorted by length, which saves padding. `pad_up_to` is for compiled kernels: it is
     the maximum length of a padded row in tokens (`padded_length`).
     """
-    first = (step - 1) * batch_size
-    chosen = []
-    for place in range(first, first + batch_size):
-        epoch, within = divmod(place, len(rows))
-        chosen.append(int(rows.order(epoch)[within]))
+    chosen = rows_of_step(rows, batch_size, step)
     if micro_batch_size < batch_size:
         chosen.sort(key=rows.row_length, reverse=True)
     bounds = micro_batch_bounds(batch_size, micro_batch_size)

@@ -187,11 +187,13 @@ def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> 
         context.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
 
 
-def _offload_weights(context: OpContext, op: OffloadWeights, _step: StepUnderWay) -> None:
+def _offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) -> None:
+    context.store.held.begin(step.inputs.number)
     _copy_states(context, op, ["weight_high"], to_device=False)
 
 
-def _offload_states(context: OpContext, op: OffloadStates, _step: StepUnderWay) -> None:
+def _offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
+    context.store.held.begin(step.inputs.number)
     names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
     _copy_states(context, op, names, to_device=False)
 
@@ -224,8 +226,11 @@ def _clip(context: OpContext, _op: Clip, step: StepUnderWay) -> None:
         if not math.isfinite(value):
             raise NonFiniteError(
                 f"The {what} of step {step.inputs.number} is not a finite number, so the run "
-                "stopped before applying that step; look at the data, or start a new run with "
-                "a lower train.learning_rate."
+                "stopped before applying that step; look at the data, or resume with "
+                "train.nonfinite at skip to pass these rows, or start a new run with a lower "
+                "train.learning_rate.",
+                step.inputs.number,
+                what,
             )
     most = step.inputs.max_grad_norm
     # As torch's clip_grad_norm_ computes it.
@@ -238,7 +243,9 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     adamw, result = context.adamw, step.result
     assert adamw is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
-    adamw.update(op.unit, step.inputs.number, step.inputs.learning_rate, result.clip_factor)
+    held, number = context.store.held, step.inputs.number
+    held.begin(number)
+    adamw.update(op.unit, held.update_number(number), step.inputs.learning_rate, result.clip_factor)
 
 
 WORK: dict[OpKind, Work] = {

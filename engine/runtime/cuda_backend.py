@@ -382,7 +382,10 @@ class CudaBackend:
     def free_memory(self) -> int:
         memory = self.memory()
         unused = memory["reserved"] - memory["allocated"]
-        return unused + max(0, min(memory["free"], self._limit - memory["reserved"]))
+        # The program around the engine may have lowered the limit, too.
+        share = torch.cuda.get_per_process_memory_fraction(self.device)
+        limit = min(self._limit, round(share * memory["total"]))
+        return max(0, unused + min(memory["free"], limit - memory["reserved"]))
 
     def seed(self, value: int) -> None:
         torch.default_generator.manual_seed(value)

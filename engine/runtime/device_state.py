@@ -243,6 +243,18 @@ class DeviceState:
             template.train(training)
         self.model.skeleton.model.train(training)
 
+    def close(self) -> None:
+        """Unbinds the model outside the blocks from the slots, so that their memory is freed with
+        this object.
+        """
+        for name, parameters in self.outer_parameters.items():
+            unit = self._units[name]
+            for spec, parameter in zip(unit.layout.parameters, parameters):
+                empty = nn.Parameter(torch.empty_like(parameter, device="meta"))
+                for module, attribute in unit.bindings[spec.name]:
+                    if module._parameters[attribute] is parameter:  # a later engine may have bound
+                        module._parameters[attribute] = empty
+
     # ------------------------------------------------------------------ figures
 
     @property

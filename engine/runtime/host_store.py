@@ -42,6 +42,7 @@ from engine.errors import FitError, ModelError
 from engine.machine.cgroups import sample_host_memory
 from engine.model.layout import PLANE_ITEM_BYTES, WEIGHT_PLANES, ParameterSpec, UnitLayout
 from engine.progress import Progress, untold
+from engine.runtime.held_step import HeldStep
 from engine.runtime.host_kernels import kernel
 from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
@@ -91,6 +92,8 @@ class HostStore:
         self._arrays: dict[_Key, np.ndarray] = {}
         self._tensors: dict[_Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
+        self.held = HeldStep()
+        """It says which optimizer step's state the planes hold."""
         if unregister is not None:
             # This covers a store that is never closed. Otherwise its addresses would still count as
             # registered when the system reuses them, and the new memory there could not be

@@ -67,6 +67,7 @@ class AppliedStep:
     grad_norm: float
     learning_rate: float
     spans: list[Span]
+    """The list is empty if the device was lost meanwhile, with its clock."""
     unit_norms: list[float]
     """The gradient norm of each unit, in the order of the model's units, is given here."""
 
@@ -156,22 +157,24 @@ class StreamingEngine:
         `drain`. Nothing of that step is applied.
         """
         step = self._training_step(number, batches, learning_rate)
-        finish = None
-        if on_applied is not None:
+        held = self._parts.store.held
 
-            def finish(done: StepUnderWay, spans: list[Span]) -> None:
-                result = done.result
-                assert result is not None  # the step's last op comes after `clip`
-                on_applied(
-                    AppliedStep(
-                        number,
-                        result.loss,
-                        result.grad_norm,
-                        learning_rate,
-                        spans,
-                        result.unit_norms,
-                    )
+        def finish(done: StepUnderWay, spans: Callable[[], list[Span]]) -> None:
+            held.complete(number)
+            if on_applied is None:
+                return
+            result = done.result
+            assert result is not None  # the step's last op comes after `clip`
+            on_applied(
+                AppliedStep(
+                    number,
+                    result.loss,
+                    result.grad_norm,
+                    learning_rate,
+                    _readable(spans),
+                    result.unit_norms,
                 )
+            )
 
         self._train.run(step, finish, check)
 
@@ -184,7 +187,8 @@ class StreamingEngine:
         scalars = None
         if self.plan.device_homes and number:
             assert self._adamw is not None  # only a training plan updates units on the device
-            scalars = self.backend.upload(self._adamw.scalars(number, learning_rate))
+            update = self._parts.store.held.update_number(number)
+            scalars = self.backend.upload(self._adamw.scalars(update, learning_rate))
         return StepUnderWay(
             StepInputs(
                 number=number,
@@ -338,8 +342,23 @@ class StreamingEngine:
         return self._boundaries.nbytes
 
     def close(self) -> None:
-        """Frees the memory of the boundaries. Store, optimizer and backend belong to the caller."""
+        """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
+        freed with this object. Store, optimizer and backend belong to the caller.
+        """
         self._boundaries.close()
+        self.state.close()
+
+
+def _readable(spans: Callable[[], list[Span]]) -> list[Span]:
+    """Returns the spans of a step that is applied, or none if the device no longer tells them.
+
+    A step whose updates ran on the host is applied although the device was lost. The error of the
+    device is raised by `drain`.
+    """
+    try:
+        return spans()
+    except RuntimeError:
+        return []
 
 
 def _int64(array: Any) -> np.ndarray:

@@ -75,6 +75,11 @@ class Observer:
             ended=time.perf_counter(),
         )
 
+    def forget(self, step: int) -> None:
+        """Forgets `step` and later ones, which were submitted and have failed."""
+        for submitted in [number for number in self._submitted if number >= step]:
+            del self._submitted[submitted]
+
     def start_clock(self) -> None:
         """Starts the time of the next step now instead of at the previous step, since the engine
         was drained.
@@ -135,7 +140,7 @@ class Observer:
 
     def tell_compiling(self, where: str = "the first step") -> None:
         """Writes to the log, once, how long compiling took in the first step or in the dry run."""
-        if self._compiling_told:
+        if self._compiling_told or not self._prepared.has_engine:
             return
         self._compiling_told = True
         seconds, problems = self._prepared.engine.state.compiling

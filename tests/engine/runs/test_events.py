@@ -42,6 +42,8 @@ KINDS = {
     "export_written",
     "control_received",
     "settings_changed",
+    "step_skipped",
+    "planned_anew",
     "prompts_answered",
     "log_line",
     "run_ended",
