@@ -20,6 +20,7 @@ from app.session.engine_calls import EngineCalls, Run
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import RunQueue
 from app.session.run_list import RunList
+from app.view.run_row import Weights
 from app.view.run_watch import Watch
 from engine.config.changes import CHANGE, Change
 from engine.config.settings import TrainConfig
@@ -335,8 +336,8 @@ class Session:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
 
-    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether its weights can be talked to."""
+    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
+        """Returns every run with the weights that it has."""
         return self._list.runs_to_show()
 
     def describe(self, run_id: str, name: str, note: str) -> About:

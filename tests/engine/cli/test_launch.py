@@ -192,6 +192,33 @@ def test_check_reports_and_judges(capsys, preset):
     assert "does not fit" in capsys.readouterr().out.lower()
 
 
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        ("", "is empty"),
+        ('{"messages": [', "is not valid JSON"),
+        ('{"prompt": "a", "completion": ""}\n', "no token to train on"),
+        (None, "There is no file"),
+    ],
+)
+def test_check_refuses_data_that_cannot_be_trained_on(capsys, tmp_path, rows, said):
+    path = tmp_path / "rows.jsonl"
+    if rows is not None:
+        path.write_text(rows, encoding="utf-8")
+    preset = str(PROGRAM_ROOT / "presets/starter.yaml")
+    assert launch.main(["check", preset, "--set", f"data.source={path}"]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
+def test_check_says_how_much_of_the_data_is_trained(capsys):
+    preset = str(PROGRAM_ROOT / "presets/starter.yaml")
+    assert launch.main(["check", preset]) == 0
+    assert "Data: 42.1 % of the tokens of the first 200 rows" in capsys.readouterr().out
+    assert launch.main(["check", preset, "--set", "model.source=Qwen/Qwen2.5-0.5B"]) == 0
+    assert "once the tokenizer of Qwen/Qwen2.5-0.5B is" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("port", ["99999", "-1", "many"])
 def test_a_port_that_cannot_be_is_refused_in_one_sentence(capsys, port):
     with pytest.raises(SystemExit) as ended:
