@@ -25,14 +25,14 @@ LAST_STEPS = 10
 NOISE_STEPS = 50
 """The noise of the loss is taken from this many of the latest steps."""
 RISE_SHARE, RISE, RISE_NOISES = 0.5, 0.5, 4.0
-"""The loss diverges if it exceeds its best by this share of the best, by this much, and by this
-many times its noise.
+"""A diverging loss is above its best by this share of the best, by this much, and by this many
+times its noise.
 """
 FEWEST_EVALS = 4
 LAST_EVALS = 3
 """These many of the latest evaluations must all be above the best one."""
 HELD_OUT_SHARE, HELD_OUT_RISE = 0.05, 0.03
-"""A held-out loss rises if it exceeds its best by this share of the best, and by this much."""
+"""A rising held-out loss is above its best by this share of the best, and by this much."""
 TOKEN_SPREAD = 1.0
 """The change of a token's loss between two evaluations is taken to spread by this much (nats) over
 the tokens; records do not hold it.
