@@ -18,6 +18,7 @@ from app.view.data_figures import lengths_figure, lengths_words
 from engine.config.settings import TrainConfig
 from engine.errors import ConfigError, RamstreamError
 from engine.fit.report import FitReport
+from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
 
 MACHINE_SECONDS = 10
@@ -66,7 +67,7 @@ class Checker:
     def verdict(self, shown: dict[str, Any]) -> dict[str, Any]:
         """Returns the verdict on component values by dotted name; see `app.pages.verdict`."""
         try:
-            report = self._estimate(read_config(shown), self._machine())
+            report = self._estimate(read_config(shown), self._machine(), _rates_written())
         except ConfigError as error:
             sentence = as_labelled(describe_error(error))
             field = _component_id(error.field)
@@ -114,7 +115,7 @@ class Checker:
             self._read = (time.monotonic(), machine)
         return machine
 
-    def _estimate_now(self, config: TrainConfig, machine: Machine) -> FitReport:
+    def _estimate_now(self, config: TrainConfig, machine: Machine, _rates: int) -> FitReport:
         return self._session.engine.estimate(config, machine)
 
     def _preview_now(self, model: str, data: Any) -> dict[str, Any]:
@@ -132,6 +133,14 @@ class Checker:
             "lengths": lengths_figure(found),
             "said": lengths_words(found),
         }
+
+
+def _rates_written() -> int:
+    """Returns when rates of this machine were last stored (ns), or 0. Estimates depend on them."""
+    try:
+        return rates_file().stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _unread(error: str) -> dict[str, Any]:

@@ -124,14 +124,14 @@ class Session:
         run = self._active
         if run is not None:
             return (
-                f"{run.id} is running here, and one run at a time is possible: stop it or let it "
+                f"{run.id} is under way here, and one run at a time is possible: stop it or let it "
                 "finish."
             )
         run_id = self._list.running_elsewhere()
         if run_id is not None:
             return (
-                f"{run_id} is running in a process of its own, and one run at a time is possible: "
-                "stop it or let it finish."
+                f"{run_id} is under way in a process of its own, and one run at a time is "
+                "possible: stop it or let it finish."
             )
         return None
 

@@ -138,3 +138,30 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
     page.locator("#field-data-source :is(input, textarea)").press("Enter")
     expect(page.locator("#start")).to_be_enabled()
     expect(verdict).to_have_attribute("data-tone", "good")
+
+
+def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
+    fill(page, "train.batch_size", "4")
+    verdict = page.locator(".rs-verdict")
+    expect(verdict).to_contain_text("Micro-batch size: 8 does not divide")
+    verdict.get_by_role("button", name="Go to this setting").click()
+    box = page.locator("#field-train-micro_batch_size :is(input, textarea)")
+    expect(box).to_be_focused()
+    box.fill("4")
+    expect(verdict).to_have_attribute("data-tone", "good")
+    expect(verdict.get_by_role("button", name="Go to this setting")).to_be_hidden()
+
+
+def test_a_column_mapping_ends_with_its_data(page, tmp_path):
+    path = tmp_path / "mapped.csv"
+    path.write_text("nr,Frage,Wohin\n" + "".join(f"{n},what is {n},it is {n}\n" for n in range(9)))
+    fill(page, "data.source", str(path))
+    mapping = page.locator(".rs-mapping")
+    mapping.locator("[data-role=prompt]").select_option(label="Frage")
+    mapping.locator("[data-role=completion]").select_option(label="Wohin")
+    expect(mapping).to_contain_text("as you chose")
+    expect(page.locator("#start")).to_be_enabled()
+    fill(page, "data.source", "assets/starter.jsonl")
+    expect(page.locator(".rs-preview mark").nth(1)).to_have_text(re.compile("^[MDCLXVI]+<"))
+    expect(page.locator("#start")).to_be_enabled()
+    expect(page.locator(".rs-verdict")).to_have_attribute("data-tone", "good")

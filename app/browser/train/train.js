@@ -3,6 +3,7 @@
 
 import { SmallFigure } from "../charts/small_figure.js";
 import { el, field, isShown, send } from "../common/dom.js";
+import { FieldLink } from "./field_link.js";
 import { differ, findingOn, isOf, withFinding } from "./finding.js";
 import { Intro } from "./intro.js";
 import { drawPreview } from "./preview.js";
@@ -69,8 +70,10 @@ function takePreview(place, preview) {
 
 // Is called when the tab is shown, and when its form was filled. Once both have happened, the first
 // preview of the data is requested.
-export function trainShown() {
+// `again`: another tab was shown meanwhile, in which rates may have been measured.
+export function trainShown(again = false) {
     const { verdict, preview } = places;
+    if (again && verdict?.form) verdict.ask(AT_ONCE);
     if (!verdict?.form || !preview || verdict.wasLookedAt || !isShown(verdict.element)) return;
     verdict.wasLookedAt = true;
     preview.trigger("submit");
@@ -99,6 +102,7 @@ export function serverAnswers(isAnswering) {
 function mountVerdict(place) {
     place.models = place.props.value.models;
     place.parts = new Map();
+    place.link = new FieldLink(place.element.querySelector('[data-part="to-field"]'));
     askAfterPauses(place);
     listenToBoxes(place);
     new Suggestions(place);
@@ -373,6 +377,7 @@ function drawVerdict(place, verdict) {
     field(element, "time").replaceChildren(...verdict.time.map(timeRow));
     for (const node of document.querySelectorAll(".rs-wrong")) node.classList.remove("rs-wrong");
     if (verdict.field) document.getElementById(verdict.field)?.classList.add("rs-wrong");
+    place.link.show(verdict.field);
 }
 
 function timeRow({ name, text, note }) {
