@@ -15,6 +15,7 @@ When installed, this program is called `ramstream`. Bad input gives one plain se
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from pathlib import Path
@@ -32,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     # as long when the machine has any other work. torch reads the variable when it is imported. A
     # user's own setting takes precedence.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _write_any_name()
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -48,6 +50,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ramstream: Interrupted; nothing was under way that could be saved.", file=sys.stderr)
         return 130
+
+
+def _write_any_name() -> None:
+    """Makes a terminal that cannot write a character, such as one of a run's name, show its code
+    instead of ending the command.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 # ---------------------------------------------------------------------- commands
@@ -314,14 +325,10 @@ def _set_argument(command: argparse.ArgumentParser) -> None:
 
 
 def _port(text: str) -> int:
-    """Returns a port number; with 0, the system chooses the port."""
-    try:
-        port = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}") from None
-    if not 0 <= port <= HIGHEST_PORT:
-        raise argparse.ArgumentTypeError(f"there is no port {port}; choose 0 to {HIGHEST_PORT}")
-    return port
+    """Returns a port number. Raises ArgumentTypeError for a text that names no port."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= HIGHEST_PORT:
+        raise argparse.ArgumentTypeError(f"there is no port {text}; choose 1 to {HIGHEST_PORT}")
+    return int(text)
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:

@@ -263,8 +263,10 @@ def read_config(shown: dict[str, Any]) -> TrainConfig:
 
 
 def describe_error(error: ConfigError) -> str:
-    """Returns the error's sentence, with the field named by its label in the form."""
-    problem = str(error).removeprefix(f"{error.field}: ")
+    """Returns the error's sentence, with the field named by its label in the form. A form has no
+    null, which stands for an empty box in a preset.
+    """
+    problem = re.sub(r"\bnull\b", "nothing", str(error).removeprefix(f"{error.field}: "))
     return f"{_labels().get(error.field, error.field)}: {problem}"
 
 

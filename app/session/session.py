@@ -20,6 +20,7 @@ from app.session.engine_calls import EngineCalls, Run
 from app.session.jobs import BYTES, Job, Jobs
 from app.session.queue import RunQueue
 from app.session.run_list import RunList
+from app.view.run_row import Weights
 from app.view.run_watch import Watch
 from engine.config.changes import CHANGE, Change
 from engine.config.settings import TrainConfig
@@ -123,14 +124,14 @@ class Session:
         run = self._active
         if run is not None:
             return (
-                f"{run.id} is running here, and one run at a time is possible: stop it or let it "
+                f"{run.id} is under way here, and one run at a time is possible: stop it or let it "
                 "finish."
             )
         run_id = self._list.running_elsewhere()
         if run_id is not None:
             return (
-                f"{run_id} is running in a process of its own, and one run at a time is possible: "
-                "stop it or let it finish."
+                f"{run_id} is under way in a process of its own, and one run at a time is "
+                "possible: stop it or let it finish."
             )
         return None
 
@@ -335,8 +336,8 @@ class Session:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list.runs()
 
-    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
-        """Returns every run with whether its weights can be talked to."""
+    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
+        """Returns every run with the weights that it has."""
         return self._list.runs_to_show()
 
     def describe(self, run_id: str, name: str, note: str) -> About:

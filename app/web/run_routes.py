@@ -94,7 +94,7 @@ class _RunAnswers:
         return JSONResponse({"runs": await asyncio.to_thread(self._rows), "queue": queue})
 
     def _rows(self) -> list[dict[str, Any]]:
-        return [run_row(run, can_talk) for run, can_talk in self._session.runs_to_show()]
+        return [run_row(run, weights) for run, weights in self._session.runs_to_show()]
 
     async def details(self, request: Request) -> Response:
         folder = open_run(self._session.runs_dir, _run_id(request))

@@ -244,9 +244,7 @@ class DeviceState:
         self.model.skeleton.model.train(training)
 
     def close(self) -> None:
-        """Unbinds the model outside the blocks from the slots, so that their memory is freed with
-        this object.
-        """
+        """Frees the slots of the model outside the blocks, which no longer refers to them."""
         for name, parameters in self.outer_parameters.items():
             unit = self._units[name]
             for spec, parameter in zip(unit.layout.parameters, parameters):

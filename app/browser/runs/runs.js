@@ -136,7 +136,9 @@ export class RunList {
             "div",
             {},
             button("open", "Open", () => this.openRun(run.id, "live")),
-            button("resume", "Resume", ({ target }) => this.resume(run, target)),
+            button("resume", run.begins_anew ? "Start again" : "Resume", ({ target }) =>
+                this.resume(run, target),
+            ),
             button("talk", "Talk", () => this.talkTo(run.id)),
             button("details", "Details", () => this.details.open(run)),
             button("draft", "New run from this one", ({ target }) => this.draft(run, target)),
