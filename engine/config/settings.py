@@ -259,7 +259,9 @@ class OutputConfig:
     """Each of these answers has at most this many tokens."""
 
     timeline_every: int = 10
-    """A timeline of all units is recorded after every so many steps (at most 500 are kept)."""
+    """A timeline of all units is recorded after every so many steps (at most 500 are kept,
+    fewer for models of very many blocks; the log says when there are no more).
+    """
 
     export: bool = True
     """The run writes a Hugging Face folder when it ends."""

@@ -4,13 +4,13 @@ This file allocates that memory.
 
 from __future__ import annotations
 
-import mmap
 import weakref
 
 import torch
 
 from engine.plan.ops import StepPlan, StoreBoundary
 from engine.runtime.backend import Backend
+from engine.runtime.host_store import map_memory
 
 
 class HostBoundaries:
@@ -26,7 +26,7 @@ class HostBoundaries:
         self._unregister = None
         if not keys:
             return
-        memory = torch.frombuffer(mmap.mmap(-1, self.nbytes), dtype=dtype)
+        memory = torch.frombuffer(map_memory(self.nbytes), dtype=dtype)
         memory.zero_()
         backend.register(memory.data_ptr(), self.nbytes)
         # A finalizer also covers an engine whose construction fails later for lack of device

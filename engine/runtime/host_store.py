@@ -61,6 +61,20 @@ _Key = tuple[str, str]
 """A key is the unit and the name of a plane."""
 
 
+def map_memory(size: int) -> mmap.mmap:
+    """Maps `size` bytes of private memory, in huge pages, that a forked process does not get: the
+    device reads and writes these pages, so they must never be copied. Raises OSError or
+    OverflowError where the system refuses.
+    """
+    region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
+        # Where the kernel lacks one of these features, training is slower or a fork takes more
+        # memory, but results do not change.
+        with contextlib.suppress(OSError):
+            region.madvise(advice)
+    return region
+
+
 class HostStore:
     """A `HostStore` owns flat planes by unit: ``weight_high``, ``weight_low`` (`bfloat16` only),
     ``exp_avg``, ``exp_avg_sq`` and ``grad``.
@@ -267,14 +281,9 @@ class HostStore:
         array = np.empty(0, kind)
         if size:
             try:
-                region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                region = map_memory(size)
             except (OSError, OverflowError):
                 raise _refused(what, total) from None
-            for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
-                # Where the kernel lacks one of these features, training is slower or a fork takes
-                # more memory, but results do not change.
-                with contextlib.suppress(OSError):
-                    region.madvise(advice)
             self._maps[key] = region
             array = np.frombuffer(region, kind)
         tensor = torch.from_numpy(array)

@@ -213,6 +213,29 @@ def test_a_store_that_was_never_closed_leaves_nothing_registered():
     assert not known
 
 
+def is_kept_from_forks(address: int) -> bool:
+    """Returns whether a forked process does not get the memory at `address` (proc(5), VmFlags)."""
+    held = False
+    for line in Path("/proc/self/smaps").read_text(encoding="ascii", errors="replace").splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            held = int(found[1], 16) <= address < int(found[2], 16)
+        elif held and line.startswith("VmFlags:"):
+            return "dc" in line.split()
+    raise AssertionError("the address is not mapped")
+
+
+def test_a_forked_process_gets_neither_planes_nor_boundaries():
+    known, backend = {}, CpuBackend()
+    backend.register, backend.unregister = known.__setitem__, known.pop
+    run = streamed(
+        plain_model(tiny_config("qwen2")), PlanChoices(host_boundaries=True), backend=backend
+    )
+    assert run.engine.boundary_bytes in known.values()
+    assert all(map(is_kept_from_forks, known))
+    assert not is_kept_from_forks(np.ones(1).ctypes.data)
+    run.close()
+
+
 def test_an_engine_that_found_too_little_device_memory_leaves_nothing_registered(monkeypatch):
     known, backend, plain = {}, CpuBackend(), plain_model(tiny_config("qwen2"))
     backend.register, backend.unregister = known.__setitem__, known.pop
