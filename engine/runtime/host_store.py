@@ -80,16 +80,17 @@ class HostStore:
     ``exp_avg``, ``exp_avg_sq`` and ``grad``.
 
     `register(address, bytes)` and `unregister(address)` register memory with the device for DMA,
-    and undo that; they are None without a device. Nothing is allocated until `allocate_weights` and
-    `allocate_states`. Memory is zeroed at first, and forked children do not inherit it. This many
-    `threads` touch and convert memory (by default all cores but two).
+    and undo that; they are None without a device. `register` returns False where that is refused.
+    Nothing is allocated until `allocate_weights` and `allocate_states`. Memory is zeroed at first,
+    and forked children do not inherit it. This many `threads` touch and convert memory (by default
+    all cores but two).
     """
 
     def __init__(
         self,
         layouts: Sequence[UnitLayout],
         dtype: Literal["bfloat16", "float32"],
-        register: Callable[[int, int], None] | None = None,
+        register: Callable[[int, int], bool] | None = None,
         unregister: Callable[[int], None] | None = None,
         threads: int | None = None,
     ):
@@ -106,6 +107,7 @@ class HostStore:
         self._arrays: dict[_Key, np.ndarray] = {}
         self._tensors: dict[_Key, torch.Tensor] = {}
         self._registered: dict[int, int] = {}
+        self._refused_bytes = 0
         self.held = HeldStep()
         """It says which optimizer step's state the planes hold."""
         if unregister is not None:
@@ -145,6 +147,11 @@ class HostStore:
     def pinned_bytes(self) -> int:
         """The planes that are registered for DMA have this many bytes."""
         return sum(self._registered.values())
+
+    @property
+    def refused_bytes(self) -> int:
+        """The system refused to register planes of this many bytes; their copies are slower."""
+        return self._refused_bytes
 
     def register_states(self, units: Iterable[str]) -> None:
         """Makes all planes of `units`, whose optimizer runs on the device, known to the device for
@@ -309,9 +316,12 @@ class HostStore:
         self._workers.run(touch_range, ranges(0, array.nbytes, _TOUCH_BYTES))
 
     def _register_array(self, array: np.ndarray) -> None:
-        if self._register is not None:
-            self._register(array.ctypes.data, array.nbytes)
+        if self._register is None:
+            return
+        if self._register(array.ctypes.data, array.nbytes):
             self._registered[array.ctypes.data] = array.nbytes
+        else:
+            self._refused_bytes += array.nbytes
 
     def _release(self, keys: list[_Key]) -> None:
         for key in keys:

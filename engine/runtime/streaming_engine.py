@@ -341,6 +341,12 @@ class StreamingEngine:
         """The host holds this many bytes of boundaries."""
         return self._boundaries.nbytes
 
+    @property
+    def refused_bytes(self) -> int:
+        """The system refused to register this many bytes of host memory for transfers."""
+        boundaries = self._boundaries.nbytes if self._boundaries.is_refused else 0
+        return self._parts.store.refused_bytes + boundaries
+
     def close(self) -> None:
         """Frees the memory of the boundaries, and lets go of the model. The device's buffers are
         freed with this object. Store, optimizer and backend belong to the caller.

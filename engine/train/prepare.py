@@ -54,6 +54,7 @@ from engine.train.memory_watch import PeakMemory
 from engine.train.planning import Planned, TrainingJob, make_plan
 from engine.train.resume import changed_settings, kept_rounding, refuse_other_data
 from engine.train.session import Session
+from engine.words import in_gib
 
 
 @dataclass
@@ -262,6 +263,7 @@ def _build(
             loading_peak=loading_peak,
         )
         session.recorder.emit(prepared.build_engine(planned))
+        _tell_refused_memory(session, prepared)
         if planned.simulated is not None:
             session.recorder.emit(planned.simulated)
     except BaseException as error:
@@ -283,6 +285,20 @@ def _plan_built(planned: Planned, engine: StreamingEngine) -> PlanBuilt:
         "host_boundaries_bytes": engine.boundary_bytes,
     }
     return PlanBuilt(chosen.choices.to_dict() | details, grid(engine.plan))
+
+
+def _tell_refused_memory(session: Session, prepared: Prepared) -> None:
+    """Tells in the log what it costs that the system refused to register memory for transfers."""
+    refused = prepared.engine.refused_bytes
+    if refused:
+        rate = prepared.backend.unregistered_rate() / 1e9
+        session.log(
+            "warning",
+            f"The system refused to lock {in_gib(refused)} of host memory for transfers, as WSL2 "
+            f"does beyond a limit, so its copies pass through the driver at {rate:.1f} GB/s. "
+            "Results are the same; steps take longer where copies cannot hide under computing. A "
+            "higher limit of locked memory (ulimit -l) helps, if the system has one.",
+        )
 
 
 def _refuse_foreign_tokens(config: TrainConfig, model: StreamedModel, data: PreparedData) -> None:
