@@ -53,18 +53,18 @@ def drawn_words(page) -> str:
 
 
 def test_the_headline_of_a_finished_starter_is_what_its_record_says(page, server):
-    run_id = start_short_run(page, "Headline", steps=100)
+    run_id = start_short_run(page, "Headline", steps=40)
     expect(state(page)).to_have_text("Finished")
     told = snapshot_of(server, run_id)
-    expect(card(page)).to_contain_text("Finished 100 steps")
+    expect(card(page)).to_contain_text("Finished 40 steps")
     text = headline_of(page)
-    assert told.state == "finished" and told.step == 100
+    assert told.state == "finished" and told.step == 40
     assert f"the last loss is {in_digits(told.loss)}" in text
     first, last = (in_digits(told.evals.loss[place]) for place in (0, -1))
     assert f"held-out loss {first} → {last}" in text
     lowest = min(range(len(told.evals.loss)), key=lambda place: told.evals.loss[place])
     best = f"lowest {in_digits(told.evals.loss[lowest])} at step {told.evals.step[lowest]}"
-    assert (best in text) == (told.evals.step[lowest] != 100)
+    assert (best in text) == (told.evals.step[lowest] != 40)
     before, after = (match.correct / match.total for match in told.exact_matches)
     assert re.search(rf"exact match {100 * before:.0f} % → {100 * after:.0f} %\.$", text)
     whole = card(page).inner_text()
