@@ -67,8 +67,8 @@ class Backend(Protocol):
         """Takes back the registration of the host memory at `pointer`."""
 
     def unregistered_rate(self) -> float:
-        """Measures how many bytes a second pass between the device and host memory that is not
-        registered. It takes some hundredths of a second. Returns 0 on the CPU.
+        """Returns how many bytes a second pass between the device and host memory that is not
+        registered. It is measured in some hundredths of a second. On the CPU it is 0.
         """
 
     def limit_memory(self, nbytes: int) -> None:

@@ -215,7 +215,7 @@ def loss(context: OpContext, op: Loss, step: StepUnderWay) -> None:
         return
     outer = context.state.outer_parameters
     owners = [HEAD, EMBED] if context.model.tied else [HEAD]
-    if op.first:
+    if op.first and step.inputs.training:  # a pass without gradients may have no sums
         for owner in owners:
             _sum_of(context, owner, op, HEAD).zero_()
     if op.micro_batch == 0:
