@@ -143,7 +143,7 @@ def test_data_that_cannot_train_get_no_green_verdict_and_no_start(page, tmp_path
 def test_the_verdict_leads_to_a_setting_in_the_folded_section(page):
     fill(page, "train.batch_size", "4")
     verdict = page.locator(".rs-verdict")
-    expect(verdict).to_contain_text("Micro-batch size: 8 does not divide")
+    expect(verdict).to_contain_text("Micro-batch size (rows): 8 does not divide")
     verdict.get_by_role("button", name="Go to this setting").click()
     box = page.locator("#field-train-micro_batch_size :is(input, textarea)")
     expect(box).to_be_focused()
