@@ -49,7 +49,8 @@ def labelled(seed: int) -> list[Batch]:
     """Returns micro-batches of random tokens in which every position has a label."""
     rng, made = np.random.default_rng(seed), []
     for size in SIZES:
-        ids, labels = rng.integers(3, VOCAB, size), rng.integers(3, VOCAB, size)
+        ids, labels = rng.integers(3, VOCAB, size), rng.integers(0, VOCAB, size)
+        labels[0, 0] = 0  # the smallest id is a label like any other
         made.append(Batch(ids, labels, None, ids.size, ids.size))
     return made
 
@@ -174,7 +175,9 @@ def test_the_loss_is_that_of_float32_logits(first):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_evaluation_is_the_mean_over_tokens(dtype):
-    """Micro-batches have unlike numbers of tokens with a loss, from none to all of them."""
+    """Micro-batches have unlike numbers of tokens with a loss, from none to all of them, and most
+    have more than a chunk of the loss.
+    """
     start, batches = start_of("llama"), labelled(3)
     for number, batch in enumerate(batches):
         batch.labels[np.random.default_rng(number).random(batch.labels.shape) < number / 5] = -100
@@ -182,7 +185,7 @@ def test_evaluation_is_the_mean_over_tokens(dtype):
     counts = [batch.loss_tokens for batch in batches]
     assert counts[0] == batches[0].labels.size and counts[-1] == 0
     plain = start if dtype == "float32" else bf16_copy(start)
-    run = streamed(start, CHOICES, dtype=dtype, tokens=TOKENS, loss_chunk=TOKENS)
+    run = streamed(start, CHOICES, dtype=dtype, tokens=TOKENS, loss_chunk=7)
     found = run.engine.evaluate(iter(batches))
     run.close()
     with torch.no_grad():
@@ -194,8 +197,9 @@ def test_evaluation_is_the_mean_over_tokens(dtype):
 
 
 def test_steps_of_adamw_on_planes_equal_torch_on_fp32_masters():
-    """The reference takes its own steps: it clips by the norm of its fp32 sums, rounds them once,
-    updates fp32 masters with torch's AdamW and computes with their rounding.
+    """The reference clips by the norm of its fp32 sums, rounds them once and updates fp32 masters
+    of its own with torch's AdamW. It computes with the bf16 weights that the engine has made of
+    its masters, so that a rounding that fell the other way does not hide a fault.
     """
     masters = start_of("llama")
     before = {name: p.detach().clone() for name, p in masters.named_parameters()}
@@ -208,20 +212,24 @@ def test_steps_of_adamw_on_planes_equal_torch_on_fp32_masters():
         run.engine.drain()
         reference = reference_step(plain, batches)
         norm = norm_of(reference.sums)
-        assert applied[0].loss == pytest.approx(reference.loss, rel=1e-5)
-        assert applied[0].grad_norm == pytest.approx(norm, rel=1e-5)
+        assert applied[0].loss == pytest.approx(reference.loss, rel=1e-6)
+        assert applied[0].grad_norm == pytest.approx(norm, rel=2e-6)
         for name, parameter in masters.named_parameters():
             rounded = reference.sums[name].bfloat16().float()
             parameter.grad = rounded * min(1.0, 1.0 / (norm + 1e-6))
         optimizer.step()
-        with torch.no_grad():
-            for mine, master in zip(plain.parameters(), masters.parameters()):
-                mine.copy_(master)
+        weights = dict(plain.named_parameters())
+        for unit in run.model.units:
+            for spec in unit.layout.parameters:
+                weights[spec.full_name].data.copy_(run.store.view(unit.name, spec.name))
     theirs = {name: p.detach() - before[name] for name, p in masters.named_parameters()}
-    ours = {
-        spec.full_name: run.store.master(unit.name, spec.name) - before[spec.full_name]
-        for unit in run.model.units
-        for spec in unit.layout.parameters
-    }
+    ours, seen = {}, {}
+    for unit in run.model.units:
+        for spec in unit.layout.parameters:
+            name, master = spec.full_name, run.store.master(unit.name, spec.name)
+            ours[name], seen[name] = master - before[name], weights[name] - master
     run.close()
-    assert distance(ours, theirs) < 1e-4
+    assert distance(ours, theirs) < 1e-5
+    # bf16 keeps eight bits: the rounding of a master is off by half a unit of the last one at most.
+    for name, off in seen.items():
+        assert (off.abs() <= 2**-8 * (before[name] + theirs[name]).abs() * 1.001).all(), name

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from engine.errors import NonFiniteError
 from engine.plan.ops import OpKind
 from engine.runtime.block_ops import WORK
 from engine.runtime.device_adamw import clip_of
@@ -36,3 +37,14 @@ def test_the_factor_is_that_of_torch_even_for_tiny_gradients(limit):
     assert float(clip_of(norms, limit)[0]) == pytest.approx(expected, rel=1e-5)
     assert step.result.grad_norm == pytest.approx(5e-6, rel=1e-5)
     assert step.result.unit_norms == pytest.approx([3e-6, 4e-6], rel=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("place, what", [(0, "gradient norm"), (1, "gradient norm"), (2, "loss")])
+def test_a_loss_or_a_norm_that_is_not_finite_ends_the_step(bad, place, what):
+    norms = torch.tensor([9e-12, 16e-12, 2.5])
+    norms[place] = bad
+    step = StepUnderWay(StepInputs(number=3, batches=[], loss_scale=1.0, max_grad_norm=1.0))
+    with pytest.raises(NonFiniteError, match=f"The {what} of step 3 is not a finite number"):
+        WORK[OpKind.CLIP](SimpleNamespace(summary=norms), None, step)
+    assert step.result is None
