@@ -232,11 +232,13 @@ def micro_batch_bounds(batch_size: int, micro_batch_size: int) -> list[tuple[int
     return list(itertools.pairwise(starts))
 
 
-def one_pass(rows: RowSet, micro_batch_size: int) -> Iterator[MicroBatch]:
-    """Yields every row once, in order, for evaluation. The last micro-batch may be smaller."""
+def one_pass(rows: RowSet, micro_batch_size: int, pad_up_to: int = 0) -> Iterator[MicroBatch]:
+    """Yields every row once, in order, for evaluation. The last micro-batch may be smaller.
+    `pad_up_to` is that of `batches`.
+    """
     for start in range(0, len(rows), micro_batch_size):
         stop = min(start + micro_batch_size, len(rows))
-        yield micro_batch(rows, list(range(start, stop)))
+        yield micro_batch(rows, list(range(start, stop)), pad_up_to)
 
 
 def micro_batch(rows: RowSet, chosen: list[int], pad_up_to: int = 0) -> MicroBatch:
