@@ -43,7 +43,7 @@ _PLANS_KEPT = 16
 
 
 class ForwardPasses:
-    """The `ForwardPasses` belong to an engine with `parts`, whose training follows `choices`.
+    """A `ForwardPasses` runs the passes of an engine with `parts` that trains by `choices`.
 
     `boundary_bytes` is the size of the largest hidden state of a training micro-batch.
     """
