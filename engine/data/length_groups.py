@@ -12,12 +12,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.data.padding import padded_length
-
 POOL_STEPS = 64
 """A pool has the rows of this many steps. A larger one saves little padding; a smaller one mixes
 lengths better.
 """
+
+
+ROW_MULTIPLE = 128
+"""Rows for compiled kernels are padded to a multiple of this many tokens. A kernel is compiled for
+one length, so fewer lengths mean fewer kernels.
+"""
+
+
+def padded_length(length: int, at_most: int) -> int:
+    """Returns the padded length of a row of `length` tokens for compiled kernels: `length` rounded
+    up to a multiple of `ROW_MULTIPLE`, but at most `at_most`. No row is longer than `at_most`,
+    unless that is 0, which means no padding.
+    """
+    multiples = -(-length // ROW_MULTIPLE)
+    return max(length, min(multiples * ROW_MULTIPLE, at_most))
 
 
 def grouped_by_length(

@@ -28,7 +28,7 @@ from engine.data.tokenise import EVAL_SEED, Execution, stored_tokens
 from engine.progress import Progress
 
 BY_LENGTH = " by length"
-"""The fingerprint of data whose rows are grouped by length ends with this."""
+"""A fingerprint ends with this if the rows are grouped by length."""
 _PIECES_A_REPORT = 64
 _DEFAULT_EXECUTION = Execution()
 

@@ -18,10 +18,9 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.data.length_groups import grouped_by_length, mean_padded_length
+from engine.data.length_groups import grouped_by_length, mean_padded_length, padded_length
 from engine.data.mapped import Visited, drop_pages, pieces
 from engine.data.packing import Rows
-from engine.data.padding import padded_length
 
 IGNORED = -100
 """A position without loss has this label."""

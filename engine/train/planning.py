@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import torch
 
 from engine.config.settings import TrainConfig
+from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
-from engine.data.padding import padded_length
 from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import MicroBatch, largest_product
