@@ -135,9 +135,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
 
 
-def simulated_step(
-    job: Job, chosen: Chosen, target: Target, length: int
-) -> PlanSimulated | None:
+def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> PlanSimulated | None:
     """Returns the event of a simulated step with these choices, or None if no rates are known. Its
     rows have `length` tokens, padding included.
     """

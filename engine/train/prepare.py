@@ -28,7 +28,6 @@ from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
-from engine.data.length_groups import padded_length
 from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
 from engine.data.tokenise import Execution
