@@ -157,7 +157,12 @@ def _bench(arguments: argparse.Namespace) -> int:
         print(f"{what} ...", file=sys.stderr)
 
     trainings = Trainings(arguments.preset, arguments.set, arguments.then)
-    how = Measuring(arguments.seconds, say, compare=not arguments.streamed_only)
+    how = Measuring(
+        arguments.seconds,
+        say,
+        compare=not arguments.streamed_only,
+        evaluation=arguments.evaluation,
+    )
     print(bench(trainings, how, arguments.json))
     return 0
 
@@ -307,6 +312,13 @@ def _bench_arguments(commands: _Commands) -> None:
         action="store_true",
         help="do not train with all states on the device beside it",
     )
+    bench.add_argument(
+        "--evaluation",
+        type=_rows,
+        default=0,
+        metavar="ROWS",
+        help="after each training, also time an evaluation of so many rows, and its kernels alone",
+    )
     bench.add_argument("--json", action="store_true")
     bench.set_defaults(run=_bench)
 
@@ -329,6 +341,14 @@ def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= HIGHEST_PORT:
         raise argparse.ArgumentTypeError(f"there is no port {text}; choose 1 to {HIGHEST_PORT}")
     return int(text)
+
+
+def _rows(text: str) -> int:
+    """Returns a number of rows, at least 1."""
+    rows = int(text) if text.isdecimal() else 0
+    if rows < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; give 1 or more")
+    return rows
 
 
 def _app_arguments(parser: argparse.ArgumentParser) -> None:

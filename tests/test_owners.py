@@ -125,6 +125,7 @@ REASONS: dict[str, dict[str, str]] = {
         "step.arguments is changed": HANDED_ON,
         "context.state.norms is changed": "the plan gives this element of the tensor to the op",
         "step.saved is changed": HANDED_ON,
+        "step.losses is changed": HANDED_ON,
         "step.logits is changed": HANDED_ON,
     },
     "engine/runtime/boundaries.py": {

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
+from engine.data.sources import refuse_missing_file
 from engine.errors import ConfigError, DataError, FitError, ModelError, RunError
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import (
@@ -68,7 +69,7 @@ def run_in_terminal(
     The code is 0 if the run finished or was stopped, 2 if the model, data or settings cannot be
     used, and 1 if the run failed for another reason. The first Ctrl-C (or SIGTERM, or a closed
     terminal) stops and saves the run; the second ends the process at once. Raises ConfigError for
-    bad input.
+    bad input, and DataError for a data file that does not exist.
     """
     if resume is not None:
         if preset is not None:
@@ -86,7 +87,11 @@ def run_in_terminal(
             "no preset is given; name a YAML preset, or use --resume RUN_ID or --from RUN_ID.",
         )
     else:
-        run = start_run(TrainConfig.load(preset, overrides), runs_dir)
+        config = TrainConfig.load(preset, overrides)
+        for part, _ in config.data.parts():
+            # A run would find this too, but only after torch and transformers are imported.
+            refuse_missing_file(part.only_source)
+        run = start_run(config, runs_dir)
     screen = _Screen(run)
     run.recorder.subscribe(screen.show)
     numbers = [signal.SIGINT, signal.SIGTERM]

@@ -7,7 +7,7 @@ allocates, to the byte.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -97,6 +97,10 @@ class SessionFacts:
     """
     steps: int | None = None
     """The whole run has this many steps; None where the data are not known."""
+    typical_length: Callable[[Chosen], int] | None = None
+    """It returns the length of the rows of a typical step, padding included. Where it is None, all
+    rows are taken to be full.
+    """
 
 
 NOTHING_MORE = SessionFacts()
@@ -192,7 +196,7 @@ class Needs:
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """Returns the seconds of a step of full rows, as the plan's simulation predicts them; None
+        """Returns the seconds of a typical step, as the plan's simulation predicts them; None
         without rates.
         """
         if self.device == "cpu" and not self.machine.here:
@@ -203,8 +207,14 @@ class Needs:
         if rates is None:
             return None
         varlen = shape.varlen(data.packing, self.device)
-        micro_batch = MicroBatch(self.chosen.micro_batch_size, row_length, varlen)
+        micro_batch = MicroBatch(self.chosen.micro_batch_size, self.step_length, varlen)
         return predicted_seconds(shape, self.chosen.choices, rates, micro_batch, self.device)
+
+    @property
+    def step_length(self) -> int:
+        """Returns the length of the rows of a typical step, padding included."""
+        typical = self._facts.typical_length
+        return self.config.data.max_seq_len if typical is None else typical(self.chosen)
 
     def _host(self) -> tuple[Item, ...]:
         """Returns the items of RAM, first those that every run needs and last those that choices

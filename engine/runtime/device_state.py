@@ -70,6 +70,7 @@ class DeviceState:
         self._parameters: dict[tuple[Buffer, int], list[nn.Parameter]] = {}
         self.compiled: dict[tuple[Buffer, int], CompiledBlock] = {}
         """Where the plan says so, it holds the compiled templates by (slot, kind of block)."""
+        self._compiled_alone: dict[tuple[Buffer, int], CompiledBlock] = {}
         self._place_skeleton()
         for slot, units in plan.slots.items():
             for name in units:
@@ -229,6 +230,15 @@ class DeviceState:
             template.get_submodule(name).layer_idx = index  # type: ignore[assignment]
         return template
 
+    def compiled_alone(self, slot: Buffer, unit: Unit) -> CompiledBlock:
+        """Returns the compiled template for passes without gradients. Should compiling it fail,
+        training goes on with its own kernels.
+        """
+        key = (slot, unit.kind)
+        if key not in self._compiled_alone:
+            self._compiled_alone[key] = CompiledBlock(self._templates[key])
+        return self._compiled_alone[key]
+
     def parameters(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the parameters of the unit's template over `slot`, in layout order."""
         return self._parameters[slot, unit.kind]
@@ -260,8 +270,9 @@ class DeviceState:
         """The pair gives the seconds spent on compiling blocks so far, and the reasons for which
         some blocks run uncompiled.
         """
-        seconds = sum(block.seconds for block in self.compiled.values())
-        problems = [block.problem for block in self.compiled.values() if block.problem]
+        blocks = [*self.compiled.values(), *self._compiled_alone.values()]
+        seconds = sum(block.seconds for block in blocks)
+        problems = [block.problem for block in blocks if block.problem]
         return seconds, list(dict.fromkeys(problems))
 
     def fixed_bytes(self) -> int:

@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 import torch
 
 from engine.config.settings import TrainConfig
+from engine.data.length_groups import padded_length
 from engine.data.loader import PreparedData
-from engine.data.rows import padded_length
 from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import MicroBatch, largest_product
@@ -127,7 +127,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     return Planned(
         chosen,
         predictions(told, shape.checkpoint_bytes),
-        simulated_step(planned_job, chosen, target),
+        simulated_step(planned_job, chosen, target, typical_length(config, job.data, chosen)),
         account,
         planned_job,
         target,
@@ -135,15 +135,31 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
     )
 
 
-def simulated_step(job: Job, chosen: Chosen, target: Target) -> PlanSimulated | None:
-    """Returns the event of a simulated step with these choices, or None if no rates are known."""
+def simulated_step(job: Job, chosen: Chosen, target: Target, length: int) -> PlanSimulated | None:
+    """Returns the event of a simulated step with these choices, or None if no rates are known. Its
+    rows have `length` tokens, padding included.
+    """
     shape, device = job.shape, target.device
     step_rates = rates_of_steps(shape, chosen, target.rates, job.row_length, device)
     if step_rates is None:
         return None
     varlen = shape.varlen(job.config.data.packing, device)
-    micro_batch = MicroBatch(chosen.micro_batch_size, job.row_length, varlen)
+    micro_batch = MicroBatch(chosen.micro_batch_size, length, varlen)
     return _as_event(*predicted_step(shape, chosen.choices, step_rates, micro_batch, device))
+
+
+def typical_length(config: TrainConfig, data: PreparedData, chosen: Chosen) -> int:
+    """Returns the length of the rows of a typical step, padding included.
+
+    Rows that are not packed are shorter than the longest, for which the memory is counted. Packed
+    rows are taken to be as long as the longest.
+    """
+    rows, longest = data.train, config.data.max_seq_len
+    if rows.packed:
+        return padded_length(max(rows.longest, data.eval.longest, 1), longest)
+    pad_up_to = chosen.pad_up_to(longest)
+    mean = rows.mean_padded_length(config.train.batch_size, chosen.micro_batch_size, pad_up_to)
+    return max(1, round(mean))
 
 
 def _judged(
@@ -159,7 +175,13 @@ def _judged(
     machine = _machine_for(session.folder)
 
     def judged(rounding: dict[str, Any]) -> FitReport:
-        facts = SessionFacts(rounding, rates, resident, job.total_steps)
+        facts = SessionFacts(
+            rounding,
+            rates,
+            resident,
+            job.total_steps,
+            lambda chosen: typical_length(session.config, job.data, chosen),
+        )
         return estimate(config, machine, shape, facts)
 
     rounding = job.rounding

@@ -28,7 +28,7 @@ from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.checkpoints.start_from import load_start, newest_weights
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
-from engine.data.loader import PreparedData, prepare_data
+from engine.data.loader import BY_LENGTH, PreparedData, prepare_data
 from engine.data.preview import check_first_rows
 from engine.data.tokenise import Execution
 from engine.errors import CheckpointError, RunError
@@ -201,6 +201,10 @@ def prepare(session: Session, resume: bool, check: Callable[[], None]) -> Prepar
         problem,
         Execution(session.progress("tokenise", check)),
     )
+    packed = config.data.packing and not problem
+    if not packed and (newest is None or newest.state["data"].endswith(BY_LENGTH)):
+        # Runs of earlier versions go on in the order in which they began.
+        data = data.grouped_by_length(config.train.batch_size)
     session.recorder.emit(DataPrepared(data.summary))
     _refuse_foreign_tokens(config, model, data)
     total_steps = _total_steps(config, data)

@@ -29,7 +29,7 @@ from engine.train.failures import Failure, FailureKind, failure_of, forget_frame
 from engine.train.forecast import Forecast
 from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
-from engine.train.planning import simulated_step
+from engine.train.planning import simulated_step, typical_length
 from engine.train.prepare import Prepared
 from engine.train.replanning import (
     MOST_ATTEMPTS,
@@ -120,10 +120,7 @@ class Steps:
 
     @property
     def _pad_up_to(self) -> int:
-        """Returns the length that rows may be padded to, since a block is compiled for few
-        lengths.
-        """
-        return self._config.data.max_seq_len if self._prepared.chosen.choices.compiled else 0
+        return self._prepared.chosen.pad_up_to(self._config.data.max_seq_len)
 
     def advance(self) -> bool:
         """Submits the next step. Returns False if a step has failed and the run got over it; the
@@ -220,7 +217,8 @@ class Steps:
                 chosen = plan_with_less(before, prepared.backend, attempt)
             if chosen is None:
                 raise explained(error, before.chosen.gpu_items, is_least=True) or error
-            simulated = simulated_step(before.job, chosen, before.target)
+            length = typical_length(self._config, prepared.data, chosen)
+            simulated = simulated_step(before.job, chosen, before.target, length)
             try:
                 built = prepared.build_engine(replace(before, chosen=chosen, simulated=simulated))
                 break
