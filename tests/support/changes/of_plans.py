@@ -262,7 +262,7 @@ PLANS = (
         "        if self.total > self.limit:\n            return Verdict.DOES_NOT_FIT\n",
         "",
         "A job that does not fit is called tight.",
-        ("tests/engine/fit/test_choose_limits.py", "tests/engine/machine/test_machine.py"),
+        ("tests/engine/fit/test_verdicts.py",),
     ),
     Change(
         "loading-without-its-copy",
@@ -271,5 +271,7 @@ PLANS = (
         "loading = weights + 0 *",
         "The report forgets the copy of the weights that is read from the files.",
         (ITEM_TESTS, "tests/engine/machine/test_machine.py"),
+        survives="Loading takes less than training in every dtype, so the item is 0 either way; only "
+        "the figure in its note is wrong.",
     ),
 )
