@@ -8,6 +8,8 @@ that another version wrote. Each has a test of its own, since neither can be see
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,15 @@ def test_a_label_never_reaches_into_the_next_document():
     rows = RowSet(documents, packed, 0, Order(0, False))
     assert rows.row(0).labels.tolist() == [105, 106, 107, -100, 101, 102, -100, -100]
     assert rows.row(1).labels.tolist() == [109, -100]
+
+
+@pytest.mark.parametrize("limit, asked", [(LIMIT, 0), (64, 4)])
+def test_an_answer_that_was_cut_is_not_asked_for(tmp_path, limit, asked):
+    """What is left of it is trained, but no model could give it exactly."""
+    path = tmp_path / "data.jsonl"
+    row = {"prompt": "hello", "completion": " hello an hello he" * 3}
+    path.write_text((json.dumps(row) + "\n") * 8, encoding="utf-8")
+    config = DataConfig(source=str(path), max_seq_len=limit, eval_fraction=0.5)
+    data = prepare_data(config, made.byte_level_tokenizer(), seed=1)
+    assert len(data.eval_prompts(8)) == asked
+    assert data.eval.loss_tokens and data.eval.row_lengths.max() <= limit

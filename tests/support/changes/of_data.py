@@ -70,7 +70,7 @@ DATA = (
         "        if answer and answer[1] > limit:\n            answer = None\n",
         "",
         "An answer of which a part was cut off is asked for as if it were whole.",
-        (ROW_TESTS, MASKS),
+        (LABELS, ROW_TESTS),
     ),
     Change(
         "documents-share-positions",

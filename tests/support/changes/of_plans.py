@@ -271,7 +271,7 @@ PLANS = (
         "loading = weights + 0 *",
         "The report forgets the copy of the weights that is read from the files.",
         (ITEM_TESTS, "tests/engine/machine/test_machine.py"),
-        survives="Loading takes less than training in every dtype, so the item is 0 either way; only "
-        "the figure in its note is wrong.",
+        survives="Loading takes less than training in every dtype, so the item is 0 either way; "
+        "only the figure in its note is wrong.",
     ),
 )
