@@ -42,6 +42,13 @@ def test_the_newest_are_kept(tmp_path, new_store, keep):
     assert names(tmp_path) == sorted(f"step-{step}" for step in (2, 9, 10, 100)[-keep:])
 
 
+def test_one_that_was_being_replaced_by_a_killed_writer_gets_its_name_back(two, new_store):
+    root, _ = two
+    (root / "step-2").rename(root / ".step-2.old")
+    write_checkpoint(root, 3, Contents(new_store(), {}), keep=3)
+    assert names(root) == ["step-1", "step-2", "step-3"]
+
+
 def test_older_ones_go_only_after_the_new_one_is_there(two, new_store, monkeypatch):
     root, _ = two
     rename = type(root).rename

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from engine.checkpoints.weights import load_pretrained
@@ -84,6 +85,16 @@ def test_giving_up_while_weights_are_read(opened):
 
     with pytest.raises(Enough):
         load_pretrained(model, str(folder), store, give_up)
+
+
+def test_missing_weights_are_refused_by_name(opened):
+    """transformers would draw them at random."""
+    folder, model, store = opened("llama", "float32")
+    file, name = folder / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    kept = {key: tensor for key, tensor in load_file(file).items() if key != name}
+    save_file(kept, file, {"format": "pt"})
+    with pytest.raises(ModelError, match=f"{name} is missing"):
+        load_pretrained(model, str(folder), store)
 
 
 def test_weights_of_another_shape_are_refused_by_name(opened, tmp_path):

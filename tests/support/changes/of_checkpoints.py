@@ -38,8 +38,9 @@ CHECKPOINT = (
         WEIGHTS,
         "lacking = missing + mismatched",
         "lacking = missing",
-        "Weights of another shape are random.",
+        "Weights of another shape are not refused where they are read.",
         (WEIGHT_TESTS,),
+        survives="The store refuses them, by name, when they are written to the planes.",
     ),
     Change(
         "damaged-buffers-accepted",
@@ -119,7 +120,7 @@ CHECKPOINT = (
         'if path.suffix == ".old" and not current.exists():',
         'if path.suffix == ".none" and not current.exists():',
         "A kill between two renames loses the checkpoint that was being replaced.",
-        (CHECKPOINTS,),
+        (KEPT,),
     ),
     Change(
         "gradients-in-checkpoints",
