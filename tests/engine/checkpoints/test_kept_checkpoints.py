@@ -7,6 +7,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from engine.checkpoints.checkpoint import Contents, checkpoint_bytes, write_checkpoint
 from engine.checkpoints.restore import load_checkpoint, load_newest_checkpoint, newest_checkpoint
@@ -32,6 +33,15 @@ def test_a_full_disk_is_seen_before_anything_is_written(two, new_store, monkeypa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed + 2**21))
     write_checkpoint(root, 3, Contents(store, {}), keep=1)
     assert names(root) == ["step-3"]
+
+
+def test_the_space_for_buffers_is_counted(tmp_path, new_store, monkeypatch):
+    store, buffers = new_store(), {"router.bias": torch.zeros(1 << 20)}
+    free = checkpoint_bytes(store.layouts, store.dtype) + 2 * (1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(CheckpointError, match="The checkpoint of step 3 needs"):
+        write_checkpoint(tmp_path, 3, Contents(store, {}, buffers), keep=1)
+    write_checkpoint(tmp_path, 3, Contents(store, {}), keep=1)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

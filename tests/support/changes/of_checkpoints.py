@@ -15,6 +15,7 @@ CHECKPOINTS = "tests/engine/checkpoints/test_checkpoint.py"
 KEPT = "tests/engine/checkpoints/test_kept_checkpoints.py"
 EDGES = "tests/engine/train/test_run_edges.py"
 TRAINER = "tests/engine/train/test_trainer.py"
+CHANGED = "tests/engine/train/test_changed_settings.py"
 
 CHECKPOINT = (
     Change(
@@ -136,7 +137,7 @@ CHECKPOINT = (
         "return self.plane_bytes + buffers + 2 * state + _SPARE_BYTES",
         "return self.plane_bytes + 2 * state + _SPARE_BYTES",
         "The check of the free disk forgets the buffers.",
-        (CHECKPOINTS, "tests/engine/train/test_full_disk.py"),
+        (KEPT,),
     ),
     Change(
         "name-before-its-content",
@@ -160,7 +161,7 @@ CHECKPOINT = (
         "if name in ORDER",
         "if name in ()",
         "A resume with another batch size skips rows and repeats others.",
-        (TRAINER, EDGES, "tests/engine/cli/test_bad_input.py"),
+        (CHANGED,),
     ),
     Change(
         "more-steps-than-asked-for",
@@ -168,7 +169,7 @@ CHECKPOINT = (
         "if total_steps < step:",
         "if total_steps < 0:",
         "A run that has more steps than its settings ask for is resumed.",
-        (TRAINER, EDGES, "tests/engine/cli/test_bad_input.py"),
+        ("tests/engine/runs/test_faults.py",),
     ),
     Change(
         "buffers-not-exported",
@@ -184,6 +185,6 @@ CHECKPOINT = (
         "    except BaseException as error:\n        shutil.rmtree(partial, ignore_errors=True)\n",
         "    except BaseException as error:\n",
         "An export that failed leaves gigabytes beside its folder.",
-        (TRAINER, EDGES, "tests/engine/train/test_full_disk.py"),
+        ("tests/engine/train/test_export_edges.py", TRAINER),
     ),
 )
