@@ -17,6 +17,7 @@ from engine.plan.assign_slots import slot_of
 from engine.plan.buffers import EMBED, HEAD, Buffer, BufferKind
 from engine.plan.ops import StepPlan
 from engine.runtime.compiled import CompiledBlock
+from engine.runtime.exact_weights import ExactWeights
 
 
 class DeviceState:
@@ -39,6 +40,12 @@ class DeviceState:
         """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a
         unit.
         """
+        self.exact = {
+            name: ExactWeights(numel, device)
+            for name, units in plan.slots.items()
+            if (numel := max(self._units[unit].layout.exact_numel for unit in units))
+        }
+        """The weights that stay in fp32, for each slot whose units have any."""
         self._spare = plan.spare_buffers
         self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
@@ -193,10 +200,16 @@ class DeviceState:
     def _views(self, slot: Buffer, unit: Unit) -> list[nn.Parameter]:
         """Returns the unit's parameters as views of a slot, in layout order."""
         weights = self.slots[slot]
-        return [
-            nn.Parameter(weights[offset : offset + spec.numel].view(spec.shape))
-            for spec, offset in zip(unit.layout.parameters, unit.layout.offsets)
-        ]
+        exact = iter(unit.layout.exact_parts)
+        views: list[nn.Parameter] = []
+        for spec, offset in zip(unit.layout.parameters, unit.layout.offsets):
+            if spec.exact:
+                place = next(exact).place
+                flat = self.exact[slot].values[place : place + spec.numel]
+            else:
+                flat = weights[offset : offset + spec.numel]
+            views.append(nn.Parameter(flat.view(spec.shape)))
+        return views
 
     def _make_template(self, slot: Buffer, unit: Unit) -> None:
         """Makes a copy of a block whose parameters are views of a slot."""
@@ -278,8 +291,10 @@ class DeviceState:
     def fixed_bytes(self) -> int:
         """Returns the bytes of all buffers that the plan keeps on the device."""
         own = [grad for buffer, grad in self.grads.items() if buffer.unit not in self._shared]
+        exact = [part for each in self.exact.values() for part in (each.values, each.low)]
         tensors = [
             *self.slots.values(),
+            *exact,
             *own,
             self._arena,
             *self.stagings.values(),
