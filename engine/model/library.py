@@ -206,7 +206,13 @@ class _DefaultDtype(TorchFunctionMode):
         torch.logspace,
     }
     """These functions make tensors of the default dtype."""
-    _DEFAULT_FOR_FLOATS: ClassVar = {torch.full, torch.tensor, torch.scalar_tensor, torch.arange}
+    _DEFAULT_FOR_FLOATS: ClassVar = {
+        torch.full,
+        torch.tensor,
+        torch.scalar_tensor,
+        torch.arange,
+        torch.normal,
+    }
     """These functions do so if they are given Python floats."""
     _EXPLICIT: ClassVar = {torch.Tensor.float, torch.Tensor.to, torch.Tensor.type}
     """These functions make tensors of the dtype that they are asked for."""

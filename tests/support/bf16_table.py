@@ -72,24 +72,32 @@ class FamilyLogits:
 
 
 def compare(family: str) -> FamilyLogits:
-    """Compares the logits of a tiny random checkpoint, for whole rows."""
+    """Compares the logits of a tiny random checkpoint, for whole rows. What stays in fp32 must be
+    what transformers keeps there.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = save_family(Path(place) / "model", family)
         round_to_bf16(folder, family)
         ids = torch.randint(3, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
         attention = attention_of(folder)
         how = {"attn_implementation": attention}
+        exact, plain = (
+            load_plain(folder, dtype, **how) for dtype in (torch.float32, torch.bfloat16)
+        )
         with torch.no_grad(), sdpa_kernel(KERNELS, set_priority=True):
             truth, theirs = (
-                load_plain(folder, dtype, **how)(input_ids=ids, use_cache=False).logits.float()
-                for dtype in (torch.float32, torch.bfloat16)
+                model(input_ids=ids, use_cache=False).logits.float() for model in (exact, plain)
             )
-        kept = kept_in_fp32(bf16_model(folder, load_config(str(folder))))
+        ours = bf16_model(folder, load_config(str(folder)))
+        kept = kept_in_fp32(ours)
+        assert kept == {n for n, p in plain.named_parameters() if p.dtype == torch.float32}
+        for name, buffer in ours.persistent_buffers().items():
+            assert buffer.dtype == plain.get_buffer(name).dtype, name
 
         def compared(chosen: str) -> Compared:
-            ours, used = streamed_logits(folder, ids, chosen)
-            same = torch.equal(ours, theirs)
-            return Compared(used, same, error(ours, truth), error(theirs, truth))
+            found, used = streamed_logits(folder, ids, chosen)
+            same = torch.equal(found, theirs)
+            return Compared(used, same, error(found, truth), error(theirs, truth))
 
         return FamilyLogits(bool(kept), compared(attention), compared("auto"))
 
