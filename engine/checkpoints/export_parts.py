@@ -9,16 +9,14 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from engine.model.hub_cache import INDEX, WEIGHTS
 from engine.model.stored_dtype import read_header
 from engine.model.units import StreamedModel
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from engine.runtime.host_store import HostStore
+from engine.runtime.host_store import HostStore
 
 _PART_BYTES = 256 << 20
 """A part has the weights of whole units. It ends with the unit that makes it larger than this."""

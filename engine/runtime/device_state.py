@@ -40,12 +40,12 @@ class DeviceState:
         """Each slot is a flat tensor [numel of its largest unit] that holds the weights of a
         unit.
         """
-        self.exact = {
-            name: ExactWeights(numel, device)
-            for name, units in plan.slots.items()
-            if (numel := max(self._units[unit].layout.exact_numel for unit in units))
-        }
+        self.exact: dict[Buffer, ExactWeights] = {}
         """The weights that stay in fp32, for each slot whose units have any."""
+        for slot, names in plan.slots.items():
+            numel = max(self._units[each].layout.exact_numel for each in names)
+            if numel:
+                self.exact[slot] = ExactWeights(numel, device)
         self._spare = plan.spare_buffers
         self._piece_numel = plan.piece_numel
         self._shared = set(plan.arena)
