@@ -4,7 +4,7 @@ Each kind of op does one thing.
 Copies between host and device (lanes H2D and D2H):
 
 - `prefetch` copies the plane weight_high of a unit to its slot, and completes the weights that
-  stay in fp32 (`engine.runtime.exact_weights`).
+  stay in fp32 (`engine.runtime.device_state`).
 - `store_boundary` and `fetch_boundary` copy a block's input to the host and back.
 - `offload` copies a rounded gradient from its staging buffer to the plane grad. Where the sum over
   rounds is kept on the host, `fetch_grad` copies the gradient back.
