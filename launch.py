@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
+from engine.config.export_choice import EXPORT_DTYPES, ExportChoice
 from engine.errors import ConfigError, RamstreamError
 
 DEFAULT_RUNS = "runs"
@@ -126,9 +127,8 @@ def _check(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from engine.checkpoints.export import export_run
 
-    checkpoint = export_run(
-        arguments.runs_dir, arguments.run_id, arguments.folder, arguments.checkpoint
-    )
+    choice = ExportChoice(arguments.checkpoint, arguments.dtype)
+    checkpoint = export_run(arguments.runs_dir, arguments.run_id, arguments.folder, choice)
     for sentence in checkpoint.skipped:
         print(f"Note: {sentence}", file=sys.stderr)
     print(f"Exported the model of step {checkpoint.step} to {arguments.folder}")
@@ -256,6 +256,12 @@ def _export_arguments(commands: _Commands) -> None:
     export.add_argument("folder", type=Path)
     export.add_argument(
         "--checkpoint", type=int, metavar="N", help="of step N (the newest by default)"
+    )
+    export.add_argument(
+        "--dtype",
+        choices=EXPORT_DTYPES,
+        default="auto",
+        help="of the weights (the model's own by default; float32 has all of the masters)",
     )
     _runs_dir_argument(export)
     export.set_defaults(run=_export)

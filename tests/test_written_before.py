@@ -194,7 +194,11 @@ def test_the_model_of_each_checkpoint_is_exported_to_the_bit(place):
 # ------------------------------------------------------------------ the preset
 
 
-SINCE_THEN = {"train.nonfinite": "stop", "model.start_from": None}
+SINCE_THEN = {
+    "train.nonfinite": "stop",
+    "model.start_from": None,
+    "output.export_dtype": "auto",
+}
 """These settings are newer than the preset. They have the values with which nothing changes."""
 
 

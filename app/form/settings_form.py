@@ -76,6 +76,7 @@ LABELS = {
     "output.sample_tokens": "Sample tokens",
     "output.timeline_every": "Timeline every (steps)",
     "output.export": "Export when finished",
+    "output.export_dtype": "Precision of the export",
     "output.price_per_kwh": "Price of electricity (a kWh)",
     "output.webhook": "Web address to tell when the run ends",
 }
@@ -86,6 +87,10 @@ CHOICE_LABELS = {
         "random": "random weights (from scratch)",
     },
     "model.dtype": {"bfloat16": "bfloat16, fp32 masters", "float32": "float32"},
+    "output.export_dtype": {
+        "bfloat16": "bfloat16",
+        "float32": "float32, the whole masters",
+    },
     "data.train_on": {"assistant": "the answers only", "all": "every token"},
     "engine.save_level": {
         "boundary_host": "block inputs, in host RAM",

@@ -23,6 +23,7 @@ from app.session.run_list import RunList
 from app.view.run_row import Weights
 from app.view.run_watch import Watch
 from engine.config.changes import CHANGE, Change
+from engine.config.export_choice import NEWEST, ExportChoice
 from engine.config.settings import TrainConfig
 from engine.errors import RunError
 from engine.paths import named_folder
@@ -369,10 +370,9 @@ class Session:
 
     # ------------------------------------------------------------------ long work
 
-    def export(self, run_id: str, folder: str, checkpoint: int | None = None) -> Job:
-        """Starts a job that exports a run's weights as a Hugging Face folder. It exports the newest
-        complete checkpoint, or the one of step `checkpoint`. Raises RunError if no folder is given,
-        and as `Jobs.start` does.
+    def export(self, run_id: str, folder: str, choice: ExportChoice = NEWEST) -> Job:
+        """Starts a job that exports a run's weights as a Hugging Face folder, as `choice` says.
+        Raises RunError if no folder is given, and as `Jobs.start` does.
         """
         open_run(self.runs_dir, run_id)
         if not folder.strip():
@@ -382,7 +382,7 @@ class Session:
         def work(job: Job) -> str:
             job.stage("Opening the run", BYTES)
             found = self.engine.export_run(
-                self.runs_dir, run_id, target, checkpoint=checkpoint, progress=job.progress
+                self.runs_dir, run_id, target, choice=choice, progress=job.progress
             )
             return " ".join(
                 [f"Exported the model of step {found.step:,} to {target}.", *found.skipped]

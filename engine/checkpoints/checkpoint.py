@@ -358,10 +358,11 @@ def _plane_bytes(layout: UnitLayout, dtype: str) -> dict[str, int]:
 
 def description(layout: UnitLayout) -> dict[str, Any]:
     """Describes a layout. Two layouts with the same description have interchangeable planes."""
-    parameters = [
-        {**asdict(spec), "offset": offset}
-        for spec, offset in zip(layout.parameters, layout.offsets)
-    ]
+    parameters = []
+    for spec, offset in zip(layout.parameters, layout.offsets):
+        fields = asdict(spec)
+        del fields["exact"]  # the planes are the same, whatever the device computes with
+        parameters.append({**fields, "offset": offset})
     return {
         "unit": layout.unit,
         "numel": layout.numel,

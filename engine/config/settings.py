@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from engine.config.data_settings import DataConfig
+from engine.config.export_choice import ExportDtype
 from engine.config.limits import LARGEST, at_least, at_most, between, web_address
 from engine.config.tree import assign, build, override, read_yaml
 from engine.errors import ConfigError
@@ -265,6 +266,11 @@ class OutputConfig:
 
     export: bool = True
     """The run writes a Hugging Face folder when it ends."""
+
+    export_dtype: ExportDtype = "auto"
+    """The folder has its weights in this dtype. `auto` means the dtype of the model. `float32`
+    writes the fp32 masters, which lose nothing and take twice the space of bfloat16.
+    """
 
     price_per_kwh: float | None = None
     """A kilowatt hour has this price, in any currency: the fit report estimates what the run's

@@ -48,7 +48,9 @@ from engine.runtime.host_threads import Workers, ranges
 from engine.words import GIB
 
 DMA_PLANES = ("weight_high", "grad")
-"""The device reads or writes these planes by DMA; only they are registered."""
+"""The device reads or writes these planes by DMA; only they are registered, and weight_low of units
+with weights that stay in fp32.
+"""
 
 _TOUCH_BYTES = 64 << 20
 _PIECE = 4 << 20  # elements that are converted at once
@@ -274,13 +276,18 @@ class HostStore:
             for key, size in wanted.items():
                 array = self._arrays[key]
                 self._touch(array, what, total)
-                if key[1] in DMA_PLANES and size:
+                if self._is_for_dma(*key) and size:
                     self._register_array(array)
                 done += size
                 progress(done, total)
         except BaseException:
             self._release([key for key in wanted if key in self._arrays])
             raise
+
+    def _is_for_dma(self, unit: str, plane: str) -> bool:
+        """Tells whether the device reads or writes this plane of the unit in every plan."""
+        has_low = plane == "weight_low" and self.layouts[unit].exact_numel > 0
+        return plane in DMA_PLANES or has_low
 
     def _map(self, key: _Key, size: int, what: str, total: int) -> None:
         """Maps memory for one plane. Raises FitError where the system refuses."""

@@ -388,7 +388,11 @@ class Trainer:
         progress(0, 1, "Writing the model")
         prepared = self.prepared
         trained = TrainedModel(
-            prepared.model, prepared.store, prepared.tokenizer, self.config.model.source
+            prepared.model,
+            prepared.store,
+            prepared.tokenizer,
+            self.config.model.source,
+            self.config.output.export_dtype,
         )
         size = write_model(trained, self.folder.export_path)
         progress(1, 1, "Written")

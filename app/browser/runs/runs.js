@@ -331,7 +331,8 @@ export class RunList {
         button.disabled = true;
         said.className = "";
         try {
-            const job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
+            const wanted = { folder: form.get("folder"), dtype: form.get("dtype") };
+            const job = await send(path(this.run.id, "export"), wanted);
             this.exporting.show(job);
             noticeJobs();
             const over = await this.exporting.follow(job);

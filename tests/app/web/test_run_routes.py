@@ -12,6 +12,7 @@ import pytest
 
 from app.session import run_list as run_list_module
 from app.session.session import Session
+from engine.config.export_choice import ExportChoice
 from engine.errors import RunError
 from engine.runs.events import StateChanged
 from engine.runs.folder import open_run
@@ -186,7 +187,7 @@ def test_export_is_a_job(session, engine, tmp_path):
     done = get(session, f"/api/jobs/{job['id']}").json()
     assert done["result"] == f"Exported the model of step 7 to {tmp_path / 'model'}."
     assert (done["done"], done["total"]) == (1, 2)
-    assert engine.asked == [(folder.id, tmp_path / "model", None)]
+    assert engine.asked == [(folder.id, tmp_path / "model", ExportChoice())]
     assert post(session, f"/api/runs/{folder.id}/export", {"folder": " "}).status_code == 409
 
 

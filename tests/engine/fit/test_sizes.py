@@ -242,7 +242,7 @@ def test_a_shape_from_a_config_file_alone(tmp_path):
     )
     assert (
         shape.checkpoint_bytes == 12 * shape.plane_numel
-        and shape.export_bytes == 2 * shape.parameter_count
+        and shape.export_bytes("bfloat16") == 2 * shape.parameter_count
     )
     # design.md section 4: measured on the GPU.
     assert shape.blocks[0].activations.of(1, 1024) / 1024 == pytest.approx(220 * 1024, rel=0.02)
