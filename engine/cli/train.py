@@ -22,7 +22,7 @@ from tqdm import tqdm
 from engine.cli.check import kernels_in_words
 from engine.config.settings import TrainConfig
 from engine.data.sources import refuse_missing_file
-from engine.errors import ConfigError, DataError, FitError, ModelError, RunError
+from engine.errors import ConfigError, DataError, DeviceError, FitError, ModelError, RunError
 from engine.fit.predicted import QUANTITIES
 from engine.runs.events import (
     CheckpointWritten,
@@ -107,12 +107,26 @@ def run_in_terminal(
         screen.close()
     if ended.state == "failed":
         _say(f"ramstream: {ended.reason}", sys.stderr)
+        if ended.error_type == DeviceError.__name__:
+            _end_without_device()
         return 2 if ended.error_type in BAD_INPUT else 1
     _say(ended.reason)
     if ended.state == "stopped":
         folder = "" if runs_dir == Path("runs") else f" --runs-dir {runs_dir}"
         _say(f"Resume it with: python launch.py train --resume {run.id}{folder}")
     return 0
+
+
+def _end_without_device() -> None:
+    """Ends the process with exit code 1 if it has used CUDA.
+
+    CUDA objects of a lost device abort the process when they are freed at its end, with a trace
+    that hides the sentence before it. Everything that lasts is on the disk by now.
+    """
+    # A run that never reached its device may not have imported torch.
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        os._exit(1)
 
 
 def trained_on(
