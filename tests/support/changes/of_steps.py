@@ -47,10 +47,12 @@ STEPS = (
     Change(
         "evaluation-averages-means",
         ENGINE,
-        "            total += float(self.state.norms[-1])\n"
-        "            count += int(batch.loss_tokens)\n",
-        "            total += float(self.state.norms[-1]) / max(1, int(batch.loss_tokens))\n"
-        "            count += 1\n",
+        "total = summed(total, [step.losses[place] for place in range(len(sweep))])\n"
+        "                count += sum(int(batch.loss_tokens) for batch in sweep)\n",
+        "for place, batch in enumerate(sweep):\n"
+        "                    mean = float(step.losses[place]) / max(1, int(batch.loss_tokens))\n"
+        "                    total += mean\n"
+        "                count += len(sweep)\n",
         "An evaluation is the mean of its micro-batches' means, not of its tokens.",
         (BF16, "tests/engine/train/test_evaluation_loss.py"),
     ),
