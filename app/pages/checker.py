@@ -16,7 +16,7 @@ from app.pages.verdict import unchecked, verdict_of
 from app.session.session import Session
 from app.view.data_figures import lengths_figure, lengths_words
 from engine.config.settings import TrainConfig
-from engine.errors import ConfigError, RamstreamError
+from engine.errors import ConfigError, DataError, RamstreamError
 from engine.fit.report import FitReport
 from engine.machine.rates import rates_file
 from engine.machine.read_machine import Machine, read_machine
@@ -93,8 +93,11 @@ class Checker:
             found = self._preview(config.model.source, config.data)
         except ConfigError as error:
             return _unread(describe_error(error)) | {"given": given}
-        except RamstreamError as error:
+        except DataError as error:
             return _unread(str(error)) | {"given": given}
+        except RamstreamError as error:
+            # The tokenizer cannot be read, which says nothing about the data.
+            return {"error": as_labelled(str(error)), "finding": None, "given": given}
         if found["finding"] is not None:
             self._preview.cache_clear()  # the file must be read again once it is corrected
         return found | {"given": given}

@@ -9,7 +9,6 @@ from engine.data.mapping import preview
 from engine.data.preview import check_first_rows
 from engine.errors import DataError
 from engine.model.hub import is_fetched
-from engine.model.pretrained_files import load_tokenizer
 from engine.paths import resolve_source
 
 
@@ -29,6 +28,9 @@ def checked_data(config: TrainConfig) -> str:
             "Data: the first rows can be read; how much of them is trained is known once the "
             f"tokenizer of {model} is on this machine."
         )
+    # transformers brings torch, which a check of a model alone need not load.
+    from engine.model.pretrained_files import load_tokenizer
+
     found = preview(config.data, load_tokenizer(model))
     problem = found.get("error") or found["untrainable"]
     if problem and not found.get("has_more"):
