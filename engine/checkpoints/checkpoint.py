@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.checkpoints import copies
-from engine.checkpoints.snapshot import Snapshot
+from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import Meter
 from engine.checkpoints.unit_files import CHECKSUM, UnitFiles
 from engine.errors import CheckpointError, DiskFullError

@@ -18,12 +18,12 @@ import xxhash
 
 from engine.checkpoints import copies
 from engine.checkpoints.piece_files import PAGE, PieceFile
-from engine.checkpoints.snapshot import Snapshot
+from engine.checkpoints.plane_snapshot import Snapshot
 from engine.checkpoints.threads import THREADS, Meter, in_threads
 from engine.model.layout import UnitLayout
 
 CHECKSUM = "xxh3_128"
-"""The manifest names the checksum of pieces so."""
+"""The manifest says under this name how pieces are hashed."""
 ALIGNED_BYTES = 1 << 20
 """A plane of at least this many bytes begins at a whole page of its file, so that it can be written
 directly. Smaller planes follow each other without a gap.

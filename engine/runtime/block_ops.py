@@ -187,11 +187,13 @@ def _device_update(context: OpContext, op: DeviceUpdate, step: StepUnderWay) -> 
         context.state.slots[op.slot].data[start:stop].copy_(planes["weight_high"])
 
 
-def _offload_weights(context: OpContext, op: OffloadWeights, _step: StepUnderWay) -> None:
+def _offload_weights(context: OpContext, op: OffloadWeights, step: StepUnderWay) -> None:
+    context.guard.before_change(op.unit, step.inputs.number)
     _copy_states(context, op, ["weight_high"], to_device=False)
 
 
-def _offload_states(context: OpContext, op: OffloadStates, _step: StepUnderWay) -> None:
+def _offload_states(context: OpContext, op: OffloadStates, step: StepUnderWay) -> None:
+    context.guard.before_change(op.unit, step.inputs.number)
     names = [plane for plane in context.store.planes if plane not in ("weight_high", "grad")]
     _copy_states(context, op, names, to_device=False)
 
@@ -238,6 +240,7 @@ def _update(context: OpContext, op: Update, step: StepUnderWay) -> None:
     adamw, result = context.adamw, step.result
     assert adamw is not None  # an engine without an optimizer has no plan with updates
     assert result is not None  # every update waits for `clip`
+    context.guard.before_change(op.unit, step.inputs.number)
     adamw.update(op.unit, step.inputs.number, step.inputs.learning_rate, result.clip_factor)
 
 

@@ -12,6 +12,7 @@ from engine.runtime.backend import Backend
 from engine.runtime.device_state import DeviceState
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
+from engine.runtime.plane_guard import PlaneGuard
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class EngineParts:
     """The logits of this many positions exist at once."""
     host_boundaries: dict[tuple[str, int], torch.Tensor]
     """Boundaries on the host, by (unit, micro-batch), are flat tensors [numel]."""
+    guard: PlaneGuard
+    """Every op that changes planes on the host asks it first."""
 
 
 class OpContext:
@@ -44,6 +47,7 @@ class OpContext:
         self.adamw = parts.adamw
         self.loss_chunk = parts.loss_chunk
         self.host_boundaries = parts.host_boundaries
+        self.guard = parts.guard
         self.units = {unit.name: unit for unit in parts.model.units}
         self.positions = {unit.name: place for place, unit in enumerate(parts.model.units)}
         """Each unit has this index among all units."""

@@ -40,6 +40,7 @@ from engine.runtime.executor import Executor
 from engine.runtime.host_adamw import HostAdamW
 from engine.runtime.host_store import HostStore
 from engine.runtime.op_context import EngineParts
+from engine.runtime.plane_guard import PlaneGuard
 from engine.runtime.step import DeviceBatch, StepInputs, StepUnderWay
 
 
@@ -90,6 +91,8 @@ class StreamingEngine:
         self._max_grad_norm = settings.max_grad_norm
         self._seed = settings.seed
         self._adamw = adamw
+        self.guard = PlaneGuard()
+        """It holds back updates while a checkpoint is written beside training."""
         self._blocks = [unit.name for unit in model.blocks]
         self.plan = self._step_plan() if adamw is not None else self._forward_plan(1)
         validate(self.plan)
@@ -110,6 +113,7 @@ class StreamingEngine:
             adamw=adamw,
             loss_chunk=settings.loss_chunk,
             host_boundaries=self._boundaries.tensors,
+            guard=self.guard,
         )
         self._executors: dict[int, Executor] = {}
         self._train = self._executor(self.plan)
@@ -215,6 +219,12 @@ class StreamingEngine:
                 self._executor(plan).run(self._training_step(0, batches), check=check)
             finally:
                 self.drain()
+
+    def when_applied(self, callback: Callable[[], None]) -> None:
+        """Has `callback` called on the HOST lane once every step that was submitted so far is
+        applied, and before any host op of a later step. It is not called where a step fails.
+        """
+        self.backend.finish_step(callback)
 
     def drain(self) -> None:
         """Waits until every submitted step is applied. Raises the first error of any lane."""

@@ -25,6 +25,7 @@ from engine.errors import FitError, GpuMemoryError
 from engine.fit.choose import Chosen, choose
 from engine.fit.cost import MicroBatch, largest_product
 from engine.fit.job import Job, Target
+from engine.fit.memory_items import MemoryItem
 from engine.fit.needs import RUNTIME_GROWTH_BYTES, Resident, SessionFacts, Verdict, rates_of_steps
 from engine.fit.predict import predicted_step
 from engine.fit.predicted import predictions
@@ -63,6 +64,8 @@ class Planned:
     simulated: PlanSimulated | None
     """A step with these choices was simulated; this is None if no rates are known."""
     account: MemoryAccount
+    copy_bytes: int = 0
+    """The fit report set aside this much RAM for copies of planes, for checkpoints."""
     ceiling: float | None = None
     """Large matrix products reach this many FLOPs a second, as measured on the device."""
 
@@ -135,6 +138,7 @@ def make_plan(session: Session, job: TrainingJob, check: Callable[[], None]) -> 
         predictions(told, shape.checkpoint_bytes),
         simulated,
         account,
+        sum(item.bytes for item in report.host.items if item.kind == MemoryItem.CHECKPOINT_COPIES),
         _ceiling(matmul_rates, shape, device),
     )
 

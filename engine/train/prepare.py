@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoints.checkpoint import CheckpointInfo
+from engine.checkpoints.copies import CopyMemory
 from engine.checkpoints.restore import load_newest_checkpoint, newest_checkpoint
 from engine.checkpoints.weights import initialise, load_pretrained
 from engine.config.settings import TrainConfig
@@ -68,6 +69,8 @@ class Prepared:
     adamw: HostAdamW
     engine: StreamingEngine
     planned: Planned
+    copies: CopyMemory
+    """Planes are copied to this memory while a checkpoint is written beside training."""
     total_steps: int
     step: int = 0
     loading_peak: int | None = None
@@ -92,7 +95,7 @@ class Prepared:
         """
         # The stack closes in reverse order: the engine uses the optimizer, and both use the planes.
         with contextlib.ExitStack() as parts:
-            for part in (self.backend, self.store, self.adamw, self.engine):
+            for part in (self.backend, self.store, self.adamw, self.engine, self.copies):
                 parts.callback(part.close)
 
 
@@ -172,9 +175,12 @@ def _build(
         hyperparameters = AdamWSettings(train.beta1, train.beta2, train.eps, train.weight_decay)
         adamw = HostAdamW(store, hyperparameters)
         engine = _engine(config, job, planned.chosen, store, adamw)
+        copies = CopyMemory(planned.copy_bytes)
+        allocated.callback(copies.close)
         account.holds(
             lambda: {
                 ShareName.PLANES: store.allocated_bytes,
+                ShareName.COPIES: copies.nbytes,
                 ShareName.BOUNDARIES: engine.boundary_bytes,
                 ShareName.DATA: data_bytes(data),
             },
@@ -197,6 +203,7 @@ def _build(
         adamw=adamw,
         engine=engine,
         planned=planned,
+        copies=copies,
         total_steps=job.total_steps,
         step=step,
         loading_peak=loading_peak,

@@ -6,8 +6,8 @@
   settings. A stop, a discard or a lack of host memory ends the loop at once.
 - A submitted step is executed while the loop submits the next one. The HOST lane records its
   `StepFinished` when it is applied.
-- The engine is drained, so that every submitted step is applied, before anything is saved or
-  evaluated and before a pause.
+- A checkpoint that falls due is written while steps go on (`engine.train.saving`).
+- The engine is drained, so that every submitted step is applied, before an evaluation or a pause.
 - At the end, the run is saved first, so that a failed or interrupted evaluation loses nothing.
 - If the disk is full when a checkpoint is written, the run is paused until there is space or a
   request ends the wait.
@@ -23,14 +23,12 @@ import shutil
 import time
 from collections.abc import Callable
 
-from engine.checkpoints.checkpoint import Contents, write_checkpoint
 from engine.checkpoints.export import TrainedModel, write_model
 from engine.config.changes import CHANGE, Change
 from engine.config.settings import OptimConfig
 from engine.data.rows import batches
 from engine.errors import DiskFullError, HostMemoryError, RunError
 from engine.runs.events import (
-    CheckpointWritten,
     ControlReceived,
     ExportWritten,
     RunEnded,
@@ -46,7 +44,7 @@ from engine.train.memory_watch import MemoryWatch
 from engine.train.observe import Observer
 from engine.train.paused_calls import PausedCalls
 from engine.train.prepare import Prepared
-from engine.train.resume import resume_state
+from engine.train.saving import Saver
 from engine.train.schedule import fitting_warm_up, learning_rate
 from engine.train.session import Session
 from engine.words import in_seconds
@@ -88,7 +86,6 @@ class Trainer:
         self._paused = paused
         self._step = prepared.step
         """This many steps have been submitted; after a drain, all of them are applied."""
-        self._saved_step = prepared.step or None
         self._watch = MemoryWatch(prepared.planned.account.ran_low)
         self._forecast = Forecast(
             prepared.planned.predicted,
@@ -96,6 +93,7 @@ class Trainer:
             prepared.backend.memory if prepared.backend.device.type != "cpu" else None,
         )
         self._observer = Observer(session, prepared, self._watch, self._forecast)
+        self._saver = Saver(session, prepared, self._forecast)
         # A wait for disk space does not count as part of a step's time.
         recorder.call_after_wait(self._observer.start_clock)
         self._evaluator = Evaluator(session, prepared)
@@ -132,12 +130,14 @@ class Trainer:
         except HostMemoryError as error:
             return self._give_way(error)
         except Discarded:
+            self._saver.cancel()
             self.prepared.engine.drain()
             shutil.rmtree(self.folder.checkpoints_path, ignore_errors=True)
             return RunEnded(
                 "discarded", f"Stopped at step {self._step}; its checkpoints were deleted as asked."
             )
         finally:
+            self._saver.close()
             # The record outlives its run, and a listener would keep everything that was allocated
             # alive.
             self.recorder.call_after_wait(None)
@@ -152,17 +152,19 @@ class Trainer:
         self._state("running")
         self._observer.start_clock()
         while self._step < self.prepared.total_steps:
+            self._attend_to_checkpoint(self._step)
             self._obey(self._step)
             self._submit(self._step + 1)
             self._step += 1
             if self._step >= self.prepared.total_steps:
                 break
             if output.checkpoint_every and self._step % output.checkpoint_every == 0:
-                self._save(self._step)
+                self._save_beside(self._step)
             if output.eval_every and self._step % output.eval_every == 0:
                 self._evaluate(self._step)
         # The run is saved before an evaluation can fail or be interrupted.
         step = self._step
+        self._attend_to_checkpoint(step, to_its_end=True)
         self._save(step)
         self._evaluate(step)
         self._evaluator.measure_exact_match("after", step, self._look)
@@ -174,6 +176,7 @@ class Trainer:
     def _stop(self) -> RunEnded:
         step = self._step
         self._state("stopping")
+        self._saver.cancel(but_of=step)  # the last step is saved instead
         self.prepared.engine.drain()
         # A resume uses the changes that were requested before the stop.
         self._make_changes(step)
@@ -187,6 +190,7 @@ class Trainer:
         """Saves and ends the run while there is memory for that, without waiting for anything."""
         step = self._step
         self.recorder.wait_for_disk_space(None)
+        self._saver.cancel()  # its copies take memory
         self._state(
             "stopping", "Host memory is nearly full, so the run is saved while that is possible."
         )
@@ -269,7 +273,7 @@ class Trainer:
         self._make_changes(step)
         for place, command in enumerate(commands):
             if command == "save":
-                self._save(step)
+                self._save_beside(step)
             # A pause that was followed by a resume is ignored.
             elif command == "pause" and "resume" not in commands[place:]:
                 self._pause(step)
@@ -340,46 +344,47 @@ class Trainer:
     # ------------------------------------------------------------------ between steps
 
     def _save(self, step: int, back_to: RunState = "running", waits: bool = True) -> None:
-        """Writes a checkpoint, unless this step has one, then sets the state to `back_to`.
+        """Writes a checkpoint while training stands still, unless this step has one, then sets the
+        state to `back_to`.
 
         If the disk has no space, this method waits until there is some or, if `waits` is False,
         raises DiskFullError.
         """
-        prepared = self.prepared
-        prepared.engine.drain()
-        if step == self._saved_step or step == 0:
+        self.prepared.engine.drain()
+        with contextlib.suppress(DiskFullError):  # the last step is saved in its place
+            self._saver.finish()
+        if self._saver.has(step):
             self._observer.start_clock()
             return
         while True:
             self._state("saving")
             try:
-                state = resume_state(
-                    self.config,
-                    prepared.data.fingerprint,
-                    prepared.chosen.rounding,
-                    prepared.total_steps,
-                )
-                info = write_checkpoint(
-                    self.folder.checkpoints_path,
-                    step,
-                    Contents(prepared.store, state, prepared.model.persistent_buffers()),
-                    self.config.output.keep_checkpoints,
-                    self._session.progress("checkpoint"),
-                )
+                self._saver.save(step, self.config)
                 break
             except DiskFullError as lacks:
                 if not waits:
                     raise
                 self._wait_for_disk_space(lacks, step, back_to == "stopping")
-        self._saved_step = step
-        self._forecast.checkpoint(info.bytes)
-        self.recorder.emit(
-            CheckpointWritten(
-                step, str(info.path.relative_to(self.folder.path)), info.bytes, info.seconds
-            )
-        )
         self._state(back_to)
         self._observer.start_clock()
+
+    def _save_beside(self, step: int) -> None:
+        """Begins a checkpoint of `step`, which was submitted last, while steps go on."""
+        if not self._saver.begin(step, self.config):
+            self._save(step)
+
+    def _attend_to_checkpoint(self, step: int, to_its_end: bool = False) -> None:
+        """Sees to the checkpoint that is written while steps go on, or waits for its end.
+
+        If the disk had no space for it, training stands still until the last step is saved.
+        """
+        try:
+            if to_its_end:
+                self._saver.finish(self._look)
+            else:
+                self._saver.look(step, self.config)
+        except DiskFullError:
+            self._save(step)
 
     def _wait_for_disk_space(self, lacks: DiskFullError, step: int, is_stopping: bool) -> None:
         """Pauses until the disk has space for the checkpoint of `step`, or a person asks to try

@@ -50,9 +50,28 @@ class Piece:
     room: memoryview | None = None
     """The copy lies in this room of `CopyMemory`; None where the piece is not copied."""
 
+    def copy_to(self, room: memoryview) -> memoryview:
+        """Copies the content to `room`, and returns the copy. The piece has its old content still,
+        so that its user decides when the copy counts.
+        """
+        copy = room[: len(self.content)]
+        # Numpy copies without the interpreter's lock.
+        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(self.content, np.uint8))
+        return copy
+
+    def use(self, copy: memoryview, room: memoryview) -> None:
+        """Makes a copy, which lies in `room`, the content of this piece."""
+        self.content, self.room = copy, room
+
+    def leave_room(self) -> memoryview:
+        """Returns the room of the copy, which may be overwritten from now on."""
+        assert self.room is not None
+        room, self.room = self.room, None
+        return room
+
 
 class Snapshot:
-    """A `Snapshot` of `planes` of all units in a store.
+    """A `Snapshot` holds what is to be written: `planes` of all units in a store.
 
     It is ready at once, or with `is_ready=False` once `arm` is called: then all updates of its step
     are applied, and no later one has begun. Any thread may call the methods.
@@ -111,6 +130,11 @@ class Snapshot:
             self._changed.notify_all()
 
     @property
+    def is_ready(self) -> bool:
+        """Tells whether the planes hold the state to be written, or the snapshot was ended."""
+        return self._ready.is_set()
+
+    @property
     def waited_seconds(self) -> float:
         """Returns for how many seconds so far any update was held back, copying included."""
         with self._changed:
@@ -118,6 +142,12 @@ class Snapshot:
             return self._waited + going_on
 
     # ------------------------------------------------------------------ copying and writing
+
+    def wait_until_ready(self) -> None:
+        """Waits until the planes hold the state to be written. Raises Ended."""
+        self._ready.wait()
+        if self._ended:
+            raise Ended
 
     def copy_ahead(self) -> None:
         """Copies pieces in order while there is room, and returns when there is no more to do."""
@@ -172,19 +202,17 @@ class Snapshot:
         """
         with self._changed:
             piece = self._taken(unit)
-            if piece is None:
+            if piece is None or self._copies is None:
                 if unit is None:
                     return False
                 if not self._is_safe(unit):
                     self._changed.wait()
                 return True
             self._copying += 1
-        assert piece.room is not None  # `_taken` gave it one
-        copy = piece.room[: len(piece.content)]
-        # Numpy copies without the interpreter's lock.
-        np.copyto(np.frombuffer(copy, np.uint8), np.frombuffer(piece.content, np.uint8))
+            room = self._copies.take()
+        copy = piece.copy_to(room)
         with self._changed:
-            piece.content = copy
+            piece.use(copy, room)
             self._copying -= 1
             self._unsafe[piece.unit] -= 1
             self.copied_bytes += len(copy)
@@ -193,20 +221,20 @@ class Snapshot:
         return True
 
     def _taken(self, unit: str | None) -> Piece | None:
-        """Returns a pending piece, of `unit` or of any, with room for its copy."""
+        """Returns a piece that nobody works on yet, of `unit` or of any, if there is room for its
+        copy.
+        """
         if self._ended or self._copies is None or not self._copies.has_room:
             return None
         for piece in self._pending:
             if unit in (None, piece.unit):
                 self._pending.remove(piece)
-                piece.room = self._copies.take()
                 return piece
         return None
 
     def _give_back(self, piece: Piece) -> None:
-        assert self._copies is not None and piece.room is not None
-        self._copies.give(piece.room)
-        piece.room = None
+        assert self._copies is not None  # a piece with a copy came from there
+        self._copies.give(piece.leave_room())
 
     def _begin_waiting(self) -> None:
         with self._changed:
