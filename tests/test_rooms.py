@@ -48,6 +48,10 @@ LATE = {
         {"engine.runtime.host_store"},
         "for types alone: the app finds checkpoints without torch",
     ),
+    "engine/checkpoints/plane_snapshot.py": (
+        {"engine.runtime.host_store"},
+        "for types alone: the app lists checkpoints without torch",
+    ),
     "engine/model/find_shape.py": (
         {"engine.model.build", "engine.model.measure_shape", "engine.model.pretrained_files"},
         "torch is loaded only for a model that nobody has built here before",
