@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.session.detached import PROCESS_FILE, DetachedRuns, is_starting
-from app.view.run_row import Weights
-from engine.checkpoints.checkpoint import newest_step
+from engine.checkpoints.checkpoint import folders_by_step
 from engine.runs.folder import RUN_ID, RunFolder
 from engine.runs.listing import RunSummary, list_runs, summarise
 
@@ -32,8 +31,8 @@ class _Listing:
     """The read ended at this monotonic time."""
     runs: list[RunSummary]
     """The newest run comes first."""
-    weights: dict[str, Weights]
-    """These are the weights that each run has, by its id."""
+    can_talk: frozenset[str]
+    """These are the ids of the runs whose weights can be talked to."""
 
     def is_good_at(self, moment: object) -> bool:
         """Returns whether nothing has changed since the read, and the read is recent."""
@@ -76,10 +75,10 @@ class RunList:
         """Returns every run, newest first; the folder is read at most once a second."""
         return self._list().runs
 
-    def runs_to_show(self) -> list[tuple[RunSummary, Weights]]:
-        """Returns every run with the weights that it has."""
+    def runs_to_show(self) -> list[tuple[RunSummary, bool]]:
+        """Returns every run with whether its weights can be talked to."""
         listing = self._list()
-        return [(run, listing.weights[run.id]) for run in listing.runs]
+        return [(run, run.id in listing.can_talk) for run in listing.runs]
 
     def _list(self) -> _Listing:
         with self._reading:
@@ -91,8 +90,8 @@ class RunList:
                 return listing
             found = [self._as_it_is(run) for run in list_runs(self._runs_dir)]
             runs = [run for run in found if run is not None]
-            weights = {run.id: self._weights_of(run) for run in runs}
-            self._listing = _Listing(moment, time.monotonic(), runs, weights)
+            can_talk = frozenset(run.id for run in runs if self._can_talk(run))
+            self._listing = _Listing(moment, time.monotonic(), runs, can_talk)
             return self._listing
 
     def _as_it_is(self, run: RunSummary) -> RunSummary | None:
@@ -109,14 +108,20 @@ class RunList:
         self._detached.settle(folder)
         return summarise(folder)
 
-    def _weights_of(self, run: RunSummary) -> Weights:
+    def _can_talk(self, run: RunSummary) -> bool:
+        """Returns whether a run has weights to talk to: a checkpoint, an export, or its current
+        weights while it is paused here.
+        """
+        if run.state == "paused" and run.id == self._active_id():
+            return True
         folder = RunFolder(Path(run.path))
-        saved_step = newest_step(folder.checkpoints_path)
-        is_paused_here = run.state == "paused" and run.id == self._active_id()
-        return Weights(
-            can_talk=is_paused_here or saved_step is not None or _has_export(folder),
-            saved_step=saved_step,
-        )
+        try:
+            has_export = (folder.export_path / "config.json").exists()
+            return has_export or bool(folders_by_step(folder.checkpoints_path))
+        except OSError:
+            # The run was deleted meanwhile, or this process may not read it. The other runs are
+            # still listed.
+            return False
 
     # ------------------------------------------------------------------ runs of other processes
 
@@ -150,12 +155,3 @@ class RunList:
         except OSError:
             return []
         return [RunFolder(self._runs_dir / name) for name in sorted(names, reverse=True)]
-
-
-def _has_export(folder: RunFolder) -> bool:
-    try:
-        return (folder.export_path / "config.json").exists()
-    except OSError:
-        # The run was deleted meanwhile, or this process may not read it. The other runs are still
-        # listed.
-        return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from app.view.run_bar import ACTIONS
@@ -10,25 +10,12 @@ from app.words import STATE_TONES, STATE_WORDS, in_digits, in_time
 from engine.runs.listing import RunSummary
 
 
-@dataclass(frozen=True)
-class Weights:
-    """`Weights` says which weights of a run there are."""
-
-    can_talk: bool = False
-    """There are weights to talk to: a checkpoint, an export, or those of a paused run."""
-    saved_step: int | None = None
-    """The newest checkpoint on the disk is of this step; it is None if there is none."""
-
-
-NO_WEIGHTS = Weights()
-
-
-def run_row(run: RunSummary, weights: Weights = NO_WEIGHTS) -> dict[str, Any]:
-    """Returns one row. A run that cannot be shown gets a row that says it is unreadable, so that
-    the other runs are still listed.
+def run_row(run: RunSummary, can_talk: bool = False) -> dict[str, Any]:
+    """Returns one row; `can_talk` is whether the run has weights to talk to. A run that cannot be
+    shown gets a row that says it is unreadable, so that the other runs are still listed.
     """
     try:
-        return _run_row(run, weights)
+        return _run_row(run, can_talk)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         unreadable = replace(
             run,
@@ -39,10 +26,10 @@ def run_row(run: RunSummary, weights: Weights = NO_WEIGHTS) -> dict[str, Any]:
             seconds=0.0,
             reason=f"What its record says cannot be shown ({type(error).__name__}: {error}).",
         )
-        return _run_row(unreadable, NO_WEIGHTS)
+        return _run_row(unreadable, False)
 
 
-def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
+def _run_row(run: RunSummary, can_talk: bool) -> dict[str, Any]:
     steps = f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}"
     return {
         "id": run.id,
@@ -58,13 +45,12 @@ def _run_row(run: RunSummary, weights: Weights) -> dict[str, Any]:
         "created": run.created,
         "at_work": in_time(run.seconds),
         "reason": run.reason,
-        "actions": _row_actions(run, weights),
-        "begins_anew": weights.saved_step is None,
+        "actions": _row_actions(run, can_talk),
         "export_folder": f"exports/{run.id}",
     }
 
 
-def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
+def _row_actions(run: RunSummary, can_talk: bool) -> list[str]:
     """Returns the actions of a row, in the order of its buttons."""
     asked = ACTIONS.get(run.state, ())
     is_readable = run.state != "unreadable"
@@ -74,11 +60,10 @@ def _row_actions(run: RunSummary, weights: Weights) -> list[str]:
     offers = [
         ("open", is_readable),
         ("resume", can_resume),
-        ("talk", weights.can_talk and is_readable),
-        ("export", is_readable and weights.saved_step is not None),
+        ("talk", can_talk and is_readable),
+        ("export", is_readable and run.state != "preparing"),
         ("details", True),
         ("draft", is_readable),
-        ("train-on", weights.can_talk and is_readable and can_delete),
         ("compare", is_readable),
         ("delete", can_delete),
     ]

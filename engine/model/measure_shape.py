@@ -71,9 +71,7 @@ def shape_of(model: StreamedModel, source: str = "") -> ModelShape:
 
 def _outer(layout: UnitLayout) -> UnitShape:
     """Returns the shape of the embed unit or of the head unit."""
-    return UnitShape(
-        layout.unit, layout.numel, layout.parameter_count, exact_numel=layout.exact_numel
-    )
+    return UnitShape(layout.unit, layout.numel, layout.parameter_count)
 
 
 def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> UnitShape:
@@ -86,7 +84,6 @@ def _block(layout: UnitLayout, experts: tuple[int, int], counted: Counted) -> Un
         activations=counted.plain,
         masked_activations=counted.masked,
         compiled_activations=counted.compiled,
-        exact_numel=layout.exact_numel,
     )
 
 

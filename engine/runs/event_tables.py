@@ -201,10 +201,9 @@ class MemoryTable(EventTable[MemorySampled]):
 
 @dataclass
 class EvalTable(EventTable[EvalFinished]):
-    """An `EvalTable` holds the losses of `EvalFinished`, and the numbers of their tokens."""
+    """An `EvalTable` holds the losses of `EvalFinished`."""
 
     loss: array[float] = field(default_factory=_floats)
-    loss_tokens: array[int] = field(default_factory=_integers)
 
 
 @dataclass

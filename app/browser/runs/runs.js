@@ -136,13 +136,10 @@ export class RunList {
             "div",
             {},
             button("open", "Open", () => this.openRun(run.id, "live")),
-            button("resume", run.begins_anew ? "Start again" : "Resume", ({ target }) =>
-                this.resume(run, target),
-            ),
+            button("resume", "Resume", ({ target }) => this.resume(run, target)),
             button("talk", "Talk", () => this.talkTo(run.id)),
             button("details", "Details", () => this.details.open(run)),
             button("draft", "New run from this one", ({ target }) => this.draft(run, target)),
-            button("train-on", "Train on", ({ target }) => this.draft(run, target, true)),
             button("export", "Export", () => this.openExport(run)),
             button("delete", "Delete", ({ target }) => this.delete(run, target)),
         );
@@ -291,10 +288,9 @@ export class RunList {
         });
     }
 
-    // Fills the form with the run's settings; with `trainsOn`, a new run starts from its weights.
-    async draft(run, button, trainsOn = false) {
+    async draft(run, button) {
         await this.act(button, async () => {
-            await send(path(run.id, "draft"), { changes: {}, trains_on: trainsOn });
+            await send(path(run.id, "draft"), { changes: {} });
             // A newly opened page shows the form that the server has stored.
             location.assign("?tab=train");
         });
@@ -331,8 +327,7 @@ export class RunList {
         button.disabled = true;
         said.className = "";
         try {
-            const wanted = { folder: form.get("folder"), dtype: form.get("dtype") };
-            const job = await send(path(this.run.id, "export"), wanted);
+            const job = await send(path(this.run.id, "export"), { folder: form.get("folder") });
             this.exporting.show(job);
             noticeJobs();
             const over = await this.exporting.follow(job);

@@ -206,7 +206,7 @@ export class Talk {
             await this.read();
             return true;
         } catch (error) {
-            this.showError(error.message, true);
+            this.showError(error.message);
             return false;
         }
     }
@@ -342,13 +342,7 @@ export class Talk {
         setText(field(this.root, "note"), state.note);
     }
 
-    // Which run is active has changed: what was refused because of a run may be possible now.
-    activeChanged() {
-        if (this.refused) this.showError("");
-    }
-
-    showError(text, refused = false) {
-        this.refused = refused;
+    showError(text) {
         const node = field(this.root, "error");
         node.hidden = !text;
         setText(node, text);
