@@ -2,8 +2,8 @@
 
 - It takes the ops in plan order. Each op goes to its lane, together with the tickets of the ops
   that it waits for: ops of this step (`waits`) and of the step before (`waits_previous`).
-- It never waits itself. `run` returns once every op is submitted; updates may still be running
-  then, and the prefetches of the next step wait for them unit by unit.
+- `run` does not wait for the ops of a step. It returns once every op is submitted; updates may
+  still be running then, and the prefetches of the next step wait for them unit by unit.
 - When the last HOST op of a step has finished, the step is applied and its spans can be read.
 """
 
